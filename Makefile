@@ -1,0 +1,51 @@
+# Every target does its own set-up: a virtual environment in .venv, from the lock file.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PACKAGES := backends environments inference lachesis tool_call_parsers tools trajectories
+CODE := $(PACKAGES) tests benchmarks
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench lock clean
+
+help:
+	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
+	@echo "make test    lint, types, import rule, tests"
+	@echo "make lint    lint, format check, types, import rule"
+	@echo "make format  mend what lint can mend"
+	@echo "make bench   the figures of docs/benchmarks.md"
+	@echo "make lock    pin the dependencies of pyproject.toml anew"
+
+$(READY): requirements/lock.txt pyproject.toml scripts/venv.sh
+	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV)
+	@touch $@
+
+demo: $(READY)
+	@$(BIN)/lachesis demo
+
+test: lint
+	$(BIN)/pytest
+
+lint: $(READY)
+	$(BIN)/ruff check $(CODE)
+	$(BIN)/ruff format --check $(CODE)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(READY)
+	$(BIN)/ruff check --fix $(CODE)
+	$(BIN)/ruff format $(CODE)
+
+bench: $(READY)
+	$(BIN)/python benchmarks/agent_loop.py
+	$(BIN)/python benchmarks/imports.py
+
+lock: $(READY)
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras \
+	  pyproject.toml requirements/data.in --upgrade \
+	  --no-emit-index-url --no-header --no-annotate --output-file requirements/lock.txt
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis

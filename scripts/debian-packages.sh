@@ -1,0 +1,13 @@
+#!/bin/sh
+# Debian and Ubuntu packages that the project needs besides git and make. CI runs this, and so may you.
+set -eu
+packages="python3 python3-venv"
+missing=$(for package in $packages; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
+done)
+[ -z "$missing" ] && exit 0
+[ "$(id -u)" = 0 ] || { echo "error: needs root; run: sudo $0" >&2; exit 1; }
+export DEBIAN_FRONTEND=noninteractive
+apt-get update -q
+# shellcheck disable=SC2086 # a list of words
+apt-get install -q -y --no-install-recommends $missing

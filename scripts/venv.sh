@@ -1,0 +1,31 @@
+#!/bin/sh
+# Make the virtual environment $1 and install the locked dependencies and the project into it.
+# The lock is complete, so nothing is resolved here (--no-deps): what is installed is what was tested.
+set -eu
+venv=$1
+python=${PYTHON:-python3}
+
+fail() { echo "error: $1" >&2; exit 1; }
+
+command -v "$python" >/dev/null || fail "no $python here; run: sudo scripts/debian-packages.sh"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+  fail "$("$python" --version) is too old, 3.11 is needed; name a newer one with: make PYTHON=python3.12 ..."
+[ "$(uname -s)" = Linux ] || fail "sandboxes need Linux; this is $(uname -s)"
+
+if [ ! -x "$venv/bin/pip" ]; then
+  rm -rf "$venv"
+  if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
+    # Debian splits ensurepip off; as root it can be had without asking.
+    rm -rf "$venv"
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+      scripts/debian-packages.sh
+      "$python" -m venv "$venv"
+    else
+      fail "$python cannot make virtual environments; run: sudo scripts/debian-packages.sh"
+    fi
+  fi
+fi
+
+echo "installing the locked dependencies into $venv (about 350 MB of downloads the first time) ..."
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement requirements/lock.txt
+"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
