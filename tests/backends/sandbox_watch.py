@@ -1,0 +1,32 @@
+"""Looking at a sandbox from outside: what of it the host's process table still shows."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+
+def host_processes(mark: str) -> list[int]:
+    """Processes of this machine, zombies aside, whose command line or environment contains `mark`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+                text = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if state not in "ZX" and mark.encode() in text:
+                found.append(int(entry.name))
+    return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
+    """Whether `condition` came true in time."""
+    for _ in range(int(seconds / 0.02)):
+        if condition():
+            return True
+        await asyncio.sleep(0.02)
+    return condition()

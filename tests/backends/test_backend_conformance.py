@@ -1,0 +1,447 @@
+"""What every sandbox does, whatever it is made of. A backend is done when this passes for it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+
+import pytest
+from sandbox_watch import host_processes, until
+
+from backends import Backend, ExecResult, Process, Sandbox, SandboxLost, SandboxSpec
+
+
+async def output(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(command, timeout=20)
+    assert result.exit_code == 0, result
+    return result.stdout.decode().strip()
+
+
+def test_protocols_are_met(sandbox: Sandbox, backend: Backend) -> None:
+    assert isinstance(backend, Backend)
+    assert isinstance(sandbox, Sandbox)
+
+
+# --- exec: results ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("true", 0),
+        ("exit 3", 3),
+        ("false", 1),
+        ("no-such-command", 127),
+        ("kill -9 $$", 137),
+        ("kill -TERM $$", 143),
+        ("bash -c 'kill -9 $$'; exit $?", 137),
+        ("exec sh -c 'exit 7'", 7),
+        ("set -e; false; true", 1),
+        ("if", 2),
+        ("trap 'echo bye' EXIT; exit 5", 5),
+        ("exit 255", 255),
+        ("", 0),
+        ("# only a comment", 0),
+        ("exec 211>&-; exit 4", 4),
+    ],
+)
+async def test_exit_codes_are_the_shells(sandbox: Sandbox, command: str, code: int) -> None:
+    result = await sandbox.exec(command, timeout=20)
+    assert (result.exit_code, result.timed_out) == (code, False), result
+
+
+async def test_stdout_and_stderr_are_kept_apart(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo out; echo err >&2; echo out2", timeout=20)
+    assert (result.stdout, result.stderr) == (b"out\nout2\n", b"err\n")
+    assert not result.truncated
+
+
+async def test_output_is_bytes(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(r"printf '\000\377\200\r\n'", timeout=20)
+    assert result.stdout == b"\x00\xff\x80\r\n"
+
+
+async def test_error_messages_are_bashs_own(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("\nno-such-command", timeout=20)
+    assert result.stderr == b"bash: line 2: no-such-command: command not found\n"
+
+
+async def test_a_command_sees_nothing_of_how_it_is_run(sandbox: Sandbox) -> None:
+    assert await output(sandbox, 'echo "$0|$#|$*"; compgen -v | grep -i lachesis || true') in (
+        "bash|0|",
+        "bash|0|\nLACHESIS_SANDBOX",
+    )
+    traced = await sandbox.exec("set -x; :", timeout=20)
+    assert traced.stderr == b"++ :\n"
+
+
+async def test_stdin_is_what_was_given_and_else_empty(sandbox: Sandbox) -> None:
+    data = os.urandom(300_000)
+    assert (await sandbox.exec("cat", timeout=20, stdin=data)).stdout == data
+    assert (await sandbox.exec("cat", timeout=20, stdin=b"")).stdout == b""
+    assert (await sandbox.exec("cat", timeout=20)).stdout == b""
+    assert (await sandbox.exec("true", timeout=20, stdin=data)).exit_code == 0, "a command need not read it"
+
+
+async def test_long_commands_run(sandbox: Sandbox) -> None:
+    text = "é" * 200_000
+    result = await sandbox.exec(f"export LONG=1; cat > long.txt <<'EOF'\n{text}\nEOF\nexit 3", timeout=20)
+    assert result.exit_code == 3
+    assert (await sandbox.read_bytes("long.txt")).decode() == text + "\n"
+    assert await output(sandbox, "echo $LONG") == "1"
+
+
+async def test_a_command_beyond_the_kernels_limit_fails_alone(sandbox: Sandbox) -> None:
+    result = await sandbox.exec(f"true {'x' * 4_000_000}", timeout=20)
+    assert result.exit_code == 126
+    assert b"Argument list too long" in result.stderr
+    assert await output(sandbox, "echo still here") == "still here"
+
+
+# --- exec: state -----------------------------------------------------------------------------------------------------
+
+
+async def test_folder_and_exports_persist(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir -p sub/dir; cd sub/dir; export KEPT='yes'; NOT_EXPORTED=1", timeout=20)
+    assert await output(sandbox, 'echo "$PWD $KEPT ${NOT_EXPORTED-unset}"') == f"{sandbox.workdir}/sub/dir yes unset"
+    await sandbox.exec("unset KEPT; cd -", timeout=20)
+    assert await output(sandbox, 'echo "$PWD ${KEPT-unset}"') == f"{sandbox.workdir} unset"
+
+
+async def test_exports_persist_byte_for_byte(sandbox: Sandbox) -> None:
+    value = "a b\n\t\"'$`\\!é\x01\x7f{}*?\nlast\\"
+    await sandbox.exec('export ODD="$(cat)"', timeout=20, stdin=value.encode())
+    assert (await sandbox.exec('printf %s "$ODD"', timeout=20)).stdout == value.encode()
+    await sandbox.exec(r"export RAW=$'\377\200x'; set -o posix", timeout=20)
+    assert (await sandbox.exec('printf %s "$RAW"', timeout=20)).stdout == b"\xff\x80x"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cd /; export GONE=1; exit 9",
+        "set -eu; cd /; export GONE=1; false",
+        "trap 'echo mine' EXIT; cd /; export GONE=1",
+        "set -x; cd /; export GONE=1",
+        "cd /; export GONE=1 # a comment",
+        "export() { :; }; cd /; declare -x GONE=1",
+        "set -o posix; cd /; export GONE=1",
+        "exec 1>&- 2>&-; cd /; export GONE=1",
+    ],
+)
+async def test_state_persists_however_the_shell_ends(sandbox: Sandbox, command: str) -> None:
+    await sandbox.exec(command, timeout=20)
+    assert await output(sandbox, 'echo "$PWD $GONE"') == "/ 1"
+
+
+@pytest.mark.parametrize("command", ["cd /; kill -9 $$", "cd /; exec true"])
+async def test_a_shell_that_vanishes_leaves_the_state_as_it_was(sandbox: Sandbox, command: str) -> None:
+    await sandbox.exec(command, timeout=20)
+    assert await output(sandbox, "pwd") == sandbox.workdir
+
+
+async def test_overrides_hold_for_one_call(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir sub; export A=old", timeout=20)
+    result = await sandbox.exec(
+        'echo "$PWD $A $B"; cd /; A=x B=y C=z; export C', timeout=20, cwd="sub", env={"A": "new", "B": "b"}
+    )
+    assert result.stdout.decode() == f"{sandbox.workdir}/sub new b\n"
+    assert await output(sandbox, 'echo "$PWD $A ${B-unset} $C"') == f"{sandbox.workdir} old unset z"
+
+
+async def test_a_missing_cwd_is_the_commands_failure(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo ran", timeout=20, cwd="no/such/folder")
+    assert (result.exit_code, result.stdout) == (1, b"")
+    assert b"no/such/folder: No such file or directory" in result.stderr
+
+
+async def test_a_vanished_folder_falls_back_to_workdir(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir gone; cd gone; rmdir ../gone", timeout=20)
+    assert await output(sandbox, "pwd") == sandbox.workdir
+
+
+async def test_parallel_execs_run_at_once_and_merge_their_state(sandbox: Sandbox) -> None:
+    begin = time.monotonic()
+    results = await asyncio.gather(*(sandbox.exec(f"sleep 1; echo {i}; export V{i}={i}", timeout=20) for i in range(8)))
+    assert [result.stdout.decode().strip() for result in results] == [str(i) for i in range(8)]
+    assert time.monotonic() - begin < 6
+    assert await output(sandbox, "echo $V0$V1$V2$V3$V4$V5$V6$V7") == "01234567"
+
+
+# --- exec: time ------------------------------------------------------------------------------------------------------
+
+RUNAWAYS = {
+    "foreground": "sleep {mark}",
+    "background": "sleep {mark} & wait",
+    "setsid": "setsid sleep {mark} & wait; sleep {mark}",
+    "double fork": "(setsid bash -c 'setsid sleep {mark} & disown; exit' &); sleep {mark}",
+    "deaf to TERM": "trap '' TERM INT HUP; (trap '' TERM INT HUP; sleep {mark}); sleep {mark}",
+    "respawning": "while true; do sleep {mark}; done",
+    "forking": "while true; do (sleep {mark} & sleep {mark} & ); sleep 0.01; done",
+    "exec": "setsid sleep {mark} & exec sleep {mark}",
+    "stopped": "kill -STOP $$; sleep {mark}",
+    "python daemon": (
+        "python3 -c 'import os,time\nif os.fork()==0:\n os.setsid()\n if os.fork()==0:\n  time.sleep({mark})\n"
+        " os._exit(0)\ntime.sleep({mark})'"
+    ),
+}
+
+SURVIVORS = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f; echo; done 2>/dev/null | grep -c '[ (]{mark}'"
+
+
+@pytest.mark.parametrize("command", RUNAWAYS.values(), ids=RUNAWAYS.keys())
+async def test_a_timeout_leaves_nothing_of_the_command(sandbox: Sandbox, command: str) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    bystander = await sandbox.start("sleep 1000")
+    result = await sandbox.exec(f"echo begun; cd /; {command.format(mark=mark)}", timeout=0.4)
+    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, b"begun\n")
+    assert 0.4 <= result.duration < 3
+    survivors = await sandbox.exec(SURVIVORS.replace("{mark}", mark[:5] + "[" + mark[5] + "]" + mark[6:]), timeout=20)
+    assert survivors.stdout == b"0\n"
+    assert host_processes(mark) == []
+    assert (await bystander.status()).exit_code is None, "other processes are none of its business"
+    assert await output(sandbox, "pwd") == sandbox.workdir
+
+
+async def test_background_children_do_not_delay_the_result_and_live_on(sandbox: Sandbox) -> None:
+    begin = time.monotonic()
+    result = await sandbox.exec(
+        "(sleep 0.5; for i in 1 2 3; do echo more $i; done; echo done > late.txt; sleep 100) & echo now", timeout=20
+    )
+    assert (result.exit_code, result.stdout, result.timed_out) == (0, b"now\n", False)
+    assert time.monotonic() - begin < 5
+    for _ in range(100):
+        if (await sandbox.exec("cat late.txt", timeout=20)).stdout == b"done\n":
+            return
+        await asyncio.sleep(0.05)
+    pytest.fail("a child that writes after its command has ended is killed or blocked")
+
+
+async def test_cancelling_an_exec_kills_the_command(sandbox: Sandbox) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    task = asyncio.create_task(sandbox.exec(f"setsid sleep {mark} & sleep {mark}; touch survived", timeout=100))
+    assert await until(lambda: len(host_processes(mark)) >= 2)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await until(lambda: host_processes(mark) == [])
+    assert await output(sandbox, "ls") == ""
+
+
+# --- exec: output ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 999, 1000, 1001, 135_169, 1_000_001, 100_000_000])
+async def test_output_is_capped_and_the_missing_bytes_counted(sandbox: Sandbox, size: int) -> None:
+    result = await sandbox.exec(f"printf HEAD; head -c {size} /dev/zero; printf TAIL", timeout=60, max_output=1000)
+    assert len(result.stdout) == min(1000, size + 8)
+    assert result.stdout_elided == max(0, size + 8 - 1000)
+    assert result.stdout.startswith(b"HEAD")
+    assert result.stdout.endswith(b"TAIL")
+    assert result.truncated == (result.stdout_elided > 0)
+
+
+async def test_the_elided_bytes_are_the_middle(sandbox: Sandbox) -> None:
+    whole = "".join(f"{i}\n" for i in range(50_000)).encode()
+    result: ExecResult = await sandbox.exec("seq 0 49999 >&2", timeout=20, max_output=10_001)
+    assert result.stderr == whole[:5000] + whole[-5001:]
+    assert result.stderr_elided == len(whole) - 10_001
+
+
+# --- background processes --------------------------------------------------------------------------------------------
+
+
+async def read_all(process: Process) -> bytes:
+    data, offset = b"", 0
+    async with asyncio.timeout(20):
+        while True:
+            chunk = await process.read(offset, wait=5)
+            data += chunk.data
+            offset = chunk.offset + len(chunk.data)
+            if chunk.exit_code is not None and not chunk.data:
+                return data
+
+
+async def test_a_background_process_is_started_read_and_ends(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir sub; cd sub; export A=1", timeout=20)
+    process = await sandbox.start('echo "$PWD $A $B"; sleep 0.3; echo err >&2; exit 3', env={"B": "2"})
+    assert await read_all(process) == f"{sandbox.workdir}/sub 1 2\nerr\n".encode()
+    status = await process.status()
+    assert status.exit_code == 3
+    assert status.output_size == len(f"{sandbox.workdir}/sub 1 2\nerr\n")
+    assert [(p.id, p.command) for p in await sandbox.processes()] == [(process.id, process.command)]
+
+
+async def test_reading_waits_for_output_no_longer_than_told(sandbox: Sandbox) -> None:
+    process = await sandbox.start("read line; echo got $line; sleep 100")
+    begin = time.monotonic()
+    assert (await process.read(wait=0.2)).data == b""
+    assert 0.2 <= time.monotonic() - begin < 5
+    waiting = asyncio.create_task(process.read(wait=20))
+    await asyncio.sleep(0.05)
+    await process.write(b"x\n")
+    assert (await waiting).data == b"got x\n"
+    assert (await process.read(4, limit=1)).data == b"x"
+    assert (await process.read(10**9)).offset == 6
+
+
+async def test_input_is_written_and_closed(sandbox: Sandbox) -> None:
+    process = await sandbox.start("cat | wc -c")
+    for _ in range(3):
+        await process.write(b"x" * 300_000)
+    await process.close_stdin()
+    assert (await read_all(process)).strip() == b"900000"
+    await process.close_stdin()
+    with pytest.raises(ProcessLookupError):
+        await process.write(b"x")
+
+
+async def test_writing_to_a_process_that_ends_meanwhile_is_an_error(sandbox: Sandbox) -> None:
+    process = await sandbox.start("sleep 0.5")
+    with pytest.raises(ProcessLookupError):
+        await process.write(b"x" * 1_000_000)
+
+
+async def test_kill_ends_a_process_with_all_it_started(sandbox: Sandbox) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    process = await sandbox.start(f"trap '' TERM; setsid sleep {mark} & (sleep {mark} &) ; sleep {mark}")
+    assert await until(lambda: len(host_processes(mark)) >= 3)
+    await process.kill()
+    assert await until(lambda: host_processes(mark) == [])
+    assert (await process.read(wait=5)).exit_code == 137
+    await process.kill()
+    daemon = await sandbox.start(f"sleep {mark} & exit 0")
+    assert await read_all(daemon) == b""
+    await daemon.kill()
+    assert await until(lambda: host_processes(mark) == []), "children that outlived their shell"
+
+
+async def test_old_output_is_dropped_and_offsets_stay_absolute(sandbox: Sandbox) -> None:
+    process = await sandbox.start("head -c 5000000 /dev/zero; printf END")
+    await read_all(process)
+    assert (await process.status()).output_size == 5_000_003
+    first = await process.read(0, limit=10)
+    assert len(first.data) == 10
+    assert 5_000_003 - first.offset <= 1 << 20
+    assert (await process.read(5_000_000)).data == b"END"
+
+
+async def test_many_background_processes(sandbox: Sandbox) -> None:
+    processes = await asyncio.gather(*(sandbox.start(f"echo {i}; exit {i}") for i in range(30)))
+    assert await asyncio.gather(*map(read_all, processes)) == [f"{i}\n".encode() for i in range(30)]
+    assert [(await process.status()).exit_code for process in processes] == list(range(30))
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+
+
+async def test_files_come_back_as_they_were_written(sandbox: Sandbox) -> None:
+    data = os.urandom(10_000_000)
+    await sandbox.write_bytes("deep/er/data.bin", data)
+    assert await sandbox.read_bytes(f"{sandbox.workdir}/deep/er/data.bin") == data
+    assert await sandbox.read_bytes("deep/er/data.bin", offset=5, limit=7) == data[5:12]
+    assert await sandbox.read_bytes("deep/er/data.bin", offset=9_999_990) == data[-10:]
+    assert await sandbox.read_bytes("deep/er/data.bin", offset=10_000_001, limit=5) == b""
+    assert await output(sandbox, "ls -A deep/er") == "data.bin"
+    await sandbox.write_bytes("deep/er/data.bin", b"")
+    assert await sandbox.read_bytes("deep/er/data.bin") == b""
+
+
+async def test_writing_keeps_the_mode_and_follows_links(sandbox: Sandbox) -> None:
+    await sandbox.exec("echo old > run.sh; chmod 750 run.sh; ln -s run.sh link", timeout=20)
+    await sandbox.write_bytes("link", b"echo new")
+    assert await output(sandbox, "stat -c %a run.sh; readlink link; ./run.sh") == "750\nrun.sh\nnew"
+
+
+async def test_file_errors_are_the_file_systems(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir folder; echo x > file; mkfifo fifo", timeout=20)
+    with pytest.raises(FileNotFoundError) as missing:
+        await sandbox.read_bytes("missing")
+    assert str(missing.value.filename).endswith("missing")
+    with pytest.raises(IsADirectoryError):
+        await sandbox.read_bytes("folder")
+    with pytest.raises(IsADirectoryError):
+        await sandbox.write_bytes("folder", b"x")
+    with pytest.raises((NotADirectoryError, FileExistsError)):
+        await sandbox.write_bytes("file/below", b"x")
+    with pytest.raises(OSError, match="Invalid argument"):
+        await sandbox.read_bytes("fifo")
+
+
+async def test_a_big_file_does_not_hold_up_others(sandbox: Sandbox) -> None:
+    await sandbox.exec("head -c 50000000 /dev/zero > big", timeout=20)
+    reading = asyncio.create_task(sandbox.read_bytes("big"))
+    await asyncio.sleep(0)
+    assert await output(sandbox, "echo quick") == "quick"
+    assert len(await reading) == 50_000_000
+
+
+# --- the sandbox's own life ------------------------------------------------------------------------------------------
+
+
+async def every_call_raises(sandbox: Sandbox, process: Process, reason: str) -> None:
+    for call in (
+        sandbox.exec("true", timeout=5),
+        sandbox.start("true"),
+        sandbox.processes(),
+        sandbox.read_bytes("x"),
+        sandbox.write_bytes("x", b""),
+        process.status(),
+        process.read(),
+        process.kill(),
+    ):
+        with pytest.raises(SandboxLost, match=reason):
+            await call
+
+
+async def test_after_close_nothing_is_left_and_every_call_raises(backend: Backend) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    sandbox = await backend.create(SandboxSpec(labels={"task_id": "t-17"}))
+    process = await sandbox.start(f"setsid sleep {mark} & sleep {mark}")
+    await sandbox.exec(f"setsid sleep {mark} > /dev/null 2>&1 &", timeout=20)
+    running = asyncio.create_task(sandbox.exec(f"sleep {mark}", timeout=100))
+    assert await until(lambda: len(host_processes(mark)) >= 4)
+    await sandbox.close()
+    assert host_processes(mark) == []
+    with pytest.raises(SandboxLost):
+        await running
+    await every_call_raises(sandbox, process, "task_id=t-17.* was closed")
+    await sandbox.close()
+
+
+async def test_a_sandbox_ends_itself_after_its_lifetime(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec(lifetime=0.6))
+    process = await sandbox.start("sleep 100")
+    with pytest.raises(SandboxLost, match=r"its lifetime of 0\.6 s is over"):
+        await sandbox.exec("sleep 100", timeout=100)
+    await every_call_raises(sandbox, process, "lifetime")
+    await sandbox.close()
+
+
+async def test_thirty_two_sandboxes_at_once(backend: Backend) -> None:
+    sandboxes = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(32)))
+    results = await asyncio.gather(*(s.exec(f"echo {i} > me; cat me", timeout=60) for i, s in enumerate(sandboxes)))
+    assert [int(result.stdout) for result in results] == list(range(32))
+    assert len({sandbox.id for sandbox in sandboxes}) == 32
+    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+
+
+async def test_python_inside_is_usable(sandbox: Sandbox) -> None:
+    assert sandbox.python is not None
+    code = "import sys, json, ssl, sqlite3; assert sys.version_info >= (3, 8); print(json.dumps([1]))"
+    assert await output(sandbox, f"{sandbox.python} -c '{code}'; python3 -c '{code}'") == "[1]\n[1]"
+
+
+async def test_variables_of_the_spec_are_set_and_nothing_of_the_hosts(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    sandbox = await backend.create(SandboxSpec(env={"TASK": "sort me", "LANG": "C"}))
+    names = set((await output(sandbox, "env | cut -d= -f1")).split())
+    assert await output(sandbox, "echo $TASK $LANG") == "sort me C"
+    allowed = "PATH HOME USER LOGNAME SHELL LANG TERM TASK PWD SHLVL _ TMPDIR LACHESIS_SANDBOX"
+    assert names <= {*allowed.split()}
+    assert await output(sandbox, "cd; pwd; touch x; cd /tmp; ls ${TMPDIR:-/tmp}") != ""
+    await sandbox.close()
