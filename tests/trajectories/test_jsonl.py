@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from trajectories import (
+    JsonlError,
+    JsonlWriter,
+    append_line,
+    load_trajectories,
+    read_lines,
+    save_trajectory,
+    to_batch_entry,
+    to_conversations,
+)
+
+TURNS = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "<think>\n</think>\nhello"}]
+
+WRITE_FOREVER = """
+import sys
+from trajectories import JsonlWriter
+with JsonlWriter(sys.argv[1]) as writer:
+    for n in range(int(sys.argv[2]), 10**9):
+        writer.write({"n": n, "text": "x" * int(sys.argv[3])})
+"""
+
+
+def start(script: str, *arguments: object) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, "-c", script, *map(str, arguments)], stderr=subprocess.PIPE)
+
+
+def wait_for_size(path: Path, size: int, child: subprocess.Popen) -> None:
+    deadline = time.monotonic() + 20
+    while not path.exists() or path.stat().st_size < size:
+        assert child.poll() is None, child.stderr.read().decode()
+        assert time.monotonic() < deadline, "the writer wrote nothing"
+        time.sleep(0.001)
+
+
+def test_a_writer_killed_at_any_instant_loses_no_whole_line(tmp_path):
+    path = tmp_path / "deep" / "out.jsonl"
+    for round_number in range(6):
+        before = [line["n"] for line in read_lines(path, torn_tail=True)] if path.exists() else []
+        size = path.stat().st_size if path.exists() else 0
+        child = start(WRITE_FOREVER, path, len(before), 4_000_000)
+        wait_for_size(path, size + 4_000_000 + 700_000 * round_number, child)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stderr.close()
+        after = [line["n"] for line in read_lines(path, torn_tail=True)]
+        assert after == list(range(len(after)))
+        assert len(after) > len(before)
+    append_line(path, {"n": "last"})
+    assert path.read_bytes().endswith(b'\n{"n": "last"}\n')
+    assert [line["n"] for line in read_lines(path)] == [*range(len(after)), "last"]
+
+
+@pytest.mark.parametrize("torn", [b'{"n": 2, "te', b"{", b'{"n": 2, "t": "\xc3', b"\0" * 200_000, b'{"x": 1}{'])
+def test_a_torn_last_line_is_moved_away_before_the_next_is_written(tmp_path, torn):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"n": 1}\n' + torn)
+    assert list(read_lines(path, torn_tail=True)) == [{"n": 1}]
+    with pytest.raises(JsonlError) as caught:
+        list(read_lines(path))
+    assert (caught.value.line, caught.value.path) == (2, path)
+    assert "torn_tail=True" in str(caught.value)
+    append_line(path, {"n": 3})
+    assert path.read_bytes() == b'{"n": 1}\n{"n": 3}\n'
+    assert (tmp_path / "out.jsonl.torn").read_bytes() == torn + b"\n"
+
+
+def test_a_file_that_is_torn_from_the_start_is_emptied(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b"{" * 300_000)
+    JsonlWriter(path).close()
+    assert path.read_bytes() == b""
+    assert (tmp_path / "out.jsonl.torn").stat().st_size == 300_001
+
+
+def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'{"n": 1}\n{"n": 2}')
+    assert list(read_lines(path)) == [{"n": 1}, {"n": 2}]
+    append_line(path, {"n": 3})
+    assert path.read_bytes() == b'{"n": 1}\n{"n": 2}\n{"n": 3}\n'
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
+
+
+def test_an_open_writer_mends_what_another_left_torn(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with JsonlWriter(path, fsync=True) as writer:
+        writer.write({"n": 1})
+        with path.open("ab") as other:
+            other.write(b'{"n": ')
+        writer.write({"n": 2})
+    assert list(read_lines(path)) == [{"n": 1}, {"n": 2}]
+
+
+WRITE_SOME = """
+import sys
+from trajectories import JsonlWriter
+writer = JsonlWriter(sys.argv[1])
+sys.stdin.readline()
+for n in range(150):
+    writer.write({"writer": int(sys.argv[2]), "n": n, "text": "y" * (n * 997 % 70_000)})
+"""
+
+
+def test_writers_in_four_processes_and_threads_write_whole_lines_only(tmp_path):
+    path = tmp_path / "out.jsonl"
+    children = [
+        subprocess.Popen([sys.executable, "-c", WRITE_SOME, str(path), str(number)], stdin=subprocess.PIPE)
+        for number in range(4)
+    ]
+    for child in children:
+        child.stdin.write(b"go\n")
+        child.stdin.close()
+    shared = JsonlWriter(path)
+    threads = [
+        threading.Thread(target=lambda number=number: [shared.write({"writer": number, "n": n}) for n in range(150)])
+        for number in (4, 5)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [child.wait(timeout=30) for child in children] == [0] * 4
+    lines = list(read_lines(path))
+    assert len(lines) == 6 * 150
+    for number in range(6):
+        assert [line["n"] for line in lines if line["writer"] == number] == list(range(150))
+
+
+FORKED = """
+import os, sys, time
+from trajectories import JsonlWriter
+writer = JsonlWriter(sys.argv[1])
+with writer._exclusive(writer._fd):
+    child = os.fork()
+    if not child:
+        writer.write({"from": "child"})
+        os._exit(0)
+    time.sleep(0.5)
+    os.write(writer._fd, b'{"from": "the parent, which held the lock"}\\n')
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_child_is_kept_out_while_its_parent_writes(tmp_path):
+    path = tmp_path / "out.jsonl"
+    subprocess.run([sys.executable, "-c", FORKED, str(path)], check=True, timeout=30)
+    assert [line["from"] for line in read_lines(path)] == ["the parent, which held the lock", "child"]
+
+
+FULL_DISK = """
+import resource, sys
+from trajectories import JsonlError, JsonlWriter
+resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+with JsonlWriter(sys.argv[1]) as writer:
+    writer.write({"n": 1})
+    try:
+        writer.write({"n": 2, "text": "x" * 20_000})
+    except JsonlError as error:
+        print(error)
+    writer.write({"n": 3})
+"""
+
+
+def test_a_line_that_no_longer_fits_leaves_nothing_behind(tmp_path):
+    path = tmp_path / "out.jsonl"
+    ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True)
+    assert ran.stdout.startswith(f"{path}: cannot write (File too large)")
+    assert path.read_bytes() == b'{"n": 1}\n{"n": 3}\n'
+
+
+def test_a_folder_that_cannot_be_written_is_named_with_the_reason_and_the_next_step():
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o555)
+        root = os.geteuid() == 0  # nothing is read-only for root
+        if root:
+            os.seteuid(65534)
+        try:
+            with pytest.raises(JsonlError) as caught:
+                save_trajectory(TURNS, "m", True, directory=folder)
+        finally:
+            if root:
+                os.seteuid(0)
+            folder.chmod(0o755)
+        message = str(caught.value)
+        assert message.startswith(f"{folder}/trajectory_samples.jsonl: cannot open for writing (Permission denied)")
+        assert "choose a folder" in message
+        assert str(pickle.loads(pickle.dumps(caught.value))) == message
+
+
+def test_a_path_that_is_no_file_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path, tmp_path / "file" / "out.jsonl"):
+        with pytest.raises(JsonlError):
+            append_line(path, {})
+    with pytest.raises(JsonlError, match="No such file"):
+        list(read_lines(tmp_path / "missing.jsonl"))
+
+
+@pytest.mark.parametrize("obj", [{"x": float("nan")}, {"x": {1}}, {1, 2}])
+def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path, obj):
+    path = tmp_path / "out.jsonl"
+    with JsonlWriter(path) as writer:
+        with pytest.raises(JsonlError, match="cannot become JSON"):
+            writer.write(obj)
+        writer.write({"fine": True})
+    assert list(read_lines(path)) == [{"fine": True}]
+
+
+def test_everything_json_can_say_comes_back(tmp_path):
+    path = tmp_path / "out.jsonl"
+    objects = [{"a": "é漢🙂\u2028\n"}, {"big": 10**30}, {"half": "\\\ud83d"}, [], {"nested": [[{"x": None}]]}]
+    with JsonlWriter(path) as writer:
+        for obj in objects:
+            writer.write(obj)
+    assert list(read_lines(path)) == objects
+    assert path.read_bytes().startswith('{"a": "é漢🙂'.encode())
+
+
+def test_a_broken_line_is_named_with_its_number(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"n": 1}\r\n\r\n{"n": \n{"n": 4}\n')
+    with pytest.raises(JsonlError, match=r"out\.jsonl, line 3: not JSON") as caught:
+        list(read_lines(path, torn_tail=True))
+    assert caught.value.line == 3
+
+
+def test_trajectories_go_to_the_documented_files(tmp_path):
+    good = save_trajectory(TURNS, "m", True, directory=tmp_path, score=1.0)
+    bad = save_trajectory(TURNS, "m", False, directory=tmp_path)
+    mine = save_trajectory(TURNS, "m", True, "mine.jsonl", directory=tmp_path, timestamp="t")
+    save_trajectory(TURNS, "m", False, "mine.jsonl", directory=tmp_path)
+    assert [path.name for path in (good, bad, mine)] == [
+        "trajectory_samples.jsonl",
+        "failed_trajectories.jsonl",
+        "mine.jsonl",
+    ]
+    expected = {"conversations": TURNS, "timestamp": "t", "model": "m", "completed": True}
+    assert mine.read_text().splitlines()[0] == json.dumps(expected)
+    assert load_trajectories(good)[0]["score"] == 1.0
+    assert [len(load_trajectories(mine, completed=wanted)) for wanted in (None, True, False)] == [2, 1, 1]
+
+
+def test_trajectories_go_to_the_working_directory_by_default(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert save_trajectory(TURNS, "m", completed=True).resolve() == tmp_path / "trajectory_samples.jsonl"
+
+
+def test_a_malformed_conversation_is_never_saved_as_completed(tmp_path):
+    asked = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{"}}
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [asked]},
+        {"role": "tool", "tool_call_id": "c", "content": "invalid arguments"},
+    ]
+    path = save_trajectory(to_conversations(messages), "m", True, directory=tmp_path)
+    assert path.name == "failed_trajectories.jsonl"
+    assert load_trajectories(path)[0]["completed"] is False
+
+
+def test_hugging_face_datasets_loads_the_files(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    odd = "a \u2028 b </tool_call> \ud83d 漢"
+    conversion = to_conversations([{"role": "user", "content": odd}, {"role": "assistant", "content": "x"}])
+    for number in range(3):
+        path = save_trajectory(conversion, "m", True, directory=tmp_path, score=number / 2)
+    loaded = datasets.load_dataset("json", data_files=str(path), cache_dir=str(tmp_path / "cache"), split="train")
+    assert loaded["score"][:] == [0.0, 0.5, 1.0]
+    assert loaded[0]["conversations"] == conversion.conversations
+
+    for number, used in enumerate(["terminal", "read_file"]):
+        batch = to_batch_entry(
+            [{"role": "user", "content": "x"}],
+            prompt_index=number,
+            metadata={"prompt_source": "gsm8k"},
+            completed=True,
+            partial=False,
+            api_calls=1,
+            toolsets_used=[used],
+            tool_stats={used: {"count": 1, "success": 1, "failure": 0}},
+            all_tools=["terminal", "read_file"],
+        )
+        append_line(tmp_path / f"batch_{number}.jsonl", batch.entry)
+    files = [str(tmp_path / f"batch_{number}.jsonl") for number in range(2)]
+    loaded = datasets.load_dataset("json", data_files=files, cache_dir=str(tmp_path / "cache"), split="train")
+    assert [row["tool_stats"]["read_file"]["count"] for row in loaded] == [0, 1]

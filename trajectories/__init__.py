@@ -1,0 +1,80 @@
+"""What happened in a rollout: messages, their history, and the files that it is written down in.
+
+    history = MessageHistory([{"role": "user", "content": "Which Python is installed?"}])
+    history.append(response)                                # a dict, a Message, a ChatResponse or a ToolResponse
+    conversion = to_conversations(history, tools)           # ShareGPT turns, and warnings
+    save_trajectory(conversion, model="...", completed=True)
+
+A leaf of the project: it imports no other room, and nothing outside of the standard library.
+"""
+
+from trajectories.entries import Export, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from trajectories.errors import (
+    DuplicateCallId,
+    MalformedMessage,
+    MessageError,
+    RoleOrder,
+    UnansweredToolCall,
+    UnexpectedToolResult,
+    UnknownRole,
+)
+from trajectories.history import Discarded, MessageHistory, Node
+from trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
+from trajectories.loading import from_sharegpt, tools_from_sharegpt
+from trajectories.markup import convert_scratchpad_to_think, has_incomplete_scratchpad
+from trajectories.messages import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageLike,
+    OpenAIMessage,
+    ToolCall,
+    ToolResponse,
+    Usage,
+    message_from_openai,
+)
+from trajectories.saving import load_trajectories, save_trajectory
+from trajectories.sharegpt import Conversion, ConversionWarning, WarningKind, system_prompt, to_conversations
+from trajectories.validation import validate_messages
+
+__all__ = [
+    "ChatResponse",
+    "Conversion",
+    "ConversionWarning",
+    "Discarded",
+    "DuplicateCallId",
+    "Export",
+    "FinishReason",
+    "JsonlError",
+    "JsonlWriter",
+    "MalformedMessage",
+    "Message",
+    "MessageError",
+    "MessageHistory",
+    "MessageLike",
+    "Node",
+    "OpenAIMessage",
+    "RoleOrder",
+    "ToolCall",
+    "ToolResponse",
+    "UnansweredToolCall",
+    "UnexpectedToolResult",
+    "UnknownRole",
+    "Usage",
+    "WarningKind",
+    "append_line",
+    "convert_scratchpad_to_think",
+    "from_sharegpt",
+    "has_incomplete_scratchpad",
+    "load_trajectories",
+    "message_from_openai",
+    "read_lines",
+    "save_trajectory",
+    "system_prompt",
+    "to_batch_entry",
+    "to_conversations",
+    "to_dataset_entry",
+    "to_trajectory_entry",
+    "tools_from_sharegpt",
+    "validate_messages",
+]

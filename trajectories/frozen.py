@@ -1,0 +1,85 @@
+"""Read-only dicts and lists: equal to plain ones, serialised like plain ones, and never changed in place.
+
+`copy.copy` and `copy.deepcopy` give plain, editable copies; pickling keeps them read-only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+_HINT = "recorded messages cannot be edited; copy.deepcopy() gives a dict to edit, append() adds a message"
+
+
+def _refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+    raise TypeError(_HINT)
+
+
+class FrozenDict(dict[str, Any]):
+    """A dict whose every mutation raises TypeError. Build with `freeze`, which also copies what is inside."""
+
+    __slots__ = ()
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __copy__(self) -> dict[str, Any]:
+        return dict(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return {key: thaw(value) for key, value in self.items()}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (FrozenDict, (dict(self),))
+
+
+class FrozenList(list[Any]):
+    """A list whose every mutation raises TypeError. Build with `freeze`, which also copies what is inside."""
+
+    __slots__ = ()
+
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+
+    def __copy__(self) -> list[Any]:
+        return list(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
+        return [thaw(value) for value in self]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (FrozenList, (list(self),))
+
+
+def freeze(value: Any) -> Any:
+    """A read-only deep copy of a JSON value. TypeError for what JSON cannot hold."""
+    if value is None or isinstance(value, (str, bool, int, float)):
+        return value
+    if isinstance(value, Mapping):
+        return freeze_dict(value)
+    if isinstance(value, (list, tuple)):
+        return FrozenList(freeze(item) for item in value)
+    raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+def freeze_dict(mapping: Mapping[Any, Any]) -> FrozenDict:
+    """`freeze` for a mapping; its keys must be text."""
+    return FrozenDict(_frozen_items(mapping.items()))
+
+
+def _frozen_items(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[str, Any]]:
+    for key, value in items:
+        if not isinstance(key, str):
+            raise TypeError(f"key {key!r} is not text")
+        yield key, freeze(value)
+
+
+def thaw(value: Any) -> Any:
+    """A plain, editable deep copy of a frozen value."""
+    if isinstance(value, Mapping):
+        return {key: thaw(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [thaw(item) for item in value]
+    return value
