@@ -1,0 +1,31 @@
+"""Where completions come from: OpenAI-compatible servers, one or many, a small embedded model, a scripted policy.
+
+    async with Router([OpenAIServer(ServerSettings(base_url, model_name))]) as router:
+        response = await router.chat(messages, tools=tools)
+
+`inference.embedded` and `inference.reference_server` are imported where they are used.
+"""
+
+from inference.errors import (
+    BadResponse,
+    ContextExhausted,
+    InferenceError,
+    RequestRejected,
+    ServerUnavailable,
+    Unauthorized,
+)
+from inference.openai_server import OpenAIServer, ServerSettings
+from inference.router import Router, TokenTrackingUnavailable
+
+__all__ = [
+    "BadResponse",
+    "ContextExhausted",
+    "InferenceError",
+    "OpenAIServer",
+    "RequestRejected",
+    "Router",
+    "ServerSettings",
+    "ServerUnavailable",
+    "TokenTrackingUnavailable",
+    "Unauthorized",
+]

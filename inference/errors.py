@@ -1,0 +1,85 @@
+"""What can go wrong between an agent and its model: the server, the reason and the next step, in every message.
+
+The classes answer the one question that a rollout has: whose fault was it? `ServerUnavailable` is the infrastructure's,
+`ContextExhausted` is the rollout's own, the other rejections are a setting's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+
+class InferenceError(Exception):
+    """Base of all. `server` is its base URL."""
+
+    def __init__(self, server: str, reason: str, next_step: str) -> None:
+        self.server = server
+        self.reason = reason
+        self.next_step = next_step
+        super().__init__(f"server {server}: {reason}; {next_step}")
+
+
+class ServerUnavailable(InferenceError):
+    """Infrastructure: refused, timed out, overloaded or broken, still so after bounded retries."""
+
+    def __init__(self, server: str, cause: str, attempts: int, next_step: str = "") -> None:
+        self.cause = cause
+        self.attempts = attempts
+        tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
+        step = next_step or "check that the server runs and that base_url is right"
+        super().__init__(server, f"unavailable after {tries}, last cause: {cause}", step)
+
+
+class RequestRejected(InferenceError):
+    """The server understood and refused (4xx): asking again would not help, so nothing asks again."""
+
+    def __init__(self, server: str, status: int, body: str, next_step: str = "correct the request") -> None:
+        self.status = status
+        self.body = body
+        super().__init__(server, f"rejected the request with {status}: {body[:500]}", next_step)
+
+
+class Unauthorized(RequestRejected):
+    """401 or 403: the API key. Says where the key came from, never what it is."""
+
+    def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
+        key = "the api_key of this server's settings was sent" if has_key else "no api_key is set for this server"
+        super().__init__(server, status, body, f"{key}: set api_key to one that this server takes")
+
+
+class ContextExhausted(RequestRejected):
+    """The conversation, with the room asked for its answer, is longer than the model's context."""
+
+    def __init__(self, server: str, status: int, body: str) -> None:
+        super().__init__(server, status, body, "shorten the conversation, lower max_tokens or serve a longer context")
+
+
+class BadResponse(InferenceError):
+    """The server said 200 and sent something that is no completion."""
+
+    def __init__(self, server: str, reason: str) -> None:
+        super().__init__(server, reason, "check that base_url is that of an OpenAI-compatible API (often ends in /v1)")
+
+
+# vLLM: "maximum context length is", "longer than the maximum model length"; SGLang: "longer than the model's context
+# length"; llama.cpp: "exceeds the available context size"; OpenAI's code is `context_length_exceeded`.
+_CONTEXT_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
+_CONTEXT_WORDS = re.compile(
+    r"context[ _](length|size|window)|maximum model length|max_model_len|(prompt|input) is too long|"
+    r"inputs. tokens \+ .max_new_tokens",
+    re.IGNORECASE,
+)
+
+
+def rejection(server: str, status: int, body: str, error: dict[str, Any], *, has_key: bool) -> RequestRejected:
+    """The right class for a 4xx; `error` is the `error` object of the body, where it has one."""
+    if status in (401, 403):
+        return Unauthorized(server, status, body, has_key=has_key)
+    codes = {error.get("code"), error.get("type")} - {None}
+    message = error.get("message")
+    if codes & _CONTEXT_CODES or _CONTEXT_WORDS.search(message if isinstance(message, str) else body):
+        return ContextExhausted(server, status, body)
+    if status == 404:
+        return RequestRejected(server, status, body, "check model_name and base_url (which often ends in /v1)")
+    return RequestRejected(server, status, body)
