@@ -1,0 +1,144 @@
+"""Toolsets resolve to the tools that they name, or say why not."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tools import (
+    BUILTIN_TOOLS,
+    TOOLSETS,
+    Toolset,
+    ToolsetError,
+    ToolUnavailable,
+    create_custom_toolset,
+    get_tool_definitions,
+    get_toolset_info,
+    get_toolset_names,
+    resolve_multiple_toolsets,
+    resolve_toolset,
+    tool,
+    validate_toolset,
+)
+
+NAMES = "abcdef"
+
+
+@tool(toolset="web", check=lambda: "set SEARCH_KEY")
+async def hidden() -> str:
+    """Search the web."""
+    return ""
+
+
+@tool(toolset="mine")
+async def own() -> str:
+    """Do my own thing."""
+    return ""
+
+
+WITH_HIDDEN = BUILTIN_TOOLS.extended(hidden, own)
+
+
+def names(*args: object, **kwargs: object) -> list[str]:
+    return [each["function"]["name"] for each in get_tool_definitions(*args, **kwargs)]  # type: ignore[arg-type]
+
+
+@given(st.dictionaries(st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), max_size=4), min_size=1))
+def test_any_graph_resolves_to_all_reachable_tools_or_names_a_real_cycle_or_gap(graph: dict[str, list[str]]) -> None:
+    toolsets = {name: Toolset(name, (f"tool_{name}", "shared"), tuple(includes)) for name, includes in graph.items()}
+    for start in graph:
+        reachable, stack = set(), [start]
+        while stack:
+            name = stack.pop()
+            if name not in reachable:
+                reachable.add(name)
+                stack += graph.get(name, [])
+        try:
+            resolved = resolve_toolset(start, toolsets)
+        except ToolsetError as error:
+            assert not validate_toolset(start, toolsets)
+            if cycle := re.search(r"(\w( -> \w)+)$", str(error)):
+                path = cycle.group(1).split(" -> ")
+                assert path[0] == path[-1]
+                assert all(after in graph[before] for before, after in itertools.pairwise(path))
+            else:
+                assert re.search(r"unknown toolset '(\w)'", str(error)).group(1) not in graph  # type: ignore[union-attr]
+        else:
+            assert validate_toolset(start, toolsets)
+            assert len(resolved) == len(set(resolved))
+            assert set(resolved) == {f"tool_{name}" for name in reachable} | {"shared"}
+            for name in reachable:  # so there is neither a gap nor a cycle
+                assert name in graph
+                assert start not in graph[name]
+
+
+def test_a_cycle_is_shown_as_a_path() -> None:
+    toolsets = {"a": Toolset("", includes=("b",)), "b": Toolset("", includes=("c",)), "c": Toolset("", includes=("b",))}
+    with pytest.raises(ToolsetError, match=r"b -> c -> b$"):
+        resolve_toolset("a", toolsets)
+
+
+def test_unknown_names_are_errors_that_list_near_names() -> None:
+    with pytest.raises(ToolsetError, match="unknown toolset 'termnal'; did you mean 'terminal'"):
+        resolve_toolset("termnal")
+    with pytest.raises(ToolsetError, match="unknown toolset or tool 'read_fil'; did you mean 'read_file'"):
+        get_tool_definitions(["read_fil"])
+    with pytest.raises(ToolsetError, match="unknown toolset or tool 'zzz'"):
+        get_tool_definitions(None, ["zzz"])
+    with pytest.raises(TypeError, match="lists of names"):
+        get_tool_definitions("terminal")  # type: ignore[arg-type]
+
+
+def test_composites_resolve_in_order_and_once() -> None:
+    files = ["read_file", "write_file", "patch", "search_files"]
+    assert resolve_toolset("coding") == ["terminal", "process", *files, "todo"]
+    assert resolve_multiple_toolsets(["file", "coding"]) == [*files, "terminal", "process", "todo"]
+    assert set(resolve_toolset("all")) == set(resolve_toolset("*")) == set(BUILTIN_TOOLS)
+    assert get_toolset_info("coding")["includes"] == ["terminal", "file", "todo"]
+    assert get_toolset_info("all")["resolved_tools"] == resolve_toolset("all")
+    assert all(validate_toolset(name) for name in get_toolset_names())
+
+
+def test_a_custom_toolset_is_a_new_mapping() -> None:
+    mine = create_custom_toolset("mine", "My own.", ["python"], ["todo"])
+    assert resolve_toolset("mine", mine) == ["python", "todo"]
+    assert "mine" not in TOOLSETS
+    for taken in ("mine", "all"):
+        with pytest.raises(ToolsetError, match="already"):
+            create_custom_toolset(taken, "", toolsets=mine)
+    with pytest.raises(ToolsetError, match="which 'new' includes"):
+        create_custom_toolset("new", "", includes=["nowhere"])
+    with pytest.raises(TypeError):
+        TOOLSETS["x"] = Toolset("")  # type: ignore[index]
+
+
+def test_definitions_are_in_the_order_of_the_registry_whatever_the_order_of_the_question() -> None:
+    assert names() == names(["all"]) == names(["*"]) == list(BUILTIN_TOOLS)
+    assert names(["todo", "file"]) == names(["file", "todo"])
+    assert names(["coding"], ["file"]) == ["terminal", "process", "todo"]
+    assert names(None, ["terminal", "patch"]) == ["read_file", "write_file", "search_files", "python", "todo"]
+    assert names(["read_file", "todo"]) == ["read_file", "todo"]
+    assert names([]) == []
+
+
+def test_a_users_tool_is_found_by_its_name_and_by_its_toolset() -> None:
+    assert names(["own"], registry=WITH_HIDDEN) == names(["mine"], registry=WITH_HIDDEN) == ["own"]
+
+
+def test_asking_for_a_hidden_tool_is_an_error_with_its_reason_never_silently_less() -> None:
+    assert names(registry=WITH_HIDDEN) == [*BUILTIN_TOOLS, "own"]
+    web = create_custom_toolset("research", "", ["hidden"], ["python"])
+    for asked in (["hidden"], ["web"], ["all", "hidden"], ["research"]):
+        with pytest.raises(ToolUnavailable, match="'hidden': set SEARCH_KEY") as caught:
+            get_tool_definitions(asked, registry=WITH_HIDDEN, toolsets=web)
+        assert caught.value.reasons == {"hidden": "set SEARCH_KEY"}
+    assert names(["research"], ["hidden"], registry=WITH_HIDDEN, toolsets=web) == ["python"]
+
+
+def test_a_toolset_that_names_a_tool_the_registry_lacks_is_an_error() -> None:
+    with pytest.raises(ToolsetError, match=r"\['python'\] are not in this registry"):
+        get_tool_definitions(["python"], registry=BUILTIN_TOOLS.without("python"))

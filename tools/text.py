@@ -1,0 +1,110 @@
+"""Text on its way to the model: bounded, printable, valid UTF-8, and honest about what was left out."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic_core import to_jsonable_python
+
+HEAD_SHARE = 0.4
+"""Of what is kept of a long text, this share comes from its start; errors and results stand at the end."""
+
+_ANSI = re.compile(
+    r"""
+    \x1b (?: \[ [0-?]* [ -/]* [@-~]            # CSI: colours, cursor movement
+           | \] [^\x07\x1b]* (?: \x07 | \x1b\\ )  # OSC: titles, hyperlinks
+           | [PX^_] [^\x1b]* \x1b\\            # DCS, SOS, PM, APC
+           | [ -/]* [0-~] )                    # two-character escapes
+    """,
+    re.VERBOSE,
+)
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def cap_text(text: str, limit: int, *, already_elided: int = 0) -> tuple[str, int]:
+    """Cut the middle out of `text` so that the result, marker included, has at most `limit` characters.
+
+    40 % of what is kept is the head, 60 % the tail. Returns the text and how many characters it lacks.
+    `already_elided` counts what somebody else has cut out of the same middle before.
+    """
+    if len(text) <= limit and not already_elided:
+        return text, 0
+    room = limit - len(_marker(len(text) + already_elided))
+    kept = max(0, min(room, len(text)))
+    head = int(kept * HEAD_SHARE)
+    elided = len(text) - kept + already_elided
+    return text[:head] + _marker(elided) + text[len(text) - (kept - head) :], elided
+
+
+def _marker(elided: int) -> str:
+    return f"\n[... {elided} characters elided ...]\n"
+
+
+class HeadTail:
+    """A byte stream of any length, of which the first `head` and the last `tail` bytes are kept."""
+
+    def __init__(self, head: int, tail: int) -> None:
+        self._head_size = head
+        self._tail_size = tail
+        self._head = bytearray()
+        self._tail = bytearray()
+        self.elided = 0
+        """Bytes that were dropped between the two."""
+
+    def add(self, data: bytes) -> None:
+        room = self._head_size - len(self._head)
+        self._head += data[:room]
+        self._tail += data[room:]
+        # Trim only when twice as long: otherwise a long stream of small pieces costs quadratic time.
+        if len(self._tail) > 2 * self._tail_size:
+            self._trim()
+
+    def skip(self, count: int) -> None:
+        """Note that `count` bytes were lost before they could be read."""
+        self.elided += len(self._tail) + count
+        self._tail.clear()
+        self._head_size = len(self._head)  # the head ends at the first gap
+
+    def text(self, limit: int) -> str:
+        """The stream as printable text of at most `limit` characters."""
+        self._trim()
+        if not self.elided:
+            return cap_text(printable(bytes(self._head + self._tail)), limit)[0]
+        head, tail = printable(bytes(self._head)), printable(bytes(self._tail))
+        marker = _marker(len(head) + len(tail) + self.elided)
+        room = max(0, limit - len(marker))
+        first = head[: int(room * HEAD_SHARE)]
+        last = tail[max(0, len(tail) - (room - len(first))) :]
+        return first + _marker(self.elided + len(head) - len(first) + len(tail) - len(last)) + last
+
+    def _trim(self) -> None:
+        surplus = len(self._tail) - self._tail_size
+        if surplus > 0:
+            self.elided += surplus
+            del self._tail[:surplus]
+
+
+def printable(data: bytes) -> str:
+    """Decode terminal output: ANSI sequences removed, other control characters and invalid UTF-8 as U+FFFD."""
+    text = _ANSI.sub("", data.decode("utf-8", errors="replace"))
+    return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
+def to_json(value: Any) -> str:
+    """JSON as models write it themselves: spaces after separators, characters not escaped."""
+    return json.dumps(to_jsonable_python(value), ensure_ascii=False)
+
+
+def valid_utf8(text: str) -> str:
+    """`text` without lone surrogates, which no tokenizer and no JSON writer takes."""
+    return text.encode("utf-8", errors="replace").decode("utf-8")
+
+
+def did_you_mean(word: str, candidates: Iterable[str], *, count: int = 3) -> str:
+    """`; did you mean 'a' or 'b'?`, or an empty string when nothing is near."""
+    near = difflib.get_close_matches(word, list(candidates), n=count, cutoff=0.5)
+    return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""
