@@ -1,0 +1,43 @@
+"""How long a room takes to import, in CPU seconds of a fresh interpreter, without the interpreter's own start.
+
+python benchmarks/imports.py
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+
+RUNS = 7
+ROOMS = ("trajectories", "tools", "backends", "tool_call_parsers", "inference", "tools, trajectories")
+LIMIT = 0.3
+"""Seconds that a leaf may take."""
+
+
+def cpu_seconds(code: str) -> float:
+    """User and system time of one fresh interpreter that runs `code`."""
+    before = os.times()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def main() -> int:
+    bare = statistics.median(cpu_seconds("pass") for _ in range(RUNS))
+    print(f"bare interpreter {bare:.3f} s; medians of {RUNS} runs, above that:")
+    late = []
+    for room in ROOMS:
+        cpu_seconds(f"import {room}")  # writes the byte code
+        taken = statistics.median(cpu_seconds(f"import {room}") for _ in range(RUNS)) - bare
+        print(f"  import {room:<22} {taken:.3f} s")
+        if room in ("trajectories", "tools", "tools, trajectories") and taken > LIMIT:
+            late.append(room)
+    if late:
+        print(f"over {LIMIT} s: {', '.join(late)}")
+    return bool(late)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""An OpenAI-compatible server that answers at once, in a process of its own: the peer of both agents in a benchmark.
+
+A conversation gets `tool_turns` answers with one call of the tool `noop`, then a final answer. The answers are bytes
+that were made beforehand, so that the server's own cost stays small.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import orjson
+from aiohttp import web
+
+
+def _body(message: dict[str, object], finish: str) -> dict[str, object]:
+    return {
+        "id": "chatcmpl-instant",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "instant",
+        "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 100, "completion_tokens": 20, "total_tokens": 120},
+    }
+
+
+FINAL = orjson.dumps(_body({"content": "The answer is \\boxed{42}."}, "stop"))
+
+
+def _call(turn: int) -> bytes:
+    call = {"id": f"call_{turn}", "type": "function", "function": {"name": "noop", "arguments": '{"text": "x"}'}}
+    return orjson.dumps(_body({"content": None, "tool_calls": [call]}, "tool_calls"))
+
+
+async def _chat(request: web.Request) -> web.Response:
+    body = await request.read()
+    # Counting bytes is enough to know the turn, and cheaper than parsing what grows with every turn.
+    turn = body.count(b'"tool_call_id"')
+    wanted = int(request.match_info["tool_turns"])
+    return web.Response(body=_call(turn) if turn < wanted else FINAL, content_type="application/json")
+
+
+async def _models(_: web.Request) -> web.Response:
+    return web.json_response({"object": "list", "data": [{"id": "instant", "object": "model"}]})
+
+
+def _serve(ports: multiprocessing.Queue[int]) -> None:
+    import asyncio
+
+    async def run() -> None:
+        app = web.Application()
+        app.router.add_post("/{tool_turns}/v1/chat/completions", _chat)
+        app.router.add_get("/{tool_turns}/v1/models", _models)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        ports.put(runner.addresses[0][1])
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+@contextmanager
+def instant_server() -> Iterator[int]:
+    """The port of a running server; `http://127.0.0.1:PORT/K/v1` plays K tool turns."""
+    context = multiprocessing.get_context("spawn")
+    ports: multiprocessing.Queue[int] = context.Queue()
+    process = context.Process(target=_serve, args=(ports,), daemon=True)
+    process.start()
+    try:
+        yield ports.get(timeout=60)
+    finally:
+        process.terminate()
+        process.join()

@@ -1,0 +1,88 @@
+"""What an agent loop leaves behind: the conversation, how it ended, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from environments.outcome import Outcome
+from trajectories import MessageHistory
+
+
+@dataclass(frozen=True, slots=True)
+class ToolError:
+    """A tool call that failed, as the model was told about it."""
+
+    turn: int
+    """Counted from 1."""
+    tool_name: str
+    arguments: str
+    """JSON text as the model wrote it."""
+    error: str
+    tool_result: str
+
+
+@dataclass(slots=True)
+class ToolCount:
+    """Calls of one tool; `count == success + failure`."""
+
+    success: int = 0
+    failure: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.success + self.failure
+
+    def to_dict(self) -> dict[str, int]:
+        return {"count": self.count, "success": self.success, "failure": self.failure}
+
+
+@dataclass(slots=True)
+class TokenCount:
+    """Tokens over all requests of a rollout, retried turns included; as the servers counted them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    uncounted_requests: int = 0
+    """Requests whose answer came without a count."""
+
+
+@dataclass(slots=True)
+class AgentResult:
+    """One finished run of `HermesAgentLoop`."""
+
+    messages: list[dict[str, Any]]
+    """The conversation as kept, plain OpenAI dicts, reasoning under `reasoning`; always a valid conversation."""
+    managed_state: dict[str, Any] | None
+    """Token tracking of Phase 2; None in Phase 1."""
+    turns_used: int
+    finished_naturally: bool
+    """The model ended with an answer of its own: `outcome` is completed."""
+    reasoning_per_turn: list[str | None]
+    tool_errors: list[ToolError]
+    outcome: Outcome
+    reason: str
+    """One line: what exactly ended the run."""
+    history: MessageHistory
+    """The same conversation with everything that was rolled back still reachable (`history.discarded`)."""
+    tool_counts: dict[str, ToolCount] = field(default_factory=dict)
+    tokens: TokenCount = field(default_factory=TokenCount)
+    api_calls: int = 0
+    """Completions that were sampled, rolled-back ones included."""
+    seconds_in_model: float = 0.0
+    seconds_in_tools: float = 0.0
+    error: Exception | None = None
+    """What broke, when the outcome is infra_error."""
+
+    @property
+    def final_response(self) -> str:
+        """Text of the last assistant message; empty when the model never answered."""
+        for message in reversed(self.messages):
+            if message["role"] == "assistant":
+                content = message.get("content")
+                return content if isinstance(content, str) else ""
+        return ""
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(tool.count for tool in self.tool_counts.values())

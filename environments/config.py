@@ -1,0 +1,80 @@
+"""Settings of an environment: the fields that Hermes environments have always had, and ours, each with a default."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from environments.atropos import BaseEnvConfig
+
+
+class HermesAgentEnvConfig(BaseEnvConfig):
+    """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    # What the agent may do.
+    enabled_toolsets: list[str] | None = Field(None, description="Toolsets or tools that the agent gets; null is all.")
+    disabled_toolsets: list[str] | None = Field(None, description="Toolsets or tools that are taken away again.")
+    distribution: str | None = Field(None, description="Named distribution to draw the toolsets of a group from.")
+    max_agent_turns: int = Field(30, ge=1, description="Completions per rollout, the final answer included.")
+    agent_temperature: float = Field(1.0, ge=0, description="Sampling temperature of rollouts.")
+    system_prompt: str | None = Field(None, description="System message of every rollout.")
+    extra_body: dict[str, Any] | None = Field(None, description="Extra fields of every request to the model server.")
+    tool_call_parser: str = Field(
+        "hermes", description="Parser for completions whose tool calls the server left in the text."
+    )
+
+    # Where its tools run.
+    terminal_backend: str = Field("local", description="Backend of the sandboxes: local.")
+    terminal_timeout: int = Field(120, ge=1, description="Seconds a command may take unless the call says otherwise.")
+    terminal_lifetime: int = Field(3600, ge=1, description="Seconds after which a sandbox ends itself.")
+    sandbox: Literal["bubblewrap", "none"] = Field(
+        "bubblewrap",
+        description="Isolation of the local backend. 'none' runs the model's commands as you: trusted use only.",
+    )
+
+    # What it is asked.
+    dataset_name: str | None = Field(None, description="Dataset; what names mean is the environment's.")
+    dataset_split: str = Field("train", description="Split of the dataset to train on.")
+    prompt_field: str = Field("prompt", description="Field of a row that holds the prompt.")
+
+    # Told to the model, never written into a trajectory.
+    ephemeral_system_prompt: str | None = Field(
+        None, description="Appended to the system message of requests; in no trajectory."
+    )
+    prefill_messages: list[dict[str, Any]] = Field(
+        default_factory=list, description="Messages behind the system message of requests; in no trajectory."
+    )
+
+    # Budgets of a rollout, besides max_agent_turns and max_token_length (tokens of one completion).
+    max_tool_calls: int | None = Field(None, ge=1, description="Tool calls per rollout.")
+    rollout_token_budget: int | None = Field(None, ge=1, description="Completion tokens per rollout.")
+    rollout_timeout: float | None = Field(1800.0, gt=0, description="Wall-clock seconds per rollout.")
+    reward_timeout: float = Field(300.0, gt=0, description="Wall-clock seconds for one reward.")
+
+    # Retries.
+    max_resamples: int = Field(3, ge=0, description="How often an unusable completion is sampled again.")
+    max_faulty_turns: int = Field(3, ge=1, description="Turns in a row with calls that cannot be run before giving up.")
+    max_infra_retries: int = Field(2, ge=0, description="New starts of a rollout that the infrastructure broke.")
+    max_failed_groups: int = Field(
+        3, ge=1, description="Groups in a row without a single scored rollout before the run stops."
+    )
+
+    # Evaluation.
+    eval_items: int = Field(50, ge=1, description="Problems that `evaluate` plays.")
+    eval_temperature: float = Field(0.0, ge=0, description="Sampling temperature of evaluation.")
+
+    # Output.
+    trajectory_system_prompt: Literal["generated", "actual"] = Field(
+        "generated",
+        description="System turn of ShareGPT trajectories: Hermes' tool prompt, or what the model was told.",
+    )
+    use_wandb: bool = Field(False, description="Log to Weights & Biases (needs a login, or WANDB_MODE=offline).")
+
+    @model_validator(mode="after")
+    def _check_distribution(self) -> HermesAgentEnvConfig:
+        if self.distribution is not None:
+            raise ValueError("toolset distributions are not available yet; set enabled_toolsets instead")
+        return self

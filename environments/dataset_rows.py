@@ -1,0 +1,72 @@
+"""Rows to train on: a local JSON Lines file, or a dataset from the Hugging Face hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+
+class DatasetError(Exception):
+    """A dataset that cannot be used; names the place and the next step."""
+
+
+def is_local(name: str) -> bool:
+    """Whether a dataset name is meant as a path of this machine."""
+    return name.endswith((".jsonl", ".json")) or name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
+
+
+def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Rows of a JSON Lines file, one object a line, each with the `required` fields.
+
+    Raises:
+        DatasetError: names the file and the line.
+    """
+    rows = []
+    try:
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.strip():
+                    continue
+                try:
+                    row = orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    raise DatasetError(f"{path}, line {number}: not JSON ({error}); mend or remove the line") from error
+                if not isinstance(row, dict):
+                    raise DatasetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
+                missing = [field for field in required if field not in row]
+                if missing:
+                    raise DatasetError(f"{path}, line {number}: the field {', '.join(map(repr, missing))} is missing")
+                rows.append(row)
+    except OSError as error:
+        raise DatasetError(f"cannot read the dataset {path}: {error.strerror}") from error
+    if not rows:
+        raise DatasetError(f"{path} holds no rows")
+    return rows
+
+
+def load_rows(
+    name: str, split: str, *, config: str | None = None, required: tuple[str, ...] = ()
+) -> list[dict[str, Any]]:
+    """Rows of a dataset: a JSON Lines file, a folder with `SPLIT.jsonl`, or a name on the hub.
+
+    Raises:
+        DatasetError: not there, not readable, or without the required fields.
+    """
+    if is_local(name):
+        path = Path(name).expanduser()
+        return read_jsonl(path / f"{split}.jsonl" if path.is_dir() else path, required)
+    import datasets
+
+    try:
+        rows = [dict(row) for row in datasets.load_dataset(name, config, split=split)]
+    except Exception as error:  # the library raises whatever its transport raises
+        raise DatasetError(
+            f"cannot load the dataset {name!r} (split {split!r}): {error}; "
+            "name a local .jsonl file instead, or a dataset that needs no network"
+        ) from error
+    missing = [field for field in required if rows and field not in rows[0]]
+    if missing:
+        raise DatasetError(f"dataset {name!r} has no field {', '.join(map(repr, missing))}")
+    return rows

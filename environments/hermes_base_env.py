@@ -1,0 +1,408 @@
+"""`HermesAgentBaseEnv`: what an environment inherits. A subclass says what is asked and what it is worth.
+
+    setup()                              load the dataset
+    get_next_item()                      one row of it, None when there are no more
+    format_prompt(item)                  what the agent is asked
+    compute_reward(item, result, ctx)    what it is worth; `async def`, or plain `def`
+
+Everything else has a default: `evaluate`, `config_init`, tools, sandboxes, model servers, and the commands
+`serve | process | evaluate` of `YourEnv.cli()`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn
+
+from rich.console import Console
+
+from backends import BackendUnavailable, SandboxSpec, create_backend
+from environments import cli
+from environments.agent_result import AgentResult
+from environments.atropos import APIServerConfig, BaseEnv, ServerBaseline, as_server_configs, initial_state
+from environments.config import HermesAgentEnvConfig
+from environments.items import item_digest
+from environments.process import ProcessRun, RunFiles, RunResult
+from environments.records import group_record
+from environments.rollout import Rollout, RolloutPlayer
+from environments.servers import (
+    Phase1CannotTrain,
+    ServerConfig,
+    describe,
+    needs_start,
+    server_of,
+    start_servers,
+)
+from environments.summary import evaluation_metrics, training_metrics
+from environments.tracking import Tracker
+from inference import Router
+from inference.reference_server import Policy
+from tools import BUILTIN_TOOLS, ToolRegistry, ToolSessions, get_tool_definitions
+
+REWARD_THREADS = 64
+"""Plain `def` rewards that may run at once."""
+
+NOT_ABOUT_CONTENT = frozenset(
+    {
+        "total_steps",
+        "max_num_workers",
+        "max_num_workers_per_node",
+        "max_eval_workers",
+        "worker_timeout",
+        "use_wandb",
+        "wandb_name",
+        "rollout_server_url",
+        "data_path_to_save_groups",
+        "data_dir_to_save_evals",
+        "num_rollouts_to_keep",
+        "num_rollouts_per_group_for_logging",
+        "min_items_sent_before_logging",
+        "max_failed_groups",
+        "max_infra_retries",
+        "steps_per_eval",
+        "eval_handling",
+        "eval_limit_ratio",
+        "inference_weight",
+        "max_batches_offpolicy",
+        "batch_size",
+        "min_batch_allocation",
+    }
+)
+"""Settings that may differ between two starts of one run: they decide how it runs, not what it writes."""
+
+
+class HermesAgentBaseEnv(BaseEnv):
+    """Base of every environment; see the module's text for what a subclass writes."""
+
+    name: ClassVar[str | None] = None
+    env_config_cls: ClassVar[type[HermesAgentEnvConfig]] = HermesAgentEnvConfig
+    tools: ClassVar[ToolRegistry] = BUILTIN_TOOLS
+    """Tools that toolset names refer to; extend it for tools of your own."""
+
+    def __init__(
+        self,
+        config: HermesAgentEnvConfig,
+        server_configs: ServerBaseline | list[APIServerConfig],
+        slurm: bool = False,
+        testing: bool = False,
+    ) -> None:
+        # Not BaseEnv.__init__: it would open SDK clients and download a tokenizer (environments/atropos.py).
+        for attribute, value in initial_state(config).items():
+            setattr(self, attribute, value)
+        self.config = config.model_copy()
+        self.server_configs = as_server_configs(server_configs)
+        self.max_num_workers: int = config.max_num_workers
+        if self.max_num_workers == -1:
+            self.max_num_workers = config.max_num_workers_per_node * len(self.server_configs)
+        self.slurm = slurm
+        self.testing = testing
+        self.process_mode = False
+        self.n_groups_to_process = config.total_steps
+        self.group_size_to_process = config.group_size
+        self.console = Console(stderr=True)
+        self._tokenizer: Any = None
+        self._server: Router | None = None
+        self._player: RolloutPlayer | None = None
+        self._tracker = Tracker()
+        if not any(needs_start(server) for server in self.server_configs):
+            self._server = Router(
+                [server_of(server, tool_call_parser=config.tool_call_parser) for server in self.server_configs]
+            )
+
+    # What a subclass writes.
+
+    async def setup(self) -> None:
+        """Load what the environment needs. Runs once, before the first item."""
+
+    async def teardown(self) -> None:
+        """End what `setup` began. Runs once, also when the run failed."""
+
+    @abstractmethod
+    async def get_next_item(self) -> Any:
+        """The next item, anything that JSON can hold; None when there are no more."""
+
+    @abstractmethod
+    def format_prompt(self, item: Any) -> str:
+        """The user message that a rollout starts with."""
+
+    @abstractmethod
+    async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> float:
+        """What a rollout is worth, a finite number; None leaves it out. May be a plain `def`."""
+
+    # What a subclass may write.
+
+    @classmethod
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+        """Defaults of the settings, and the servers, always a list. Default: the embedded model."""
+        return cls.env_config_cls(), [ServerConfig(model_name="embedded")]
+
+    async def get_eval_items(self) -> Sequence[Any]:
+        """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`."""
+        items: list[Any] = []
+        while len(items) < self.config.eval_items and (item := await self.get_next_item()) is not None:
+            items.append(item)
+        return items
+
+    def reference_policy(self) -> Policy | None:
+        """A scripted policy for `--openai.model_name reference`; None when the environment has none."""
+        return None
+
+    def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+        """Figures of the environment's own for one rollout; their means are shown and logged."""
+        return {}
+
+    # The parts of a run.
+
+    @property
+    def run_name(self) -> str:
+        return self.name or type(self).__name__
+
+    @property
+    def server(self) -> Router:
+        """Where completions come from."""
+        if self._server is None:
+            raise RuntimeError(
+                "the model server is not started yet; use the environment inside `async with env.running()`"
+            )
+        return self._server
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer named by `tokenizer_name`, loaded when first asked for. Phase 1 itself never needs it."""
+        if self._tokenizer is None:
+            from transformers import AutoTokenizer
+
+            self._tokenizer = AutoTokenizer.from_pretrained(self.config.tokenizer_name)
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    @property
+    def player(self) -> RolloutPlayer:
+        if self._player is None:
+            raise RuntimeError("rollouts need sandboxes; use the environment inside `async with env.running()`")
+        return self._player
+
+    def tool_definitions(self) -> list[dict[str, Any]]:
+        """OpenAI definitions of the tools that the agent gets."""
+        return get_tool_definitions(self.config.enabled_toolsets, self.config.disabled_toolsets, registry=self.tools)
+
+    def initial_messages(self, item: Any) -> list[dict[str, Any]]:
+        """The conversation that a rollout of `item` starts with."""
+        messages = [{"role": "user", "content": self.format_prompt(item)}]
+        if self.config.system_prompt:
+            messages.insert(0, {"role": "system", "content": self.config.system_prompt})
+        return messages
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Set up the dataset, the sandboxes and the model servers, and end them again.
+
+        Raises:
+            BackendUnavailable: the sandboxes cannot be used on this machine.
+            InferenceError: no model server answers, or one refuses the key.
+            ToolsetError: the toolsets name something that does not exist or is unavailable.
+        """
+        async with AsyncExitStack() as stack:
+            config = self.config
+            try:
+                backend = create_backend(config.terminal_backend, isolation=config.sandbox)
+            except ValueError as error:
+                raise BackendUnavailable(f"terminal_backend {config.terminal_backend!r}: {error}") from error
+            if self.tool_definitions():
+                available = await backend.check()
+                if not available.ok:
+                    raise BackendUnavailable(
+                        f"backend {config.terminal_backend!r}: {available.detail}; {available.fix}"
+                    )
+            spec = SandboxSpec(lifetime=float(config.terminal_lifetime), labels={"environment": self.run_name})
+            sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
+            stack.push_async_callback(sessions.close_all)
+            threads = stack.enter_context(ThreadPoolExecutor(REWARD_THREADS, thread_name_prefix="reward"))
+            await self.setup()
+            stack.push_async_callback(self.teardown)
+            if any(needs_start(server) for server in self.server_configs):
+                self._server = await start_servers(
+                    self.server_configs,
+                    tool_call_parser=config.tool_call_parser,
+                    policy=self.reference_policy(),
+                    stack=stack,
+                )
+            else:
+                stack.push_async_callback(self.server.close)
+            if not self.testing:
+                await self.server.check()
+            self._player = RolloutPlayer(
+                config=config,
+                server=self.server,
+                sessions=sessions,
+                registry=self.tools,
+                compute_reward=self.compute_reward,
+                reward_threads=threads,
+            )
+            try:
+                yield
+            finally:
+                self._player = None
+
+    async def play_rollout(
+        self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
+    ) -> Rollout:
+        """One finished rollout of `item`. An exception in the environment's code stays this rollout's own."""
+        try:
+            rollout = await self.player.play(
+                item,
+                self.initial_messages(item),
+                item_key=item_key,
+                index=index,
+                tools=tools,
+                temperature=self.config.eval_temperature if evaluation else self.config.agent_temperature,
+                split="eval" if evaluation else "train",
+            )
+            if rollout.result is None:
+                return rollout
+            return replace(rollout, metrics=self.rollout_metrics(item, rollout.result, rollout.reward))
+        except Exception as error:
+            return Rollout.broken(item_key, index, error)
+
+    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+        """One group in Atropos' shape, and no backlog. None when nothing in it was scored."""
+        tools, rollouts = await self._play_group(item, item_digest(item), self.config.group_size)
+        group = group_record(
+            environment=self.run_name,
+            item=item,
+            item_key=item_digest(item),
+            tools=tools,
+            model=describe(self.server_configs),
+            rollouts=rollouts,
+        )
+        return (group if group["scores"] else None), []
+
+    # The commands.
+
+    @classmethod
+    def cli(cls) -> NoReturn:
+        """`serve | process | evaluate`, from the arguments of this process."""
+        sys.exit(cli.main(cls))
+
+    async def env_manager(self) -> None:
+        """`serve`. Needs token ids, which no chat completion carries: refuses rather than make some up."""
+        kinds = sorted({server.server_type for server in self.server_configs})
+        raise Phase1CannotTrain(
+            f"serve: server_type {', '.join(kinds)} is Phase 1, which knows no token ids and logprobs, and nothing "
+            "made up is ever sent to a trainer. Training needs Phase 2 (token-exact rollouts), which this version does "
+            "not have; use `process` to write trajectories for supervised training, or `evaluate` to measure the model"
+        )
+
+    async def process_manager(self) -> RunResult:
+        """`process`: play `total_steps` groups and write them down; continues what an earlier start left."""
+        default = Path("data") / self.run_name / "groups.jsonl"
+        files = RunFiles(Path(self.config.data_path_to_save_groups or default))
+        async with self.running():
+            await self._tracker.start(self, job="process")
+            run = self._run(
+                files=files,
+                next_item=self.get_next_item,
+                total=self.n_groups_to_process,
+                group_size=self.group_size_to_process,
+                evaluation=False,
+            )
+            return await run.run()
+
+    async def _run_evaluate(self) -> Any:
+        async with self.running():
+            await self._tracker.start(self, job="evaluate")
+            return await self.evaluate()
+
+    async def evaluate(self, *args: Any, **kwargs: Any) -> RunResult:
+        """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
+        items = iter(await self.get_eval_items())
+
+        async def next_item() -> Any:
+            return next(items, None)
+
+        folder = Path(self.config.data_dir_to_save_evals or Path("data") / self.run_name / "eval")
+        self.config.data_dir_to_save_evals = str(folder)
+        started = time.time()
+        run = self._run(
+            files=RunFiles(folder / "samples.jsonl"),
+            next_item=next_item,
+            total=self.config.eval_items,
+            group_size=1,
+            evaluation=True,
+        )
+        result = await run.run()
+        metrics = evaluation_metrics(result.summary)
+        await self.evaluate_log(
+            metrics,
+            model_name=describe(self.server_configs),
+            start_time=started,
+            end_time=time.time(),
+            generation_parameters={"temperature": self.config.eval_temperature},
+            verbose=False,
+        )
+        self._tracker.log(metrics, self.curr_step)
+        return result
+
+    def _run(self, *, files: RunFiles, next_item: Any, total: int, group_size: int, evaluation: bool) -> ProcessRun:
+        settings = {
+            "environment": self.run_name,
+            "model": describe(self.server_configs),
+            "evaluation": evaluation,
+            **{
+                name: value
+                for name, value in self.config.model_dump(mode="json").items()
+                if name not in NOT_ABOUT_CONTENT
+            },
+            "group_size": group_size,
+        }
+        return ProcessRun(
+            next_item=next_item,
+            play=lambda item, key: self._play_group(item, key, group_size, evaluation),
+            environment=self.run_name,
+            model=describe(self.server_configs),
+            files=files,
+            settings=settings,
+            total=total,
+            concurrency=self.config.max_eval_workers if evaluation else self.max_num_workers,
+            max_failed_groups=self.config.max_failed_groups,
+            system=self.config.trajectory_system_prompt,
+            console=self.console,
+            on_group=None if evaluation else self._log_group,
+        )
+
+    async def _play_group(
+        self, item: Any, item_key: str, group_size: int, evaluation: bool = False
+    ) -> tuple[list[dict[str, Any]], list[Rollout]]:
+        """The rollouts of one group, side by side; the tools are the same for all of them."""
+        tools = self.tool_definitions()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self.play_rollout(item, item_key, index, tools, evaluation=evaluation))
+                for index in range(group_size)
+            ]
+        return tools, [task.result() for task in tasks]
+
+    # Logging.
+
+    async def _log_group(self, group: dict[str, Any]) -> None:
+        self._tracker.add(group)
+        self.curr_step += 1
+        await self.wandb_log()
+
+    async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
+        """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
+        metrics = dict(wandb_metrics or {})
+        metrics.update(training_metrics(self._tracker.groups))
+        metrics.update(self.server.wandb_metrics())
+        self._tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)

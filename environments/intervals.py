@@ -1,0 +1,48 @@
+"""Means with an honest interval: attempts at one item are not independent, so items are the unit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Z95 = 1.959964
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over items with its 95 % confidence interval; nan where there is nothing to average."""
+
+    mean: float
+    low: float
+    high: float
+    items: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def mean_over_items(values: Sequence[Sequence[float]]) -> Mean:
+    """Mean of the items' own means, `values[i]` being the attempts at item i.
+
+    Wilson's score interval where every item is a single 0 or 1 (it stays sensible near 0 and 1), otherwise the normal
+    interval of the item means, which is the clustered standard error with the items as clusters.
+    """
+    means = [sum(attempts) / len(attempts) for attempts in values if attempts]
+    count = len(means)
+    if not count:
+        return Mean(math.nan, math.nan, math.nan, 0)
+    mean = sum(means) / count
+    if all(len(attempts) <= 1 for attempts in values) and all(value in (0.0, 1.0) for value in means):
+        return Mean(mean, *_wilson(mean, count), count)
+    if count == 1:
+        return Mean(mean, math.nan, math.nan, 1)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in means) / (count - 1) / count)
+    return Mean(mean, mean - Z95 * spread, mean + Z95 * spread, count)
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    squared = Z95 * Z95
+    centre = (share + squared / (2 * count)) / (1 + squared / count)
+    half = Z95 / (1 + squared / count) * math.sqrt(share * (1 - share) / count + squared / (4 * count * count))
+    return max(0.0, centre - half), min(1.0, centre + half)

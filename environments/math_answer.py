@@ -1,0 +1,111 @@
+"""Is a final answer right? Plain numbers are compared here; everything else by math-verify, in a child process.
+
+math-verify (sympy) may think for ever about what a model writes, and its own time limits work in a main thread only. In
+a child it has one, and the event loop never waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from fractions import Fraction
+
+MAX_LENGTH = 300
+"""Characters of an answer; a longer one is no final answer."""
+CHECK_SECONDS = 5.0
+START_SECONDS = 60.0
+
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
+_BARE_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
+_UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[ ,;!]|[$€£%°]|\\%|\\\$")
+
+
+def boxed(text: str) -> str | None:
+    r"""Content of the last `\boxed{...}`, braces balanced; None when there is none."""
+    at = text.rfind("\\boxed{")
+    if at < 0:
+        return None
+    start = at + len("\\boxed{")
+    depth = 1
+    for place in range(start, len(text)):
+        depth += {"{": 1, "}": -1}.get(text[place], 0)
+        if depth == 0:
+            return text[start:place].strip()
+    return None
+
+
+def last_number(text: str) -> str | None:
+    """The last number in a text, without thousands separators."""
+    found = _NUMBER.findall(text)
+    return found[-1].replace(",", "").rstrip(".") if found else None
+
+
+def as_number(text: str) -> Fraction | None:
+    """The number that a text is, currency and units aside; None when it is not just a number."""
+    bare = _UNITS.sub("", text).replace(",", "").replace(" ", "")
+    fraction = re.fullmatch(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", bare)
+    if fraction:
+        bare = f"{fraction[1]}{fraction[2]}/{fraction[3]}"
+    if not _BARE_NUMBER.fullmatch(bare) or re.search(r"/0+$", bare):
+        return None
+    return Fraction(*map(Fraction, bare.split("/")))
+
+
+class MathVerifier:
+    """math-verify in a child process that is started on first use, and anew after it had to be killed."""
+
+    def __init__(self) -> None:
+        self._child: Process | None = None
+        self._turn = asyncio.Lock()
+
+    async def equal(self, answer: str, truth: str) -> bool:
+        """Whether two answers are the same number or expression. One that takes too long to decide is not."""
+        given, wanted = as_number(answer), as_number(truth)
+        if given is not None and wanted is not None:
+            return given == wanted
+        if " ".join(answer.split()) == " ".join(truth.split()):
+            return True
+        if not answer.strip() or len(answer) > MAX_LENGTH:
+            return False
+        async with self._turn:
+            return await self._ask(answer, truth)
+
+    async def _ask(self, answer: str, truth: str) -> bool:
+        child = await self._start()
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(json.dumps({"answer": answer, "truth": truth}).encode() + b"\n")
+            line = await asyncio.wait_for(child.stdout.readline(), CHECK_SECONDS)
+        except (TimeoutError, ConnectionError):
+            await self.close()
+            return False
+        except asyncio.CancelledError:
+            await self.close()  # its answer would be taken for that of the next question
+            raise
+        if not line:
+            await self.close()
+            return False
+        return bool(json.loads(line))
+
+    async def _start(self) -> Process:
+        if self._child is None or self._child.returncode is not None:
+            self._child = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "environments.math_child", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+            )
+            assert self._child.stdout is not None
+            ready = await asyncio.wait_for(self._child.stdout.readline(), START_SECONDS)
+            if not ready:
+                self._child = None
+                raise RuntimeError(
+                    "math-verify does not start; try `python -m environments.math_child` and see what it prints"
+                )
+        return self._child
+
+    async def close(self) -> None:
+        child, self._child = self._child, None
+        if child is not None and child.returncode is None:
+            child.kill()
+            await child.wait()

@@ -1,0 +1,139 @@
+"""Rollouts as they are written down: plain dicts that are whole without the process that made them.
+
+A group is one JSON object in the shape that Atropos gives its groups (`scores`, `messages`, ... of the scored
+rollouts, side by side), plus `rollouts`: what happened in every rollout, left-out ones included. Phase 1 knows no
+token ids, so `tokens` and `masks` are null: never made up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal
+
+from environments.agent_result import AgentResult
+from environments.outcome import Outcome
+from environments.rollout import Rollout
+from trajectories import to_trajectory_entry
+
+SCHEMA = "lachesis.group/1"
+
+_ATROPOS_NULLS = (
+    "tokens",
+    "masks",
+    "advantages",
+    "ref_logprobs",
+    "inference_logprobs",
+    "generation_params",
+    "group_overrides",
+    "overrides",
+    "images",
+    "distill_token_ids",
+    "distill_logprobs",
+)
+
+
+def group_record(
+    *,
+    environment: str,
+    item: Any,
+    item_key: str,
+    tools: Sequence[Mapping[str, Any]],
+    model: str,
+    rollouts: Sequence[Rollout],
+) -> dict[str, Any]:
+    """One group, ready for JSON."""
+    scored = [rollout for rollout in rollouts if rollout.reward is not None and rollout.result is not None]
+    places = {rollout.rollout_id: place for place, rollout in enumerate(scored)}
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "item_key": item_key,
+        "item": item,
+        "model": model,
+        "timestamp": datetime.now().isoformat(),
+        "tools": list(tools),
+        "scores": [rollout.reward for rollout in scored],
+        "messages": [rollout.result.messages for rollout in scored if rollout.result is not None],
+        **dict.fromkeys(_ATROPOS_NULLS),
+        "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in rollouts],
+    }
+
+
+def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
+    """What happened in one rollout. `place` is its index in the group's `scores`; None keeps its messages here."""
+    result = rollout.result
+    record: dict[str, Any] = {
+        "rollout_id": rollout.rollout_id,
+        "index": rollout.index,
+        "place": place,
+        "outcome": rollout.outcome.value,
+        "reason": rollout.reason,
+        "completed": rollout.outcome is Outcome.COMPLETED,
+        "reward": rollout.reward,
+        "traceback": rollout.traceback,
+        "attempts": rollout.attempts,
+        "seconds": round(rollout.seconds, 3),
+        "metrics": dict(rollout.metrics),
+        **_agent_record(result),
+    }
+    if place is None:
+        record["messages"] = result.messages if result is not None else []
+    return record
+
+
+def _agent_record(result: AgentResult | None) -> dict[str, Any]:
+    if result is None:
+        return {"turns": 0, "api_calls": 0, "tool_calls": 0, "tool_stats": {}, "tool_errors": [], "discarded": []}
+    return {
+        "turns": result.turns_used,
+        "api_calls": result.api_calls,
+        "prompt_tokens": result.tokens.prompt_tokens,
+        "completion_tokens": result.tokens.completion_tokens,
+        "uncounted_requests": result.tokens.uncounted_requests,
+        "seconds_in_model": round(result.seconds_in_model, 3),
+        "seconds_in_tools": round(result.seconds_in_tools, 3),
+        "tool_calls": result.tool_calls,
+        "tool_stats": {name: count.to_dict() for name, count in result.tool_counts.items()},
+        "tool_errors": [
+            {"turn": error.turn, "tool": error.tool_name, "arguments": error.arguments, "error": error.error}
+            for error in result.tool_errors
+        ],
+        "discarded": [
+            {
+                "reason": dropped.reason,
+                "at": dropped.at,
+                "messages": [node.message.to_openai("reasoning") for node in dropped.nodes],
+            }
+            for dropped in result.history.discarded
+        ],
+    }
+
+
+def rollout_messages(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The conversation of one of a group's rollouts."""
+    place = rollout["place"]
+    messages: list[dict[str, Any]] = rollout["messages"] if place is None else group["messages"][place]
+    return messages
+
+
+def trajectories_of(group: Mapping[str, Any], *, system: Literal["generated", "actual"]) -> Iterator[dict[str, Any]]:
+    """The ShareGPT trajectories of a group; rollouts without a single answer have none."""
+    for rollout in group["rollouts"]:
+        messages = rollout_messages(group, rollout)
+        if not any(message["role"] == "assistant" for message in messages):
+            continue
+        entry, _ = to_trajectory_entry(
+            messages,
+            group["tools"],
+            model=group["model"],
+            completed=rollout["completed"],
+            timestamp=group["timestamp"],
+            system=system,
+            environment=group["environment"],
+            item_key=group["item_key"],
+            rollout_id=rollout["rollout_id"],
+            outcome=rollout["outcome"],
+            reward=rollout["reward"],
+        )
+        yield entry

@@ -1,0 +1,222 @@
+"""One rollout: lease a sandbox, let the agent play, score what it left behind, release the sandbox.
+
+Failure is not zero: a rollout has a reward only when the agent's own doing was looked at. Broken infrastructure gets a
+fresh start a few times and is then left out; an exception in the reward is the environment's error and is kept as such.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+import time
+import traceback
+import uuid
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from typing import Any
+
+from backends import BackendError
+from environments.agent_loop import ChatServer, ExecuteTools, HermesAgentLoop, LoopLimits
+from environments.agent_result import AgentResult
+from environments.config import HermesAgentEnvConfig
+from environments.outcome import Outcome
+from environments.tool_context import ToolContext
+from inference import RequestRejected
+from inference.router import Split
+from tools import ToolRegistry, ToolResult, ToolSession, ToolSessions, call_tools
+from trajectories import ToolCall
+
+Reward = Callable[[Any, AgentResult, Any], "float | Awaitable[float]"]
+
+
+class RewardError(Exception):
+    """A reward is no finite number, or took too long. Like any exception of a reward: an error of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One finished attempt at one item."""
+
+    rollout_id: str
+    item_key: str
+    index: int
+    """Place in the group, from 0."""
+    outcome: Outcome
+    reason: str
+    reward: float | None
+    """None when the rollout is left out: the infrastructure failed, time ran out, or the reward raised."""
+    result: AgentResult | None
+    """None when not even the agent's first request could be made."""
+    traceback: str | None = None
+    """Of an exception in the environment's own code; such a rollout has no reward."""
+    error: Exception | None = None
+    """What broke the infrastructure."""
+    attempts: int = 1
+    """Starts that it took; more than one when the infrastructure broke earlier ones."""
+    seconds: float = 0.0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def broken(cls, item_key: str, index: int, error: Exception) -> Rollout:
+        """A rollout that an exception in the environment's own code ended."""
+        return cls(
+            rollout_id=uuid.uuid4().hex,
+            item_key=item_key,
+            index=index,
+            outcome=Outcome.INFRA_ERROR,
+            reason=f"exception in the environment: {type(error).__name__}: {error}",
+            reward=None,
+            result=None,
+            traceback="".join(traceback.format_exception(error)),
+        )
+
+
+class RolloutPlayer:
+    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once.
+
+    Args:
+        compute_reward: `async def`, or plain `def`, which then runs on `reward_threads` with a blocking context.
+        tools: OpenAI definitions of what the agent gets.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: HermesAgentEnvConfig,
+        server: ChatServer,
+        sessions: ToolSessions,
+        registry: ToolRegistry,
+        compute_reward: Reward,
+        reward_threads: Executor,
+    ) -> None:
+        self.config = config
+        self.server = server
+        self.sessions = sessions
+        self.registry = registry
+        self.compute_reward = compute_reward
+        self.reward_threads = reward_threads
+
+    async def play(
+        self,
+        item: Any,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        item_key: str,
+        index: int,
+        tools: Sequence[Mapping[str, Any]],
+        temperature: float,
+        split: Split = "train",
+    ) -> Rollout:
+        """Play one rollout to its end; only cancellation and errors of this program are raised."""
+        started = time.monotonic()
+        rollout_id = uuid.uuid4().hex
+        attempts = 0
+        while True:
+            attempts += 1
+            task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
+            session = self.sessions.open(task_id)
+            result: AgentResult | None = None
+            reward: float | None = None
+            trace: str | None = None
+            try:
+                names = [schema["function"]["name"] for schema in tools]
+                loop = HermesAgentLoop(
+                    self.server,
+                    tools,
+                    names,
+                    self.config.max_agent_turns,
+                    task_id,
+                    temperature,
+                    self.config.max_token_length,
+                    self.config.extra_body,
+                    execute=self.executor(session, names),
+                    limits=self.limits(),
+                    ephemeral_system_prompt=self.config.ephemeral_system_prompt,
+                    prefill_messages=self.config.prefill_messages,
+                    split=split,
+                )
+                result = await loop.run(messages)
+                outcome, reason, error = result.outcome, result.reason, result.error
+                if outcome.scored:
+                    context = ToolContext(session, self.registry)
+                    reward, trace = await self.score(item, result, context)
+            except BackendError as broken:
+                outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
+            finally:
+                # Also when this rollout is cancelled: nothing of it may stay behind.
+                await asyncio.shield(self.sessions.close(task_id))
+            if outcome is not Outcome.INFRA_ERROR or attempts > self.config.max_infra_retries:
+                break
+            if isinstance(error, RequestRejected):
+                break  # the server would refuse the same request again
+        return Rollout(
+            rollout_id=rollout_id,
+            item_key=item_key,
+            index=index,
+            outcome=outcome,
+            reason=reason,
+            reward=reward,
+            result=result,
+            traceback=trace,
+            error=error,
+            attempts=attempts,
+            seconds=time.monotonic() - started,
+        )
+
+    def executor(self, session: ToolSession, names: Sequence[str]) -> ExecuteTools:
+        """Runs tool calls in the session of one rollout."""
+
+        async def execute(calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+            wanted = [(call.name, call.arguments) for call in calls]
+            return await call_tools(wanted, session, registry=self.registry, allowed=names)
+
+        return execute
+
+    def limits(self) -> LoopLimits:
+        config = self.config
+        return LoopLimits(
+            max_tool_calls=config.max_tool_calls,
+            max_total_tokens=config.rollout_token_budget,
+            max_seconds=config.rollout_timeout,
+            max_resamples=config.max_resamples,
+            max_faulty_turns=config.max_faulty_turns,
+        )
+
+    async def score(self, item: Any, result: AgentResult, context: ToolContext) -> tuple[float | None, str | None]:
+        """The reward, or the traceback of the environment's error."""
+        try:
+            async with asyncio.timeout(self.config.reward_timeout) as limit:
+                given = await self.call_reward(item, result, context)
+            return _finite(given), None
+        except BackendError:
+            raise
+        except TimeoutError:
+            if limit.expired():
+                late = TimeoutError(f"the reward took longer than reward_timeout = {self.config.reward_timeout:g} s")
+            return None, "".join(traceback.format_exception(late))
+        except Exception as error:
+            return None, "".join(traceback.format_exception(error))
+
+    async def call_reward(self, item: Any, result: AgentResult, context: ToolContext) -> Any:
+        if inspect.iscoroutinefunction(self.compute_reward):
+            return await self.compute_reward(item, result, context)
+        loop = asyncio.get_running_loop()
+        blocking = context.blocking(loop)
+        given = await loop.run_in_executor(self.reward_threads, self.compute_reward, item, result, blocking)
+        return await given if inspect.isawaitable(given) else given
+
+
+def _finite(value: Any) -> float | None:
+    if value is None:
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise RewardError(
+            f"compute_reward returned {value!r}; it has to return a number, or None to leave out"
+        ) from None
+    if not math.isfinite(number):
+        raise RewardError(f"compute_reward returned {number}; rewards have to be finite")
+    return number

@@ -1,0 +1,99 @@
+"""Weights & Biases, when it is asked for. Without `use_wandb` nothing of it is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from environments.records import rollout_messages
+
+if TYPE_CHECKING:
+    from environments.hermes_base_env import HermesAgentBaseEnv
+
+CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
+"""Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
+
+
+class TrackingError(RuntimeError):
+    """W&B was asked for and cannot be used."""
+
+
+class Tracker:
+    """Collects finished groups between two logs, and sends figures and a table of rollouts to W&B if it is on."""
+
+    def __init__(self) -> None:
+        self.groups: list[dict[str, Any]] = []
+        self._run: Any = None
+        self._rollouts: list[tuple[str, float | None]] = []
+        self._keep = 0
+
+    async def start(self, env: HermesAgentBaseEnv, *, job: str) -> None:
+        """Open a W&B run when the settings ask for one.
+
+        Raises:
+            TrackingError: no login; says how to log in, or to do without.
+        """
+        if not env.config.use_wandb:
+            return
+        import wandb
+
+        self._keep = env.config.num_rollouts_to_keep
+        try:
+            self._run = wandb.init(
+                project=env.wandb_project or env.run_name,
+                group=env.wandb_group,
+                name=env.config.wandb_name,
+                job_type=job,
+                config=env.config.model_dump(mode="json"),
+            )
+        except wandb.errors.Error as error:
+            raise TrackingError(
+                f"use_wandb is set, but W&B cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, "
+                "or leave --env.use_wandb out"
+            ) from error
+
+    def add(self, group: dict[str, Any]) -> None:
+        """Note a finished group for the next log."""
+        self.groups.append(group)
+        if self._run is not None:
+            for rollout in group["rollouts"]:
+                self._rollouts.append((readable(rollout_messages(group, rollout)), rollout["reward"]))
+            del self._rollouts[: -self._keep or None]
+
+    def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
+        """Send the figures, if W&B is on, and start collecting anew."""
+        self.groups = []
+        if self._run is None:
+            return
+        import wandb
+
+        shown = dict(metrics)
+        if self._rollouts:
+            shown["train/rollouts"] = wandb.Table(columns=["text", "score"], data=[list(row) for row in self._rollouts])
+            self._rollouts = []
+        if prefix:
+            shown = {name if name.startswith("server/") else f"{prefix}_{name}": value for name, value in shown.items()}
+        self._run.log(shown, step=step)
+
+    def finish(self) -> None:
+        if self._run is not None:
+            self._run.finish()
+            self._run = None
+
+
+def readable(messages: list[dict[str, Any]]) -> str:
+    """A conversation as plain text, long parts cut."""
+    lines = []
+    for message in messages:
+        if message.get("reasoning"):
+            lines.append(f"[thinks] {_cut(message['reasoning'], CONTENT_LIMIT)}")
+        if message.get("content"):
+            limit = RESULT_LIMIT if message["role"] == "tool" else CONTENT_LIMIT
+            lines.append(f"[{message['role']}] {_cut(str(message['content']), limit)}")
+        calls = (call["function"] for call in message.get("tool_calls") or ())
+        lines += [f"[calls {call['name']}] {_cut(call['arguments'], CALL_LIMIT)}" for call in calls]
+    return "\n".join(lines)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"

@@ -1,0 +1,7 @@
+"""`python -m lachesis`."""
+
+import sys
+
+from lachesis.cli import main
+
+sys.exit(main())

@@ -1,0 +1,32 @@
+"""The command `lachesis`: one verb a module, imported when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "demo": "play a few problems with the embedded model and with the reference policy",
+    "doctor": "show what works on this machine, and how to get what does not",
+    "report": "write the HTML report of a groups file again",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; the exit code."""
+    parser = argparse.ArgumentParser(prog="lachesis", description="Environments for tool-calling language models.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    for verb, help_text in VERBS.items():
+        # The verb parses its own arguments, so that no other verb's room is imported for it.
+        verbs.add_parser(verb, help=help_text, add_help=False)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parsed, rest = parser.parse_known_args(arguments)
+    module = importlib.import_module(f"lachesis.{parsed.verb}")
+    code: int = module.main(rest)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

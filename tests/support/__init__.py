@@ -1,0 +1,1 @@
+"""Real servers and helpers that several tests share."""
