@@ -1,0 +1,101 @@
+"""Every command that README and docs show is run, every Python example is executed, every link leads somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?://)([^)#]+)")
+
+
+def blocks(language: str) -> Iterator[tuple[Path, str]]:
+    for page in PAGES:
+        for match in BLOCK.finditer(page.read_text(encoding="utf-8")):
+            if match[1] == language:
+                yield page, match[2]
+
+
+def commands(page: Path) -> list[str]:
+    return [
+        line.removeprefix("$ ")
+        for of, text in blocks("console")
+        if of == page
+        for line in text.splitlines()
+        if line.startswith("$ ")
+    ]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder that looks like the project, to run commands in without leaving anything in the real one."""
+    for name in ("environments", "configs", "Makefile", "requirements", "scripts", "pyproject.toml"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").write_text("")
+    for page, text in blocks("python"):
+        if page.name == "README.md" and ".cli()" in text:
+            (tmp_path / "sort_words.py").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.model
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
+def test_every_command_shown_runs(page: Path, checkout: Path) -> None:
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for command in commands(page):
+        if command.startswith("make "):
+            command = command.replace("make ", "make --dry-run --always-make ")
+        done = subprocess.run(
+            ["bash", "-c", command],
+            cwd=checkout,
+            env={**os.environ, "PATH": search},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    shutil.rmtree(checkout / "data", ignore_errors=True)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("page", "code"), list(blocks("python")), ids=lambda value: value.name if isinstance(value, Path) else ""
+)
+def test_every_python_example_runs(page: Path, code: str, tmp_path: Path) -> None:
+    # An example that starts a command line is played by the commands beside it; here it is only imported.
+    path = tmp_path / "example.py"
+    path.write_text(code)
+    run = [sys.executable, "-c", "import example"] if ".cli()" in code else [sys.executable, str(path)]
+    done = subprocess.run(
+        run,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, f"{page.name}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    links = LINK.findall(page.read_text(encoding="utf-8"))
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing
+
+
+def test_the_readme_shows_the_environment_in_thirty_lines_and_nothing_more_is_needed() -> None:
+    (code,) = (text for page, text in blocks("python") if page.name == "README.md")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+    assert code.count("import") <= 3
