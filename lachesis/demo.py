@@ -18,7 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-PLAYERS = {"embedded": "SmolLM2-135M-Instruct (embedded)", "reference": "reference policy (no model)"}
+PLAYERS = {"embedded": "SmolLM2-135M (embedded model)", "reference": "reference policy (no model)"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,7 +55,7 @@ async def _play(console: Console, items: int, group_size: int, output: Path) -> 
             total_steps=items,
             group_size=group_size,
             max_token_length=200,
-            max_agent_turns=4,
+            agent_temperature=0.4,
             data_path_to_save_groups=str(folder / "groups.jsonl"),
         )
         console.print(f"\n[bold]{title}[/bold] plays {items} problems, {group_size} rollouts each", highlight=False)
@@ -89,20 +89,18 @@ async def _play(console: Console, items: int, group_size: int, output: Path) -> 
 
 def _table(results: Mapping[str, Any]) -> Table:
     table = Table(title="GSM8K with a Python tool (gsm_symbolic)", title_justify="left")
-    columns = ("player", "items", "rollouts", "mean reward", "tool calls", "rolled back", "outcomes", "tokens/s")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column in ("player", "items", "rollouts", "reward", "calls", "outcomes", "tokens/s"):
+        table.add_column(column, justify="left" if column in ("player", "outcomes") else "right")
     for player, result in results.items():
         summary = result.summary
         speed = "–" if summary.uncounted_requests else f"{result.tokens / result.seconds:.0f}"
-        outcomes = ", ".join(f"{name} {count}" for name, count in summary.outcomes.items())
+        outcomes = "\n".join(f"{name} {count}" for name, count in summary.outcomes.items())
         table.add_row(
-            PLAYERS[player],
+            PLAYERS[player].replace(" (", "\n("),
             str(summary.items),
             str(summary.rollouts),
             f"{summary.reward.mean:.2f}" if summary.scored else "–",
             f"{summary.tool_calls * summary.rollouts:.0f}",
-            str(summary.discarded),
             outcomes,
             speed,
         )

@@ -4,8 +4,18 @@
 set -eu
 venv=$1
 python=${PYTHON:-python3}
+lock=requirements/lock.txt
 
 fail() { echo "error: $1" >&2; exit 1; }
+
+# pip says what it does in a hundred lines; on a terminal one line that changes is enough.
+progress() {
+  awk -v total="$(grep -c '==' "$lock")" -v terminal="$1" '
+    /^(Collecting|Processing) / { n++; sub(/.*\//, "", $2); if (terminal) printf "\r  %d of %d: %-50s", n, total, $2
+                     else if (n % 20 == 0) printf "  %d of %d\n", n, total }
+    /^Installing collected/ { if (terminal) printf "\r"; printf "  unpacking %d packages ...%40s\n", n, "" }
+    { fflush() }'
+}
 
 command -v "$python" >/dev/null || fail "no $python here; run: sudo scripts/debian-packages.sh"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -27,5 +37,11 @@ if [ ! -x "$venv/bin/pip" ]; then
 fi
 
 echo "installing the locked dependencies into $venv (about 350 MB of downloads the first time) ..."
-"$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --requirement requirements/lock.txt
+status=$venv/.pip-status
+if [ -t 1 ]; then terminal=1; else terminal=0; fi
+{ code=0
+  "$venv/bin/pip" install --disable-pip-version-check --progress-bar off --no-deps --requirement "$lock" || code=$?
+  echo "$code" >"$status"
+} | progress "$terminal"
+[ "$(cat "$status")" = 0 ] || fail "pip could not install $lock, see above; run the same command again to go on"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
