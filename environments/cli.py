@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from backends import BackendError
 from environments.atropos import APIServerConfig, as_server_configs
 from environments.config import HermesAgentEnvConfig
 from environments.dataset_rows import DatasetError
+from environments.items import ItemError
 from environments.ledger import RunFolderError
 from environments.process import RunResult, RunStopped
 from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError
@@ -43,28 +45,33 @@ COMMANDS = {
 }
 TOP_LEVEL = ("env", "openai", "slurm", "testing")
 
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used."""
+
+
 EXPECTED_ERRORS = (
     BackendError,
     DatasetError,
     EmbeddedServerError,
     InferenceError,
+    ItemError,
     JsonlError,
     Phase1CannotTrain,
     RunFolderError,
     RunStopped,
     ServerConfigError,
+    SettingsError,
     ToolUnavailable,
     ToolsetError,
     TrackingError,
 )
 """Errors that say everything there is to know; a traceback would only hide it."""
 
-
-Model = TypeVar("Model", bound=BaseModel)
-
-
-class SettingsError(ValueError):
-    """Settings that cannot be used."""
+USAGE_ERRORS = (Phase1CannotTrain, ServerConfigError, SettingsError, ToolUnavailable, ToolsetError)
+"""Of these, what another command line mends: exit code 2."""
 
 
 def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
@@ -73,14 +80,10 @@ def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         command, env = build(env_cls, arguments)
-    except SettingsError as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 2
-    try:
         return asyncio.run(_run(command, env))
     except EXPECTED_ERRORS as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
-        return 1
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2 if isinstance(error, USAGE_ERRORS) else 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; what was finished is kept, start again to continue")
         return 130
@@ -97,7 +100,7 @@ async def _run(command: str, env: HermesAgentBaseEnv) -> int:
     if not isinstance(result, RunResult):
         return 0  # an evaluate() of the environment's own
     print_result(Console(), result)
-    return 1 if result.failed_groups or result.summary.exceptions else 0
+    return 1 if result.failed_groups or result.exceptions else 0
 
 
 def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, HermesAgentBaseEnv]:
@@ -115,7 +118,10 @@ def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, 
     file = _read_yaml(Path(path)) if path else {}
     _reject_unknown(f"{path}: ", file, TOP_LEVEL)
 
-    env_values = {**default_config.model_dump(), **(file.get("env") or {}), **flags.get("env", {})}
+    from_file = file.get("env") or {}
+    if not isinstance(from_file, dict):
+        raise SettingsError(f"{path}: env: has to hold settings by name, not a {type(from_file).__name__}")
+    env_values = {**default_config.model_dump(), **from_file, **flags.get("env", {})}
     _reject_unknown("env.", env_values, type(default_config).model_fields)
     config = _validate(type(default_config), env_values, "env")
     servers = _servers(as_server_configs(default_servers), file.get("openai"), flags.get("openai", {}))
@@ -125,6 +131,9 @@ def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, 
 
 def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mapping[str, Any]) -> list[APIServerConfig]:
     """The servers: as many as the file or, without one, the code names; flags apply when it is one."""
+    entries = from_file if isinstance(from_file, list) else [from_file or {}]
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise SettingsError("openai: has to hold the settings of a server by name, or a list of such servers")
     if isinstance(from_file, list):
         layers: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({}, entry) for entry in from_file]
     elif from_file and len(defaults) > 1:
@@ -139,13 +148,6 @@ def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mappin
     servers: list[APIServerConfig] = []
     for base, chosen in layers:
         values = {**base, **chosen, **from_flags}
-        # Another model on another server: what the code said about its own default no longer fits.
-        if (
-            "model_name" in {**chosen, **from_flags}
-            and "base_url" not in {**chosen, **from_flags}
-            and not base.get("base_url")
-        ):
-            values.pop("base_url", None)
         _reject_unknown("openai.", values, ServerConfig.model_fields)
         servers.append(_validate(ServerConfig, values, "openai"))
     return servers
@@ -186,7 +188,14 @@ def _typed(annotation: Any) -> Any:
     """How the text of a flag becomes a value: text stays text, everything else is read as YAML (so JSON works too)."""
     if _accepts(annotation, str):
         return (lambda text: None if text in ("null", "None") else text) if _accepts(annotation, type(None)) else str
-    return yaml.safe_load
+    return _from_yaml
+
+
+def _from_yaml(text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _accepts(annotation: Any, kind: type) -> bool:
@@ -246,8 +255,8 @@ def print_result(console: Console, result: RunResult) -> None:
     """The table that a run ends with, and where everything is."""
     summary = result.summary
     table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
     left_out = summary.rollouts - summary.scored
     table.add_row(
         "items", f"{summary.items}" + (f" ({result.played} in this run)" if result.played != summary.items else "")
@@ -267,13 +276,17 @@ def print_result(console: Console, result: RunResult) -> None:
         table.add_row(
             "tokens/s", f"{result.tokens / max(result.seconds, 1e-9):.0f} ({result.tokens} in {result.seconds:.1f} s)"
         )
-    table.add_row("groups", str(result.files.groups))
-    table.add_row("trajectories", f"{result.files.samples}, {result.files.failed_samples.name}")
-    table.add_row("report", str(result.files.report))
     console.print(table)
+    for label, where in (
+        ("groups", str(result.files.groups)),
+        ("trajectories", f"{result.files.samples}, {result.files.failed_samples.name}"),
+        ("report", str(result.files.report)),
+    ):
+        # Outside of the table: a path that is cut or wrapped cannot be copied.
+        console.print(f"[bold]{label:<13}[/bold] {escape(where)}", highlight=False, soft_wrap=True)
     if result.failed_groups:
         console.print(f"{result.failed_groups} groups had no scored rollout; start again to play them", style="yellow")
-    if summary.exceptions:
+    if result.exceptions:
         console.print(
-            f"{summary.exceptions} rollouts ended in an exception of the environment; see the report", style="red"
+            f"{result.exceptions} rollouts ended in an exception of the environment; see the report", style="red"
         )

@@ -8,6 +8,35 @@ from pydantic import ConfigDict, Field, model_validator
 
 from environments.atropos import BaseEnvConfig
 
+_NOT_ABOUT_CONTENT = frozenset(
+    {
+        "total_steps",
+        "max_num_workers",
+        "max_num_workers_per_node",
+        "max_eval_workers",
+        "worker_timeout",
+        "use_wandb",
+        "wandb_name",
+        "rollout_server_url",
+        "data_path_to_save_groups",
+        "data_dir_to_save_evals",
+        "eval_items",
+        "num_rollouts_to_keep",
+        "num_rollouts_per_group_for_logging",
+        "min_items_sent_before_logging",
+        "max_failed_groups",
+        "max_infra_retries",
+        "steps_per_eval",
+        "eval_handling",
+        "eval_limit_ratio",
+        "inference_weight",
+        "max_batches_offpolicy",
+        "batch_size",
+        "min_batch_allocation",
+    }
+)
+"""Settings that may differ between two starts of one run: they decide how it runs, not what it writes."""
+
 
 class HermesAgentEnvConfig(BaseEnvConfig):
     """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error."""
@@ -78,3 +107,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):
         if self.distribution is not None:
             raise ValueError("toolset distributions are not available yet; set enabled_toolsets instead")
         return self
+
+    def about_content(self, *, evaluation: bool) -> dict[str, Any]:
+        """The settings that decide what a run writes, as JSON: a second start has to have the same."""
+        irrelevant = {"group_size", "agent_temperature"} if evaluation else {"eval_temperature"}
+        settings: dict[str, Any] = self.model_dump(mode="json", exclude=set(_NOT_ABOUT_CONTENT | irrelevant))
+        return settings

@@ -30,8 +30,10 @@ GSM_SYMBOLIC = "gsm_symbolic"
 EVAL_SEED = 1_000_003
 """Added to `dataset_seed` for evaluation, so that no problem of training is asked again."""
 
-SYSTEM_PROMPT = r"""You solve math word problems. Compute with the python tool: write code that prints the result. \
-When you know the answer, write it as \boxed{answer}, for example \boxed{42}. Do not put units into the box."""
+SYSTEM_PROMPT = (
+    "You solve math word problems. Compute with the python tool: write code that prints the result. When you know the "
+    "answer, write it as \\boxed{answer}, for example \\boxed{42}. Do not put units into the box."
+)
 
 
 class GSM8kEnvConfig(HermesAgentEnvConfig):
@@ -146,8 +148,10 @@ def final_answer(text: str) -> str | None:
 
 def _solution(row: Mapping[str, Any]) -> tuple[str, str]:
     """(worked solution, final answer) of a row of GSM8K, which has both in one field, or of gsm_symbolic."""
-    worked: str = row.get("metadata", {}).get("answer_cot") or row["answer"]
-    answer = row["answer"].rpartition("####")[2].strip().replace(",", "")
+    given = str(row["answer"])  # files of one's own hold plain numbers, too
+    metadata = row.get("metadata")
+    worked = metadata.get("answer_cot") if isinstance(metadata, Mapping) else None
+    worked, answer = str(worked or given), given.rpartition("####")[2].strip().replace(",", "")
     return worked, answer
 
 

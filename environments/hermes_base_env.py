@@ -16,9 +16,7 @@ import sys
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -32,7 +30,8 @@ from environments.config import HermesAgentEnvConfig
 from environments.items import item_digest
 from environments.process import ProcessRun, RunFiles, RunResult
 from environments.records import group_record
-from environments.rollout import Rollout, RolloutPlayer
+from environments.reward_threads import RewardThreads
+from environments.rollout import Rollout, RolloutPlayer, with_metrics
 from environments.servers import (
     Phase1CannotTrain,
     ServerConfig,
@@ -49,34 +48,6 @@ from tools import BUILTIN_TOOLS, ToolRegistry, ToolSessions, get_tool_definition
 
 REWARD_THREADS = 64
 """Plain `def` rewards that may run at once."""
-
-NOT_ABOUT_CONTENT = frozenset(
-    {
-        "total_steps",
-        "max_num_workers",
-        "max_num_workers_per_node",
-        "max_eval_workers",
-        "worker_timeout",
-        "use_wandb",
-        "wandb_name",
-        "rollout_server_url",
-        "data_path_to_save_groups",
-        "data_dir_to_save_evals",
-        "num_rollouts_to_keep",
-        "num_rollouts_per_group_for_logging",
-        "min_items_sent_before_logging",
-        "max_failed_groups",
-        "max_infra_retries",
-        "steps_per_eval",
-        "eval_handling",
-        "eval_limit_ratio",
-        "inference_weight",
-        "max_batches_offpolicy",
-        "batch_size",
-        "min_batch_allocation",
-    }
-)
-"""Settings that may differ between two starts of one run: they decide how it runs, not what it writes."""
 
 
 class HermesAgentBaseEnv(BaseEnv):
@@ -228,7 +199,6 @@ class HermesAgentBaseEnv(BaseEnv):
             spec = SandboxSpec(lifetime=float(config.terminal_lifetime), labels={"environment": self.run_name})
             sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
             stack.push_async_callback(sessions.close_all)
-            threads = stack.enter_context(ThreadPoolExecutor(REWARD_THREADS, thread_name_prefix="reward"))
             await self.setup()
             stack.push_async_callback(self.teardown)
             if any(needs_start(server) for server in self.server_configs):
@@ -238,6 +208,7 @@ class HermesAgentBaseEnv(BaseEnv):
                     policy=self.reference_policy(),
                     stack=stack,
                 )
+                stack.callback(setattr, self, "_server", None)
             else:
                 stack.push_async_callback(self.server.close)
             if not self.testing:
@@ -248,7 +219,7 @@ class HermesAgentBaseEnv(BaseEnv):
                 sessions=sessions,
                 registry=self.tools,
                 compute_reward=self.compute_reward,
-                reward_threads=threads,
+                reward_threads=RewardThreads(REWARD_THREADS),
             )
             try:
                 yield
@@ -259,8 +230,9 @@ class HermesAgentBaseEnv(BaseEnv):
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
     ) -> Rollout:
         """One finished rollout of `item`. An exception in the environment's code stays this rollout's own."""
+        player = self.player
         try:
-            rollout = await self.player.play(
+            rollout = await player.play(
                 item,
                 self.initial_messages(item),
                 item_key=item_key,
@@ -269,11 +241,9 @@ class HermesAgentBaseEnv(BaseEnv):
                 temperature=self.config.eval_temperature if evaluation else self.config.agent_temperature,
                 split="eval" if evaluation else "train",
             )
-            if rollout.result is None:
-                return rollout
-            return replace(rollout, metrics=self.rollout_metrics(item, rollout.result, rollout.reward))
         except Exception as error:
             return Rollout.broken(item_key, index, error)
+        return with_metrics(rollout, lambda result, reward: self.rollout_metrics(item, result, reward))
 
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """One group in Atropos' shape, and no backlog. None when nothing in it was scored."""
@@ -308,8 +278,8 @@ class HermesAgentBaseEnv(BaseEnv):
         """`process`: play `total_steps` groups and write them down; continues what an earlier start left."""
         default = Path("data") / self.run_name / "groups.jsonl"
         files = RunFiles(Path(self.config.data_path_to_save_groups or default))
-        async with self.running():
-            await self._tracker.start(self, job="process")
+        self.process_mode = True
+        async with self._tracker.tracking(self, job="process"), self.running():
             run = self._run(
                 files=files,
                 next_item=self.get_next_item,
@@ -320,8 +290,7 @@ class HermesAgentBaseEnv(BaseEnv):
             return await run.run()
 
     async def _run_evaluate(self) -> Any:
-        async with self.running():
-            await self._tracker.start(self, job="evaluate")
+        async with self._tracker.tracking(self, job="evaluate"), self.running():
             return await self.evaluate()
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> RunResult:
@@ -359,11 +328,7 @@ class HermesAgentBaseEnv(BaseEnv):
             "environment": self.run_name,
             "model": describe(self.server_configs),
             "evaluation": evaluation,
-            **{
-                name: value
-                for name, value in self.config.model_dump(mode="json").items()
-                if name not in NOT_ABOUT_CONTENT
-            },
+            **self.config.about_content(evaluation=evaluation),
             "group_size": group_size,
         }
         return ProcessRun(

@@ -25,15 +25,15 @@ class Mean:
 def mean_over_items(values: Sequence[Sequence[float]]) -> Mean:
     """Mean of the items' own means, `values[i]` being the attempts at item i.
 
-    Wilson's score interval where every item is a single 0 or 1 (it stays sensible near 0 and 1), otherwise the normal
-    interval of the item means, which is the clustered standard error with the items as clusters.
+    Wilson's score interval where every item's mean is 0 or 1 (it stays sensible where all of them are the same),
+    otherwise the normal interval of the item means, which is the clustered standard error with the items as clusters.
     """
     means = [sum(attempts) / len(attempts) for attempts in values if attempts]
     count = len(means)
     if not count:
         return Mean(math.nan, math.nan, math.nan, 0)
     mean = sum(means) / count
-    if all(len(attempts) <= 1 for attempts in values) and all(value in (0.0, 1.0) for value in means):
+    if all(value in (0.0, 1.0) for value in means):
         return Mean(mean, *_wilson(mean, count), count)
     if count == 1:
         return Mean(mean, math.nan, math.nan, 1)
@@ -45,4 +45,5 @@ def _wilson(share: float, count: int) -> tuple[float, float]:
     squared = Z95 * Z95
     centre = (share + squared / (2 * count)) / (1 + squared / count)
     half = Z95 / (1 + squared / count) * math.sqrt(share * (1 - share) / count + squared / (4 * count * count))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # At a share of 0 or 1 the interval ends there exactly, but for rounding.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))

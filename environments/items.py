@@ -1,21 +1,86 @@
-"""Names for items, so that a run that is started again knows which of them it has played."""
+"""Items as JSON, and names for them, so that a run that is started again knows which of them it has played."""
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import hashlib
+import json
+import math
 from collections import Counter
+from collections.abc import Mapping, Set
+from datetime import date, time, timedelta
+from enum import Enum
+from pathlib import PurePath
 from typing import Any
 
-import orjson
+
+class ItemError(TypeError):
+    """An item that has no form in JSON, and so can neither be written down nor be recognised by a second start."""
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON holds it: dicts with text keys, lists, text, finite numbers, booleans, None.
+
+    Tuples and sets become lists, what numpy counts becomes numbers and lists, dates ISO text, bytes base64, dataclasses
+    and pydantic models dicts; a number that is not finite becomes None.
+
+    Raises:
+        ItemError: names the type that has no such form.
+    """
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise ItemError("the value contains itself or is nested too deeply to become JSON") from None
+
+
+def _plain(value: Any) -> Any:
+    # Enums before text and numbers: a StrEnum is both.
+    if isinstance(value, Enum):
+        return _plain(value.value)
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str | int):
+        return str(value) if isinstance(value, str) else int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(_plain(key)): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, Set):
+        return sorted((_plain(entry) for entry in value), key=_canonical)
+    return _plain(_unwrapped(value))
+
+
+def _unwrapped(value: Any) -> Any:
+    """One step from an object towards JSON."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    for method in ("model_dump", "tolist", "as_py"):  # pydantic, numpy and torch, Arrow
+        if callable(convert := getattr(value, method, None)) and not isinstance(value, type):
+            return convert()
+    raise ItemError(
+        f"a {type(value).__module__}.{type(value).__qualname__} cannot become JSON; "
+        "let get_next_item return plain data (dicts, lists, text, numbers) and load the rest where it is used"
+    )
+
+
+def _canonical(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, allow_nan=False)
 
 
 def item_digest(item: Any) -> str:
-    """16 hex digits that stand for the content of an item; the same in every process."""
-    try:
-        canonical = orjson.dumps(item, default=repr, option=orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS)
-    except orjson.JSONEncodeError:
-        canonical = repr(item).encode()
-    return hashlib.blake2b(canonical, digest_size=8).hexdigest()
+    """16 hex digits that stand for the content of an item; the same in every process. Raises `ItemError`."""
+    return hashlib.blake2b(_canonical(plain(item)).encode(), digest_size=8).hexdigest()
 
 
 class ItemKeys:

@@ -12,15 +12,18 @@ import re
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from fractions import Fraction
+from pathlib import Path
 
 MAX_LENGTH = 300
 """Characters of an answer; a longer one is no final answer."""
 CHECK_SECONDS = 5.0
 START_SECONDS = 60.0
+_CHILD = Path(__file__).with_name("math_child.py")
 
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*\.?\d*|\.\d+)")
-_BARE_NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:/\d+)?")
-_UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[ ,;!]|[$€£%°]|\\%|\\\$")
+_NUMBER = re.compile(r"(?:(?<![\w)])[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|(?<!\d)\.\d+")
+_PLAIN_NUMBER = re.compile(r"[-+]?(?:(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+)(?: ?/ ?\d+)?")
+_UNITS = re.compile(r"\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\\[%$]|[$€£%°]")
+_SPACES = re.compile(r"\\[ ,;!]|\s+")
 
 
 def boxed(text: str) -> str | None:
@@ -39,19 +42,24 @@ def boxed(text: str) -> str | None:
 
 def last_number(text: str) -> str | None:
     """The last number in a text, without thousands separators."""
-    found = _NUMBER.findall(text)
-    return found[-1].replace(",", "").rstrip(".") if found else None
+    found: list[str] = _NUMBER.findall(text)
+    return found[-1].replace(",", "") if found else None
 
 
 def as_number(text: str) -> Fraction | None:
-    """The number that a text is, currency and units aside; None when it is not just a number."""
-    bare = _UNITS.sub("", text).replace(",", "").replace(" ", "")
-    fraction = re.fullmatch(r"([-+]?)\\[dt]?frac\{(\d+)\}\{(\d+)\}", bare)
-    if fraction:
-        bare = f"{fraction[1]}{fraction[2]}/{fraction[3]}"
-    if not _BARE_NUMBER.fullmatch(bare) or re.search(r"/0+$", bare):
+    """The number that a text is, currency and units aside; None when it is not just a number.
+
+    A percent sign is a unit: GSM8K asks "what percentage" and answers 50, so `50%` is 50 and not a half. Commas and
+    spaces count as thousands separators where they separate thousands, and nowhere else: `1,2` is no number.
+    """
+    if len(text) > MAX_LENGTH:
         return None
-    return Fraction(*map(Fraction, bare.split("/")))
+    bare = _SPACES.sub(" ", _UNITS.sub("", text)).strip()
+    bare = re.sub(r"\\[dt]?frac ?\{ ?(\d+) ?\}\{ ?(\d+) ?\}", r"\1/\2", bare)
+    bare = re.sub(r"^([-+]) ", r"\1", bare)
+    if not _PLAIN_NUMBER.fullmatch(bare) or re.search(r"/ ?0+$", bare):
+        return None
+    return Fraction(*map(Fraction, bare.replace(",", "").replace(" ", "").split("/")))
 
 
 class MathVerifier:
@@ -74,38 +82,39 @@ class MathVerifier:
             return await self._ask(answer, truth)
 
     async def _ask(self, answer: str, truth: str) -> bool:
-        child = await self._start()
-        assert child.stdin is not None and child.stdout is not None
         try:
+            child = await self._start()
+            assert child.stdin is not None and child.stdout is not None
             child.stdin.write(json.dumps({"answer": answer, "truth": truth}).encode() + b"\n")
             line = await asyncio.wait_for(child.stdout.readline(), CHECK_SECONDS)
         except (TimeoutError, ConnectionError):
             await self.close()
             return False
-        except asyncio.CancelledError:
-            await self.close()  # its answer would be taken for that of the next question
+        except BaseException:
+            await self.close()  # what it still says would be taken for the answer to the next question
             raise
         if not line:
             await self.close()
             return False
-        return bool(json.loads(line))
+        return json.loads(line) is True
 
     async def _start(self) -> Process:
         if self._child is None or self._child.returncode is not None:
+            # As a file and with -P: a folder called environments where the user stands is not ours.
             self._child = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "environments.math_child", stdin=PIPE, stdout=PIPE, stderr=DEVNULL
+                sys.executable, "-P", str(_CHILD), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
             )
             assert self._child.stdout is not None
-            ready = await asyncio.wait_for(self._child.stdout.readline(), START_SECONDS)
+            try:
+                ready = await asyncio.wait_for(self._child.stdout.readline(), START_SECONDS)
+            except TimeoutError:
+                ready = b""
             if not ready:
-                self._child = None
-                raise RuntimeError(
-                    "math-verify does not start; try `python -m environments.math_child` and see what it prints"
-                )
+                raise RuntimeError(f"math-verify does not start; see what `{sys.executable} {_CHILD}` prints")
         return self._child
 
     async def close(self) -> None:
         child, self._child = self._child, None
         if child is not None and child.returncode is None:
             child.kill()
-            await child.wait()
+            await asyncio.shield(child.wait())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 
@@ -22,10 +23,15 @@ from environments.progress import RunProgress
 from environments.records import group_record, rollout_messages, trajectories_of
 from environments.report import write_report
 from environments.rollout import Rollout
-from environments.summary import Summary, summarise
+from environments.summary import Summary
 from inference import Unauthorized
 from trajectories import JsonlWriter, read_lines
 from trajectories.saving import COMPLETED_FILE, FAILED_FILE
+
+T = TypeVar("T")
+
+MAX_TRACEBACKS = 5
+"""Different exceptions of the environment that are printed in full; all of them are in the report."""
 
 
 class RunStopped(Exception):
@@ -75,6 +81,8 @@ class RunResult:
     """Completion tokens that this start sampled, left-out rollouts included."""
     failed_groups: int
     """Groups of this start without a single scored rollout; a second start plays them again."""
+    exceptions: int
+    """Rollouts of this start that met an exception in the environment's own code."""
     exhausted: bool
     """The environment had no more items."""
 
@@ -122,7 +130,9 @@ class ProcessRun:
         self.failed_groups = 0
         self.played = 0
         self.tokens = 0
+        self.exceptions = 0
         self.exhausted = False
+        self.shown: set[str] = set()
 
     async def run(self) -> RunResult:
         """Play until `total` groups are on disk.
@@ -132,22 +142,23 @@ class ProcessRun:
             RunStopped: too many failures in a row, or a key that the server refuses.
         """
         started = time.monotonic()
-        await asyncio.to_thread(self.ledger.open)
         async with AsyncExitStack() as stack:
             stack.callback(self.ledger.close)
+            await _undisturbed(self.ledger.open)
+            await asyncio.to_thread(self.forget_superseded_failures)
             samples = stack.enter_context(JsonlWriter(self.files.samples))
             failed = stack.enter_context(JsonlWriter(self.files.failed_samples))
-            failures = stack.enter_context(JsonlWriter(self.files.failures))
+            self.failures = stack.enter_context(JsonlWriter(self.files.failures))
             self.writers = {True: samples, False: failed}
-            self.failures = failures
             await asyncio.to_thread(self.complete_trajectories)
             if self.ledger.done:
-                self.console.print(f"continuing {self.files.groups}: {len(self.ledger.done)} groups are done")
+                told = f"continuing {self.files.groups}: {len(self.ledger.done)} groups are done"
+                self.console.print(told, markup=False, highlight=False, soft_wrap=True)
             try:
                 with RunProgress(self.console, self.environment, self.total, len(self.ledger.done)) as progress:
                     await self.play_all(progress)
             finally:
-                summary = await asyncio.to_thread(self.write_report)
+                summary = await _undisturbed(self.write_report)
         return RunResult(
             files=self.files,
             summary=summary,
@@ -155,27 +166,51 @@ class ProcessRun:
             seconds=time.monotonic() - started,
             tokens=self.tokens,
             failed_groups=self.failed_groups,
+            exceptions=self.exceptions,
             exhausted=self.exhausted,
         )
 
     async def play_all(self, progress: RunProgress) -> None:
-        items = self.items()
         running: set[asyncio.Task[dict[str, Any]]] = set()
-        try:
-            while True:
-                while len(running) < self.concurrency and (drawn := await anext(items, None)) is not None:
-                    running.add(asyncio.create_task(self.play_group(*drawn)))
-                if not running:
-                    return
-                finished, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                for task in finished:
-                    await self.settle(task.result(), progress)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+        async with aclosing(self.items()) as items:
+            try:
+                while True:
+                    while len(running) < self.concurrency and (drawn := await anext(items, None)) is not None:
+                        running.add(asyncio.create_task(self.play_group(*drawn)))
+                    if not running:
+                        return
+                    await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                    if failure := await self.settle_finished(running, progress):
+                        raise failure
+            finally:
+                for task in running:
+                    task.cancel()
+                if running:
+                    await asyncio.wait(running)
+                    await self.settle_finished(running, progress)
 
-    async def items(self) -> AsyncIterator[tuple[Any, str]]:
+    async def settle_finished(
+        self, running: set[asyncio.Task[dict[str, Any]]], progress: RunProgress
+    ) -> BaseException | None:
+        """Take the finished tasks out of `running` and write their groups down; the first failure among them.
+
+        One failure does not keep the others from being written: nothing that is finished is lost.
+        """
+        failure: BaseException | None = None
+        for task in [task for task in running if task.done()]:
+            running.discard(task)
+            if task.cancelled():
+                continue
+            if (raised := task.exception()) is not None:
+                failure = failure or raised
+                continue
+            try:
+                await self.settle(task.result(), progress)
+            except RunStopped as stopped:
+                failure = failure or stopped
+        return failure
+
+    async def items(self) -> AsyncGenerator[tuple[Any, str], None]:
         """Items that are not done yet, each with its key; as many as are missing."""
         keys = ItemKeys()
         missing = self.total - len(self.ledger.done)
@@ -189,6 +224,8 @@ class ProcessRun:
             if key not in done:
                 missing -= 1
                 yield item, key
+            else:
+                await asyncio.sleep(0)  # thousands may be done already, and the loop serves others, too
 
     async def play_group(self, item: Any, key: str) -> dict[str, Any]:
         tools, rollouts = await self.play(item, key)
@@ -207,12 +244,9 @@ class ProcessRun:
     async def settle(self, group: dict[str, Any], progress: RunProgress) -> None:
         """Write a finished group down, or count it as failed when nothing in it was scored."""
         self.tokens += sum(rollout.get("completion_tokens", 0) for rollout in group["rollouts"])
-        for rollout in group["rollouts"]:
-            if rollout["traceback"]:
-                self.console.print(f"[red]exception in the environment[/red] on {group['item_key']}:", highlight=False)
-                self.console.print(rollout["traceback"], markup=False, highlight=False)
+        self.show_tracebacks(group)
         if group["scores"]:
-            await asyncio.to_thread(self.write, group)
+            await _undisturbed(self.write, group)
             self.failed_in_a_row = 0
             self.played += 1
             if self.on_group is not None:
@@ -220,7 +254,7 @@ class ProcessRun:
             mean = sum(group["scores"]) / len(group["scores"])
             progress.advance(f"last reward {mean:.2f}, {self.failed_groups} failed")
             return
-        await asyncio.to_thread(self.failures.write, group)
+        await _undisturbed(self.failures.write, group)
         self.failed_groups += 1
         self.failed_in_a_row += 1
         if self.failed_in_a_row >= self.max_failed_groups:
@@ -229,6 +263,17 @@ class ProcessRun:
                 f"{self.failed_in_a_row} groups in a row without a scored rollout; the last one: {why.strip()}\n"
                 f"{self.played} groups of this start are in {self.files.groups}; start again to continue"
             )
+
+    def show_tracebacks(self, group: Mapping[str, Any]) -> None:
+        """Print each exception in the environment once, however many rollouts end in it."""
+        for rollout in group["rollouts"]:
+            if (trace := rollout["traceback"]) is None:
+                continue
+            self.exceptions += 1
+            if trace not in self.shown and len(self.shown) < MAX_TRACEBACKS:
+                self.shown.add(trace)
+                self.console.print(f"exception in the environment, on {group['item_key']}:", style="red", markup=False)
+                self.console.print(trace, markup=False, highlight=False)
 
     def write(self, group: dict[str, Any]) -> None:
         self.ledger.append(group)
@@ -242,22 +287,43 @@ class ProcessRun:
     def complete_trajectories(self) -> None:
         """Write the trajectories that a killed run still owed."""
         known = frozenset(
-            entry["rollout_id"]
+            entry.get("rollout_id")
             for path in (self.files.samples, self.files.failed_samples)
             for entry in read_lines(path)
         )
         for group in self.ledger.records():
             self.write_trajectories(group, known)
 
+    def unscored_groups(self) -> dict[str, dict[str, Any]]:
+        """By item: the last failure of each that is still without a scored rollout."""
+        if not self.files.failures.exists():
+            return {}
+        failures = read_lines(self.files.failures, torn_tail=True)
+        return {group["item_key"]: group for group in failures if group["item_key"] not in self.ledger.done}
+
+    def forget_superseded_failures(self) -> None:
+        """One line an item in the file of failures, however often the run is started."""
+        if self.files.failures.exists():
+            temporary = self.files.failures.with_name(f"{self.files.failures.name}.tmp")
+            temporary.unlink(missing_ok=True)
+            with JsonlWriter(temporary) as writer:
+                for group in self.unscored_groups().values():
+                    writer.write(group)
+            temporary.replace(self.files.failures)
+
     def write_report(self) -> Summary:
-        groups = list(self.ledger.records())
-        done = {group["item_key"] for group in groups}
-        failed = {
-            group["item_key"]: group for group in read_lines(self.files.failures) if group["item_key"] not in done
-        }
-        summary = summarise([*groups, *failed.values()])
-        write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=[*groups, *failed.values()])
-        return summary
+        groups = chain(self.ledger.records(), self.unscored_groups().values())
+        return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+
+
+async def _undisturbed(function: Callable[..., T], *args: Any) -> T:
+    """Run `function` in a thread to its end, also when this is cancelled meanwhile: no write goes on unwatched."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        await asyncio.wait({work})
+        raise
 
 
 def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]]:

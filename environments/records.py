@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from environments.agent_result import AgentResult
+from environments.items import plain
 from environments.outcome import Outcome
 from environments.rollout import Rollout
 from trajectories import to_trajectory_entry
@@ -49,7 +50,7 @@ def group_record(
         "schema": SCHEMA,
         "environment": environment,
         "item_key": item_key,
-        "item": item,
+        "item": plain(item),
         "model": model,
         "timestamp": datetime.now().isoformat(),
         "tools": list(tools),

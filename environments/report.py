@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import bisect
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from typing import Any
 import jinja2
 
 from environments.records import rollout_messages
-from environments.summary import summarise
+from environments.summary import Summariser, Summary
 
 HISTOGRAM_BINS = 10
 TITLE_LENGTH = 110
+MAX_GROUPS = 1000
+"""Groups whose trajectories are shown; a browser gives up on many more. The figures are about all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +30,30 @@ class Bar:
     share: float
 
 
-def write_report(path: Path, *, title: str, groups: Sequence[Mapping[str, Any]]) -> None:
-    """Write the report of group records to `path`, whole or not at all."""
-    html = render_report(title=title, groups=groups)
-    temporary = path.with_suffix(".html.tmp")
-    temporary.write_text(html, encoding="utf-8")
+def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]]) -> Summary:
+    """Write the report of group records to `path`, whole or not at all; returns its figures."""
+    html, summary = _render(title, groups)
+    temporary = path.with_name(f"{path.name}.tmp")
+    # Models write halves of surrogate pairs, which have no UTF-8.
+    temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
     temporary.replace(path)
+    return summary
 
 
-def render_report(*, title: str, groups: Sequence[Mapping[str, Any]]) -> str:
+def render_report(*, title: str, groups: Iterable[Mapping[str, Any]]) -> str:
     """The report as HTML text."""
+    return _render(title, groups)[0]
+
+
+def _render(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
+    summariser = Summariser()
+    tools: dict[str, list[int]] = {}
+    shown: list[dict[str, Any]] = []
+    for number, group in enumerate(groups, 1):
+        summariser.add(group)
+        _count_tools(tools, group)
+        if number <= MAX_GROUPS:
+            shown.append(_group_view(number, group))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -44,31 +61,30 @@ def render_report(*, title: str, groups: Sequence[Mapping[str, Any]]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["pretty"] = _pretty
-    summary = summarise(groups)
-    rewards = [rollout["reward"] for group in groups for rollout in group["rollouts"] if rollout["reward"] is not None]
-    return environment.get_template("report.html.jinja").render(
+    summary = summariser.summary()
+    html = environment.get_template("report.html.jinja").render(
         title=title,
         summary=summary,
-        histogram=reward_histogram(rewards),
+        histogram=reward_histogram(summariser.rewards),
         outcomes=_bars(list(summary.outcomes.items())),
-        tools=_tool_rows(groups),
-        groups=[_group_view(number, group) for number, group in enumerate(groups, 1)],
+        tools=[(name, count, failed) for name, (count, failed) in sorted(tools.items())],
+        groups=shown,
     )
+    return html, summary
 
 
 def reward_histogram(rewards: Sequence[float]) -> list[Bar]:
     """One bar a value while there are few distinct ones, equal bins between the extremes otherwise."""
-    distinct = sorted(set(rewards))
-    if len(distinct) <= HISTOGRAM_BINS:
-        return _bars([(f"{value:g}", rewards.count(value)) for value in distinct])
-    low, high = distinct[0], distinct[-1]
-    width = (high - low) / HISTOGRAM_BINS
-    counts = [0] * HISTOGRAM_BINS
-    for value in rewards:
-        counts[min(HISTOGRAM_BINS - 1, math.floor((value - low) / width))] += 1
-    return _bars(
-        [(f"{low + place * width:.2g} to {low + (place + 1) * width:.2g}", n) for place, n in enumerate(counts)]
-    )
+    counts = sorted(Counter(rewards).items())
+    if len(counts) <= HISTOGRAM_BINS:
+        return _bars([(f"{value:g}", count) for value, count in counts])
+    low, high = counts[0][0], counts[-1][0]
+    # Every edge is a mean of the two extremes: their difference may be too large, or too small, for a float.
+    edges = [low * (1 - at / HISTOGRAM_BINS) + high * (at / HISTOGRAM_BINS) for at in range(HISTOGRAM_BINS + 1)]
+    bins = [0] * HISTOGRAM_BINS
+    for value, count in counts:
+        bins[min(HISTOGRAM_BINS - 1, bisect.bisect_right(edges, value, 1) - 1)] += count
+    return _bars([(f"{edges[at]:.2g} to {edges[at + 1]:.2g}", count) for at, count in enumerate(bins)])
 
 
 def _bars(counts: Sequence[tuple[str, int]]) -> list[Bar]:
@@ -76,15 +92,12 @@ def _bars(counts: Sequence[tuple[str, int]]) -> list[Bar]:
     return [Bar(label, count, count / tallest) for label, count in counts]
 
 
-def _tool_rows(groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, int, int]]:
-    rows: dict[str, list[int]] = {}
-    for group in groups:
-        for rollout in group["rollouts"]:
-            for name, stats in rollout["tool_stats"].items():
-                row = rows.setdefault(name, [0, 0])
-                row[0] += stats["count"]
-                row[1] += stats["failure"]
-    return [(name, count, failed) for name, (count, failed) in sorted(rows.items())]
+def _count_tools(rows: dict[str, list[int]], group: Mapping[str, Any]) -> None:
+    for rollout in group["rollouts"]:
+        for name, stats in rollout["tool_stats"].items():
+            row = rows.setdefault(name, [0, 0])
+            row[0] += stats["count"]
+            row[1] += stats["failure"]
 
 
 def _group_view(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,13 +122,12 @@ def _title(rollouts: Sequence[Mapping[str, Any]]) -> str:
 
 def _pretty(value: Any) -> str:
     """JSON, or text that is JSON, indented; everything else as it is."""
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return str(value)
-        if not isinstance(value, dict | list):
-            return str(value)
-    if isinstance(value, dict) and set(value) == {"code"} and isinstance(value["code"], str):
-        return value["code"]
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    try:
+        content = json.loads(value) if isinstance(value, str) else value
+        if isinstance(value, str) and not isinstance(content, dict | list):
+            return value
+        if isinstance(content, dict) and set(content) == {"code"} and isinstance(content["code"], str):
+            return content["code"]
+        return json.dumps(content, indent=2, ensure_ascii=False, default=str)
+    except (ValueError, RecursionError):  # models nest brackets by the thousand
+        return str(value)

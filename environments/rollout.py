@@ -8,25 +8,30 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
 import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import Executor
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from backends import BackendError
 from environments.agent_loop import ChatServer, ExecuteTools, HermesAgentLoop, LoopLimits
 from environments.agent_result import AgentResult
-from environments.config import HermesAgentEnvConfig
 from environments.outcome import Outcome
-from environments.tool_context import ToolContext
+from environments.reward_threads import RewardThreads
+from environments.tool_context import BlockingToolContext, ToolContext
 from inference import RequestRejected
 from inference.router import Split
 from tools import ToolRegistry, ToolResult, ToolSession, ToolSessions, call_tools
 from trajectories import ToolCall
+
+if TYPE_CHECKING:
+    from environments.config import HermesAgentEnvConfig  # which loads Atropos, and a report does without
+
+log = logging.getLogger(__name__)
 
 Reward = Callable[[Any, AgentResult, Any], "float | Awaitable[float]"]
 
@@ -50,7 +55,7 @@ class Rollout:
     result: AgentResult | None
     """None when not even the agent's first request could be made."""
     traceback: str | None = None
-    """Of an exception in the environment's own code; such a rollout has no reward."""
+    """Of an exception in the environment's own code. One in the reward leaves no reward, one in the metrics does."""
     error: Exception | None = None
     """What broke the infrastructure."""
     attempts: int = 1
@@ -89,7 +94,7 @@ class RolloutPlayer:
         sessions: ToolSessions,
         registry: ToolRegistry,
         compute_reward: Reward,
-        reward_threads: Executor,
+        reward_threads: RewardThreads,
     ) -> None:
         self.config = config
         self.server = server
@@ -145,8 +150,7 @@ class RolloutPlayer:
             except BackendError as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
             finally:
-                # Also when this rollout is cancelled: nothing of it may stay behind.
-                await asyncio.shield(self.sessions.close(task_id))
+                await self.release(task_id)
             if outcome is not Outcome.INFRA_ERROR or attempts > self.config.max_infra_retries:
                 break
             if isinstance(error, RequestRejected):
@@ -164,6 +168,14 @@ class RolloutPlayer:
             attempts=attempts,
             seconds=time.monotonic() - started,
         )
+
+    async def release(self, task_id: str) -> None:
+        """Close the rollout's sandbox, also when the rollout is cancelled: nothing of it may stay behind."""
+        try:
+            await asyncio.shield(self.sessions.close(task_id))
+        except BackendError as error:
+            # What was scored stays scored; the session stays listed, and the end of the run tries again.
+            log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
 
     def executor(self, session: ToolSession, names: Sequence[str]) -> ExecuteTools:
         """Runs tool calls in the session of one rollout."""
@@ -185,38 +197,62 @@ class RolloutPlayer:
         )
 
     async def score(self, item: Any, result: AgentResult, context: ToolContext) -> tuple[float | None, str | None]:
-        """The reward, or the traceback of the environment's error."""
+        """The reward, or the traceback of the environment's error.
+
+        Raises:
+            BackendError: the sandbox failed under the reward, also where the reward made something else of that.
+        """
+        reward: float | None = None
+        trace: str | None = None
         try:
             async with asyncio.timeout(self.config.reward_timeout) as limit:
                 given = await self.call_reward(item, result, context)
-            return _finite(given), None
+            reward = _finite(given)
         except BackendError:
             raise
-        except TimeoutError:
-            if limit.expired():
-                late = TimeoutError(f"the reward took longer than reward_timeout = {self.config.reward_timeout:g} s")
-            return None, "".join(traceback.format_exception(late))
-        except Exception as error:
-            return None, "".join(traceback.format_exception(error))
+        except (Exception, SystemExit) as error:
+            if isinstance(error, TimeoutError) and limit.expired():
+                error = RewardError(f"the reward took longer than reward_timeout = {self.config.reward_timeout:g} s")
+            trace = "".join(traceback.format_exception(error))
+        if context.failure is not None:
+            raise context.failure
+        return reward, trace
 
     async def call_reward(self, item: Any, result: AgentResult, context: ToolContext) -> Any:
         if inspect.iscoroutinefunction(self.compute_reward):
             return await self.compute_reward(item, result, context)
-        loop = asyncio.get_running_loop()
-        blocking = context.blocking(loop)
-        given = await loop.run_in_executor(self.reward_threads, self.compute_reward, item, result, blocking)
-        return await given if inspect.isawaitable(given) else given
+        blocking = BlockingToolContext(context, asyncio.get_running_loop())
+        try:
+            given = await self.reward_threads.run(self.compute_reward, item, result, blocking)
+            return await given if inspect.isawaitable(given) else given
+        finally:
+            blocking.end()
+
+
+def with_metrics(rollout: Rollout, measure: Callable[[AgentResult, float | None], Mapping[str, float]]) -> Rollout:
+    """The rollout with the environment's own figures. An exception there is kept and shown; the reward stays."""
+    if rollout.result is None:
+        return rollout
+    try:
+        given = measure(rollout.result, rollout.reward)
+        metrics = {str(name): _number(value, f"metric {name!r}:") for name, value in given.items()}
+        return replace(rollout, metrics=metrics)
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))
+        return replace(rollout, traceback=(rollout.traceback or "") + trace)
 
 
 def _finite(value: Any) -> float | None:
-    if value is None:
-        return None
+    return None if value is None else _number(value, "compute_reward returned")
+
+
+def _number(value: Any, what: str) -> float:
     try:
+        if isinstance(value, str | bytes):
+            raise TypeError
         number = float(value)
-    except (TypeError, ValueError):
-        raise RewardError(
-            f"compute_reward returned {value!r}; it has to return a number, or None to leave out"
-        ) from None
+    except (TypeError, ValueError, OverflowError):
+        raise RewardError(f"{what} {value!r}; it has to be a number, or None to leave the rollout out") from None
     if not math.isfinite(number):
-        raise RewardError(f"compute_reward returned {number}; rewards have to be finite")
+        raise RewardError(f"{what} {number}; it has to be finite")
     return number

@@ -30,6 +30,7 @@ class ServerConfig(APIServerConfig):
 
     weight: float = Field(1.0, gt=0, description="Share of the requests, against the other servers' weights.")
     extra_body: dict[str, Any] | None = Field(None, description="Extra fields of every request to this server.")
+    max_retries: int = Field(6, ge=0, description="Further attempts after a request that failed for the moment.")
     reasoning_field: Literal["reasoning_content", "reasoning"] | None = Field(
         "reasoning_content", description="Field in which the server takes earlier reasoning back; null sends none."
     )
@@ -78,20 +79,23 @@ def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call
             f"or --openai.model_name {EMBEDDED} for the model that comes along"
         )
     local = is_local_model(own)
-    return OpenAIServer(
-        ServerSettings(
-            base_url=url,
-            model_name=own.model_name,
-            api_key=own.api_key or os.environ.get("OPENAI_API_KEY", ""),
-            timeout=own.timeout,
-            max_concurrency=own.parallel if local else own.num_max_requests_at_once,
-            max_eval_concurrency=own.parallel if local else own.num_requests_for_eval,
-            weight=own.weight,
-            extra_body=own.extra_body or {},
-            tool_call_parser=tool_call_parser,
-            reasoning_field=own.reasoning_field,
-        )
+    settings = ServerSettings(
+        base_url=url,
+        model_name=own.model_name,
+        api_key=own.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        timeout=own.timeout,
+        max_concurrency=own.parallel if local else own.num_max_requests_at_once,
+        max_eval_concurrency=own.parallel if local else own.num_requests_for_eval,
+        weight=own.weight,
+        extra_body=own.extra_body or {},
+        max_retries=own.max_retries,
+        tool_call_parser=tool_call_parser,
+        reasoning_field=own.reasoning_field,
     )
+    try:
+        return OpenAIServer(settings)
+    except (LookupError, ValueError) as error:
+        raise ServerConfigError(f"tool_call_parser {tool_call_parser!r}: {error}") from error
 
 
 async def start_servers(

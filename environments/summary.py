@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,44 +37,80 @@ class Summary:
     """Means of the environment's own metrics over the rollouts that have them."""
 
 
+class Summariser:
+    """Takes group records (`environments.records.group_record`) one at a time, and keeps none of their messages."""
+
+    def __init__(self) -> None:
+        self._rewards: list[list[float]] = []
+        self._outcomes: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._metrics: dict[str, list[float]] = {}
+
+    def add(self, group: Mapping[str, Any]) -> None:
+        rollouts: list[Mapping[str, Any]] = group["rollouts"]
+        self._rewards.append([rollout["reward"] for rollout in rollouts if rollout["reward"] is not None])
+        for rollout in rollouts:
+            self._outcomes[rollout["outcome"]] += 1
+            self._totals.update(
+                rollouts=1,
+                scored=rollout["reward"] is not None,
+                turns=rollout["turns"],
+                tool_calls=rollout["tool_calls"],
+                tool_errors=len(rollout["tool_errors"]),
+                tool_users=rollout["tool_calls"] > 0,
+                completion_tokens=rollout.get("completion_tokens", 0),
+                uncounted_requests=rollout.get("uncounted_requests", 0),
+                exceptions=rollout["traceback"] is not None,
+                retried=rollout["attempts"] > 1,
+                discarded=len(rollout["discarded"]),
+            )
+            for name, value in rollout["metrics"].items():
+                self._metrics.setdefault(name, []).append(value)
+
+    @property
+    def rewards(self) -> list[float]:
+        """Every reward that was given, in order."""
+        return [reward for rewards in self._rewards for reward in rewards]
+
+    def summary(self) -> Summary:
+        totals = self._totals
+        count = totals["rollouts"] or 1
+        return Summary(
+            items=len(self._rewards),
+            rollouts=totals["rollouts"],
+            scored=totals["scored"],
+            reward=mean_over_items(self._rewards),
+            outcomes=dict(self._outcomes.most_common()),
+            turns=totals["turns"] / count,
+            tool_calls=totals["tool_calls"] / count,
+            tool_errors=totals["tool_errors"] / count,
+            tool_use_rate=totals["tool_users"] / count,
+            completion_tokens=totals["completion_tokens"],
+            uncounted_requests=totals["uncounted_requests"],
+            exceptions=totals["exceptions"],
+            retried=totals["retried"],
+            discarded=totals["discarded"],
+            metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
+        )
+
+
 def summarise(groups: Iterable[Mapping[str, Any]]) -> Summary:
-    """Figures of group records (`environments.records.group_record`)."""
-    groups = list(groups)
-    rollouts: list[Mapping[str, Any]] = [rollout for group in groups for rollout in group["rollouts"]]
-    count = len(rollouts) or 1
-    own: dict[str, list[float]] = {}
-    for rollout in rollouts:
-        for name, value in rollout["metrics"].items():
-            own.setdefault(name, []).append(value)
-    return Summary(
-        items=len(groups),
-        rollouts=len(rollouts),
-        scored=sum(rollout["reward"] is not None for rollout in rollouts),
-        reward=mean_over_items([_rewards(group["rollouts"]) for group in groups]),
-        outcomes=dict(Counter(rollout["outcome"] for rollout in rollouts).most_common()),
-        turns=sum(rollout["turns"] for rollout in rollouts) / count,
-        tool_calls=sum(rollout["tool_calls"] for rollout in rollouts) / count,
-        tool_errors=sum(len(rollout["tool_errors"]) for rollout in rollouts) / count,
-        tool_use_rate=sum(rollout["tool_calls"] > 0 for rollout in rollouts) / count,
-        completion_tokens=sum(rollout.get("completion_tokens", 0) for rollout in rollouts),
-        uncounted_requests=sum(rollout.get("uncounted_requests", 0) for rollout in rollouts),
-        exceptions=sum(rollout["traceback"] is not None for rollout in rollouts),
-        retried=sum(rollout["attempts"] > 1 for rollout in rollouts),
-        discarded=sum(len(rollout["discarded"]) for rollout in rollouts),
-        metrics={name: sum(values) / len(values) for name, values in sorted(own.items())},
-    )
-
-
-def _rewards(rollouts: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [rollout["reward"] for rollout in rollouts if rollout["reward"] is not None]
+    """Figures of group records."""
+    summariser = Summariser()
+    for group in groups:
+        summariser.add(group)
+    return summariser.summary()
 
 
 def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
-    """What `evaluate` writes to metrics.json."""
-    metrics: dict[str, float | int] = {
+    """What `evaluate` writes to metrics.json. What there is no figure for is absent: NaN is no JSON."""
+    rewards = {
         "eval/avg_reward": summary.reward.mean,
         "eval/avg_reward_low": summary.reward.low,
         "eval/avg_reward_high": summary.reward.high,
+    }
+    metrics: dict[str, float | int] = {
+        **{name: value for name, value in rewards.items() if math.isfinite(value)},
         "eval/items": summary.items,
         "eval/scored_rollouts": summary.scored,
         "eval/left_out_rollouts": summary.rollouts - summary.scored,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from environments.records import rollout_messages
@@ -27,30 +29,27 @@ class Tracker:
         self._rollouts: list[tuple[str, float | None]] = []
         self._keep = 0
 
-    async def start(self, env: HermesAgentBaseEnv, *, job: str) -> None:
-        """Open a W&B run when the settings ask for one.
+    @asynccontextmanager
+    async def tracking(self, env: HermesAgentBaseEnv, *, job: str) -> AsyncIterator[None]:
+        """A W&B run around the block, when the settings ask for one; it is finished however the block ends.
 
         Raises:
             TrackingError: no login; says how to log in, or to do without.
         """
         if not env.config.use_wandb:
+            yield
             return
-        import wandb
-
-        self._keep = env.config.num_rollouts_to_keep
+        run = await asyncio.to_thread(_open_run, env, job)
+        self._run, self._keep = run, env.config.num_rollouts_to_keep
         try:
-            self._run = wandb.init(
-                project=env.wandb_project or env.run_name,
-                group=env.wandb_group,
-                name=env.config.wandb_name,
-                job_type=job,
-                config=env.config.model_dump(mode="json"),
-            )
-        except wandb.errors.Error as error:
-            raise TrackingError(
-                f"use_wandb is set, but W&B cannot start: {error}; run `wandb login`, set WANDB_MODE=offline, "
-                "or leave --env.use_wandb out"
-            ) from error
+            yield
+        except BaseException:
+            await asyncio.to_thread(run.finish, exit_code=1)
+            raise
+        else:
+            await asyncio.to_thread(run.finish)
+        finally:
+            self._run = None
 
     def add(self, group: dict[str, Any]) -> None:
         """Note a finished group for the next log."""
@@ -75,10 +74,32 @@ class Tracker:
             shown = {name if name.startswith("server/") else f"{prefix}_{name}": value for name, value in shown.items()}
         self._run.log(shown, step=step)
 
-    def finish(self) -> None:
-        if self._run is not None:
-            self._run.finish()
-            self._run = None
+
+def _open_run(env: HermesAgentBaseEnv, job: str) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise TrackingError("use_wandb is set, but wandb is not installed: pip install wandb") from error
+    try:
+        # Asked for here, since init would ask a person at the terminal, and wait.
+        if wandb.setup().settings.mode in ("online", "run", "shared") and not wandb.api.api_key:
+            raise TrackingError(_no_login("there is no API key"))
+        return wandb.init(
+            project=env.wandb_project or env.run_name,
+            group=env.wandb_group,
+            name=env.config.wandb_name,
+            job_type=job,
+            config=env.config.model_dump(mode="json"),
+        )
+    except wandb.errors.Error as error:
+        raise TrackingError(_no_login(str(error))) from error
+
+
+def _no_login(reason: str) -> str:
+    return (
+        f"use_wandb is set, but W&B cannot start: {reason}; run `wandb login`, set WANDB_MODE=offline, "
+        "or leave --env.use_wandb out"
+    )
 
 
 def readable(messages: list[dict[str, Any]]) -> str:

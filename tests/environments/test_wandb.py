@@ -1,0 +1,100 @@
+"""Weights & Biases: logs under the names of the field when asked for, and is never touched otherwise."""
+
+from __future__ import annotations
+
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.scripted_server import ScriptedServer
+from tests.support.small_envs import SortWords, lines, make, process, served, sorts, start
+
+TRAIN = {
+    *("train/avg_reward", "train/total_rollouts", "train/avg_turns", "train/avg_tool_calls", "train/tool_use_rate"),
+    *("train/tool_errors_count", "train/items_rejected", "train/outcome/completed", "train/rollouts"),
+    "server/server_0_request_time_avg",
+}
+EVAL = {"eval/avg_reward", "eval/avg_reward_low", "eval/avg_reward_high", "eval/items", "eval/outcome/completed"}
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """Every step that the offline runs of a folder hold, read back from their own files."""
+    from wandb.proto import wandb_internal_pb2
+
+    steps: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        for data in records(path.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.WhichOneof("record_type") == "history":
+                items = record.history.item
+                steps.append({item.key or "/".join(item.nested_key): item.value_json for item in items})
+    return steps
+
+
+def records(log: bytes) -> Iterator[bytes]:
+    """The records of a W&B file: LevelDB's log format (blocks of 32 KiB) behind a header of 7 bytes."""
+    at, record = 7, b""
+    while at + 7 <= len(log):
+        if 32768 - at % 32768 < 7:
+            at += 32768 - at % 32768
+            continue
+        _, length, kind = struct.unpack_from("<IHB", log, at)
+        record += log[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or the last part of one
+            yield record
+            record = b""
+
+
+async def test_process_and_evaluate_log_the_names_of_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    async with ScriptedServer(sorts) as server:
+        env = make(SortWords, server, tmp_path, use_wandb=True, total_steps=2, eval_items=2)
+        await env.process_manager()
+        await env._run_evaluate()
+    import wandb
+
+    assert wandb.run is None, "the run is finished, not left to the end of the program"
+    steps = logged(tmp_path)
+    names = [{name.split("/_")[0] for name in step if not name.startswith("_")} for step in steps]
+    train = [step for step in names if "train/avg_reward" in step]
+    assert len(train) == 2
+    assert all(step >= TRAIN for step in train), TRAIN - train[0]
+    assert any(step >= EVAL for step in names)
+    assert {step["train/avg_reward"] for step in steps if "train/avg_reward" in step} == {"1"}
+
+
+def test_without_a_login_it_says_so_and_asks_nobody(tmp_path: Path) -> None:
+    absent = ("WANDB_MODE", "WANDB_API_KEY", "NETRC")
+    with served(sorts) as server:
+        program = (
+            "import os\n"
+            f"for name in {absent!r}: os.environ.pop(name, None)\n"
+            "from tests.support.small_envs import SortWords\n"
+            "SortWords.cli()\n"
+        )
+        arguments = ["process", "--openai.base_url", server.base_url, "--env.use_wandb"]
+        arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
+        child = start(["-c", program, *arguments], HOME=str(tmp_path), WANDB_DIR=str(tmp_path))
+        output = child.communicate(timeout=60)[0]
+        assert server.requests == [], "it is found before anything is played"
+    assert child.returncode == 1, output
+    assert "use_wandb is set, but W&B cannot start" in output
+    assert "WANDB_MODE=offline" in output
+    assert "Traceback" not in output
+
+
+async def test_without_being_asked_for_it_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    result = await process(SortWords, tmp_path)
+    assert len(lines(result.files.groups)) == 2
+    assert not (tmp_path / "wandb").exists()
+    assert getattr(sys.modules.get("wandb"), "run", None) is None

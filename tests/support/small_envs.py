@@ -1,0 +1,172 @@
+"""Small environments for the tests, and what it takes to run them: settings, servers in a thread, child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+
+from environments.hermes_base_env import HermesAgentBaseEnv
+from environments.servers import ServerConfig
+from tests.support.scripted_server import Answer, ScriptedServer, call, say
+
+Env = TypeVar("Env", bound=HermesAgentBaseEnv)
+ROOT = Path(__file__).resolve().parents[2]
+WORDS = ("pear fig apple", "delta alpha", "one two three", "b a", "z y x", "green blue")
+
+
+class SortWords(HermesAgentBaseEnv):
+    """The agent sorts the words of a line into a file."""
+
+    name = "sort-words"
+
+    async def setup(self):
+        self.items = itertools.cycle(["pear fig apple", "delta alpha"])
+
+    async def get_next_item(self):
+        return next(self.items)
+
+    def format_prompt(self, item):
+        return f"Write the words of {item!r}, sorted, one a line, into sorted.txt."
+
+    async def compute_reward(self, item, result, ctx):
+        written = await ctx.read_file("sorted.txt")
+        return float(written.split() == sorted(item.split()))
+
+
+class ManyWords(SortWords):
+    """The same with many items, each of them once."""
+
+    name = "many-words"
+
+    async def setup(self):
+        self.items = (f"{word} {number}" for number in itertools.count() for word in WORDS)
+
+
+def asked_words(request: Mapping[str, Any]) -> list[str]:
+    """The words of the item that a request is about."""
+    prompt = next(message["content"] for message in request["messages"] if message["role"] == "user")
+    return str(prompt).split("'")[1].split()
+
+
+def sorts(request: dict[str, Any]) -> Answer:
+    """A model that does what `SortWords` asks: one call of `write_file`, then an answer."""
+    if request["messages"][-1]["role"] == "tool":
+        return say("Done.")
+    content = "\n".join(sorted(asked_words(request)))
+    return call(("write_file", {"path": "sorted.txt", "content": content}))
+
+
+def does_nothing(_: dict[str, Any]) -> Answer:
+    return say("I would rather not.")
+
+
+def make(env_cls: type[Env], server: ScriptedServer | str, folder: Path, **settings: Any) -> Env:
+    """An environment over a server, with small settings and its output in `folder`."""
+    base_url = server if isinstance(server, str) else server.base_url
+    chosen = {
+        "total_steps": 2,
+        "group_size": 2,
+        "enabled_toolsets": ["terminal", "file"],
+        "data_path_to_save_groups": str(folder / "groups.jsonl"),
+        "data_dir_to_save_evals": str(folder / "eval"),
+        "max_infra_retries": 0,
+        **settings,
+    }
+    config = env_cls.env_config_cls(**chosen)
+    env = env_cls(config, [ServerConfig(base_url=base_url, model_name="scripted", api_key="x", max_retries=0)])
+    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
+    return env
+
+
+async def process(
+    env_cls: type[HermesAgentBaseEnv],
+    folder: Path,
+    policy: Sequence[Answer] | Callable[[dict[str, Any]], Any] = sorts,
+    **settings: Any,
+) -> Any:
+    """Play an environment against a server of its own; the result of `process`."""
+    async with ScriptedServer(policy) as server:
+        return await make(env_cls, server, folder, **settings).process_manager()
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def rollouts(path: Path) -> list[dict[str, Any]]:
+    """Every rollout of a groups file."""
+    return [rollout for group in lines(path) for rollout in group["rollouts"]]
+
+
+def sandboxes() -> set[int]:
+    """Processes of sandboxes that this process, or a child of it, has made."""
+    parents: dict[int, int] = {}
+    names: dict[int, bytes] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
+                command = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if state not in "ZX":
+                parents[int(entry.name)] = int(parent)
+                names[int(entry.name)] = command
+    return {
+        pid
+        for pid, command in names.items()
+        if (b"bwrap" in command.split(b"\0")[0] or b"executor.py" in command) and _is_ours(pid, parents)
+    }
+
+
+def _is_ours(pid: int, parents: Mapping[int, int]) -> bool:
+    while pid > 1:
+        if pid == os.getpid():
+            return True
+        pid = parents.get(pid, 0)
+    return False
+
+
+@contextmanager
+def served(policy: Callable[[dict[str, Any]], Any]) -> Iterator[ScriptedServer]:
+    """A scripted server in a thread of its own, for what has no event loop or needs its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    server = ScriptedServer(policy)
+    try:
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+        yield server
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(10)
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def start(arguments: Sequence[str], **env: str) -> subprocess.Popen[str]:
+    """`python ARGUMENTS` from the project's root, with its output kept."""
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+if __name__ == "__main__":
+    ManyWords.cli()
