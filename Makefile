@@ -1,6 +1,7 @@
 # Every target does its own set-up: a virtual environment in .venv, from the lock file.
 
 PYTHON ?= python3
+SANDBOX ?= bubblewrap
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -23,7 +24,7 @@ $(READY): requirements/lock.txt pyproject.toml scripts/venv.sh
 	@touch $@
 
 demo: $(READY)
-	@$(BIN)/lachesis demo
+	@$(BIN)/lachesis demo --sandbox $(SANDBOX)
 
 test: lint
 	$(BIN)/pytest

@@ -127,9 +127,9 @@ class EmbeddedServer:
             async with asyncio.timeout(self.start_timeout):
                 report = await asyncio.to_thread(_exchange, self._process, order)
             if "address" not in report:
-                raise self._error(
-                    f"{report.get('error', 'its process ended')}{self._log_tail()}", "check the model file"
-                )
+                cause = report.get("error", "its process ended")
+                step = "apt-get install libgomp1" if "libgomp" in cause else "check the model file"
+                raise self._error(f"{cause}{self._log_tail()}", step)
             self._address = report["address"]
         except TimeoutError:
             tail = self._log_tail()

@@ -29,36 +29,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--output", type=Path, default=Path("data/demo"), help="folder (default: data/demo; emptied first)"
     )
+    parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
     console = Console()
     console.print("importing ...", style="dim")
+    from backends import BackendUnavailable
     from environments.cli import EXPECTED_ERRORS
 
     try:
-        return asyncio.run(_play(console, arguments.items, arguments.group_size, arguments.output))
+        return asyncio.run(_play(console, arguments))
     except EXPECTED_ERRORS as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False)
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if isinstance(error, BackendUnavailable):
+            console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
         return 1
 
 
-async def _play(console: Console, items: int, group_size: int, output: Path) -> int:
+async def _play(console: Console, arguments: argparse.Namespace) -> int:
     from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig
     from environments.process import RunFiles, RunResult, example_rollouts
     from environments.servers import ServerConfig
 
     results: dict[str, RunResult] = {}
     for player, title in PLAYERS.items():
-        folder = output / player
+        folder = arguments.output / player
         if (folder / "groups.jsonl").exists():
             shutil.rmtree(folder)
         config = GSM8kEnvConfig(
-            total_steps=items,
-            group_size=group_size,
+            total_steps=arguments.items,
+            group_size=arguments.group_size,
+            sandbox=arguments.sandbox,
             max_token_length=200,
             agent_temperature=0.4,
             data_path_to_save_groups=str(folder / "groups.jsonl"),
         )
-        console.print(f"\n[bold]{title}[/bold] plays {items} problems, {group_size} rollouts each", highlight=False)
+        plays = f"plays {arguments.items} problems, {arguments.group_size} rollouts each"
+        console.print(f"\n[bold]{title}[/bold] {plays}", highlight=False)
         env = GSM8kAgentEnv(config, [ServerConfig(model_name=player)])
         env.console = console
         results[player] = await env.process_manager()

@@ -62,6 +62,12 @@ def _model() -> Finding:
     ]
     if missing:
         return Finding("embedded model", False, "not installed", " && ".join(missing))
+    # In a child: a library that is missing on this machine shows only when it is loaded.
+    tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        reason = tried.stderr.strip().splitlines()[-1]
+        fix = "apt-get install libgomp1" if "libgomp" in reason else "pip install --force-reinstall xllamacpp"
+        return Finding("embedded model", False, reason, fix)
     return Finding(
         "embedded model", True, f"SmolLM2-135M-Instruct on xllamacpp {importlib.metadata.version('xllamacpp')}"
     )

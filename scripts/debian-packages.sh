@@ -1,7 +1,7 @@
 #!/bin/sh
 # Debian and Ubuntu packages that the project needs besides git and make. CI runs this, and so may you.
 set -eu
-packages="python3 python3-venv"
+packages="python3 python3-venv libgomp1" # libgomp1: the embedded model's OpenMP
 missing=$(for package in $packages; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"
 done)

@@ -22,17 +22,21 @@ command -v "$python" >/dev/null || fail "no $python here; run: sudo scripts/debi
   fail "$("$python" --version) is too old, 3.11 is needed; name a newer one with: make PYTHON=python3.12 ..."
 [ "$(uname -s)" = Linux ] || fail "sandboxes need Linux; this is $(uname -s)"
 
+# As root on Debian, what is missing can be had without asking.
+debian_packages() {
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    scripts/debian-packages.sh
+  else
+    fail "$1; run: sudo scripts/debian-packages.sh"
+  fi
+}
+
 if [ ! -x "$venv/bin/pip" ]; then
   rm -rf "$venv"
   if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
-    # Debian splits ensurepip off; as root it can be had without asking.
     rm -rf "$venv"
-    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-      scripts/debian-packages.sh
-      "$python" -m venv "$venv"
-    else
-      fail "$python cannot make virtual environments; run: sudo scripts/debian-packages.sh"
-    fi
+    debian_packages "$python cannot make virtual environments"
+    "$python" -m venv "$venv"
   fi
 fi
 
@@ -45,3 +49,4 @@ if [ -t 1 ]; then terminal=1; else terminal=0; fi
 } | progress "$terminal"
 [ "$(cat "$status")" = 0 ] || fail "pip could not install $lock, see above; run the same command again to go on"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
+"$venv/bin/python" -c 'import xllamacpp' 2>/dev/null || debian_packages "a library that the embedded model needs is missing"
