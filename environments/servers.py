@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field
 
@@ -14,6 +15,9 @@ from environments.atropos import APIServerConfig
 from inference import OpenAIServer, Router, ServerSettings
 from inference.embedded import EmbeddedServer
 from inference.reference_server import Policy, ReferenceServer
+
+KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
+"""Where a key comes from when `api_key` is not set."""
 
 EMBEDDED = "embedded"
 REFERENCE = "reference"
@@ -53,6 +57,15 @@ def is_local_model(config: APIServerConfig) -> bool:
     return name == EMBEDDED or name.endswith(".gguf")
 
 
+def key_for(url: str) -> str:
+    """The key that the process' environment holds for a public service; it is sent to that service and nowhere else."""
+    host = urlsplit(url).hostname or ""
+    for domain, variable in KEY_VARIABLES.items():
+        if host == domain or host.endswith(f".{domain}"):
+            return os.environ.get(variable, "")
+    return ""
+
+
 def needs_start(config: APIServerConfig) -> bool:
     """Whether the server has to be started before it has a URL."""
     return is_local_model(config) or config.model_name == REFERENCE
@@ -82,7 +95,7 @@ def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call
     settings = ServerSettings(
         base_url=url,
         model_name=own.model_name,
-        api_key=own.api_key or os.environ.get("OPENAI_API_KEY", ""),
+        api_key=own.api_key or key_for(url),
         timeout=own.timeout,
         max_concurrency=own.parallel if local else own.num_max_requests_at_once,
         max_eval_concurrency=own.parallel if local else own.num_requests_for_eval,

@@ -44,7 +44,7 @@ class Unauthorized(RequestRejected):
     """401 or 403: the API key. Says where the key came from, never what it is."""
 
     def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
-        key = "the api_key of this server's settings was sent" if has_key else "no api_key is set for this server"
+        key = "the api_key that is set for this server was sent" if has_key else "no api_key is set for this server"
         super().__init__(server, status, body, f"{key}: set api_key to one that this server takes")
 
 

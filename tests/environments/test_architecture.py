@@ -89,7 +89,7 @@ def test_a_change_of_the_environment_is_noticed(breach: str) -> None:
     assert writes_environment(ast.parse(breach)) == [1]
 
 
-def test_no_module_changes_the_environment_of_its_process() -> None:
+def test_no_global_state_no_module_changes_the_environment_of_its_process() -> None:
     written = {name(path): writes_environment(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
     assert {path: found for path, found in written.items() if found} == {}
 

@@ -70,7 +70,7 @@ async def test_an_environment_in_ten_lines_works(tmp_path: Path) -> None:
     assert all("tools" in request for request in server.requests)
 
 
-async def test_two_rollouts_of_a_group_never_see_each_others_files(tmp_path: Path) -> None:
+async def test_one_rollout_one_sandbox(tmp_path: Path) -> None:
     seen: list[str] = []
 
     class Marked(SortWords):
@@ -94,7 +94,7 @@ async def test_two_rollouts_of_a_group_never_see_each_others_files(tmp_path: Pat
 # Rewards.
 
 
-async def test_a_plain_reward_blocks_in_a_thread_and_has_the_whole_context(tmp_path: Path) -> None:
+async def test_async_all_the_way_a_plain_reward_waits_in_a_thread_of_its_own(tmp_path: Path) -> None:
     told: dict[str, Any] = {}
     (tmp_path / "up" / "deep").mkdir(parents=True)
     (tmp_path / "up" / "deep" / "a.bin").write_bytes(bytes(range(256)))
@@ -149,7 +149,7 @@ async def test_a_plain_reward_that_hands_over_to_a_coroutine_does_not_stop_the_r
 
 
 @pytest.mark.parametrize("kind", ["async", "plain"])
-async def test_an_exception_in_a_reward_is_no_zero_and_touches_no_sibling(tmp_path: Path, kind: str) -> None:
+async def test_failure_is_not_zero_an_exception_in_a_reward_touches_no_sibling(tmp_path: Path, kind: str) -> None:
     def judge(self: SortWords) -> float:
         self.judged = getattr(self, "judged", 0) + 1  # type: ignore[attr-defined]
         if self.judged == 2:  # type: ignore[attr-defined]
@@ -276,7 +276,7 @@ async def test_a_sandbox_that_dies_is_played_again_in_a_fresh_one(tmp_path: Path
     assert result.summary.retried == 1
 
 
-async def test_what_stays_broken_is_left_out_counted_and_no_part_of_the_mean(tmp_path: Path) -> None:
+async def test_failure_is_not_zero_what_stays_broken_is_left_out_and_counted(tmp_path: Path) -> None:
     def first_is_slow(request: dict[str, Any]) -> Any:
         if len(server.requests) == 1:
             first_is_slow.slow = True  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ from environments.config import HermesAgentEnvConfig
 from environments.dataset_rows import DatasetError, load_rows, read_jsonl
 from environments.gsm8k_agent_env import GSM8kAgentEnv
 from environments.hermes_base_env import HermesAgentBaseEnv
-from environments.servers import ServerConfig
+from environments.servers import ServerConfig, server_of
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts
 from tools import TOOLSETS, Toolset, ToolsetError, create_custom_toolset, get_tool_definitions
@@ -181,7 +181,7 @@ def test_a_flag_that_cannot_be_used_is_named(
         (["--openai.model_name", "/nowhere/model.gguf"], 1, ["/nowhere/model.gguf"]),
     ],
 )
-def test_what_cannot_run_is_one_message_without_a_traceback(
+def test_never_silently_less_what_cannot_run_is_one_message(
     tmp_path: Path, arguments: list[str], code: int, told: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["--env.data_path_to_save_groups", str(tmp_path / "out" / "groups.jsonl")]
@@ -304,3 +304,22 @@ async def test_the_model_route_is_asked_once_and_skipped_when_testing(tmp_path: 
             async with SortWords(config, [one], testing=testing).running():
                 pass
     assert asked == ["/v1/models"]
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://api.openai.com/v1", "openai"),
+        ("https://openrouter.ai/api/v1", "openrouter"),
+        ("http://127.0.0.1:8000/v1", ""),
+        ("https://notopenai.com/v1", ""),
+        ("https://api.openai.com.example.org/v1", ""),
+    ],
+)
+def test_a_key_of_the_environment_goes_to_its_own_service_only(
+    url: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "openai")
+    monkeypatch.setenv("OPENROUTER_API_KEY", "openrouter")
+    config = ServerConfig(base_url=url, model_name="m")
+    assert server_of(config, tool_call_parser=None).settings.api_key == key

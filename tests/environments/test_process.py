@@ -345,7 +345,7 @@ def _until_written(path: Path, count: int, child: Any) -> Iterator[int]:
     yield _written(path)
 
 
-def test_kill_9_loses_nothing_that_was_finished_and_repeats_nothing(tmp_path: Path) -> None:
+def test_nothing_accepted_is_lost_by_kill_9_and_nothing_is_repeated(tmp_path: Path) -> None:
     groups = tmp_path / "groups.jsonl"
     total, kept = 30, []
     with served(_slowly) as server:

@@ -131,7 +131,7 @@ async def test_a_rejection_is_never_retried(serve, status, body, kind):
     assert "sk-secret" not in str(caught.value) + repr(server.settings)
 
 
-@pytest.mark.parametrize(("key", "words"), [("sk-x", "settings was sent"), ("", "no api_key is set")])
+@pytest.mark.parametrize(("key", "words"), [("sk-x", "was sent"), ("", "no api_key is set")])
 async def test_unauthorized_says_which_key_was_used(serve, key, words):
     script = Script((401, {}))
     server = await serve(script, api_key=key)
