@@ -44,6 +44,7 @@ class SandboxSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set inside. Nothing of the host's environment is passed on."""
     network: bool = False
+    """Whether it may use the network. Locally that is the host's own, its loopback and abstract sockets included."""
     disk_bytes: int = 1 << 30
     """Size limit of the workspace and, separately, of /tmp and the home folder."""
     lifetime: float = 3600.0

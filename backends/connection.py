@@ -7,8 +7,8 @@ The protocol itself is described in `executor.py`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
 import struct
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,7 +64,8 @@ class Connection:
         pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(patience):
-                await self._send({"id": number, "op": op, **fields}, payload)
+                with contextlib.suppress(OSError):  # the reader finds out why, and ends this request
+                    await self._send({"id": number, "op": op, **fields}, payload)
                 header, data = await pending.answer
         except TimeoutError:
             reason = f"its executor has not answered {op!r} for {patience:g} s"
@@ -83,7 +84,7 @@ class Connection:
             return header, data
         if error["errno"] is None:
             raise BackendError(f"the executor failed at {op!r}: {error['message']}")
-        raise OSError(error["errno"], os.strerror(error["errno"]), error["path"])
+        raise OSError(error["errno"], error["message"], error["path"])
 
     async def _send(self, header: dict[str, Any], payload: bytes) -> None:
         """Write a request; a file goes in parts, so that other requests pass between them."""
@@ -91,19 +92,13 @@ class Connection:
         while header["op"] == "write" and len(view) > _CHUNK:
             self._write({**header, "more": True}, view[:_CHUNK])
             view = view[_CHUNK:]
-            await self._drain()
+            await self._writer.drain()
         self._write(header, view)
-        await self._drain()
+        await self._writer.drain()
 
     def _write(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
         encoded = json.dumps(header).encode()
         self._writer.writelines((_FRAME.pack(len(encoded), len(payload)), encoded, payload))
-
-    async def _drain(self) -> None:
-        try:
-            await self._writer.drain()
-        except OSError:
-            await asyncio.Event().wait()  # the reader finds out why, and ends this request
 
     async def _read(self) -> None:
         goodbye: str | None = None

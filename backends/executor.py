@@ -81,9 +81,15 @@ GRACE = 0.05
 REPORT_FD = 211
 """Where shells report their state: high and odd, as scripts like to use 3 to 9, 100 and 200 for their own."""
 ARGUMENT = 100_000
-"""A command is passed in arguments of this size (the kernel's limit for one is 128 KiB)."""
+"""A command is passed in arguments of this size (the kernel's limit for one, and for a variable, is 128 KiB)."""
+ENVIRONMENT = 1_000_000
+"""Bytes of variables that carry over: with more (the kernel's limit is about 2 MiB), no command could be started."""
+REPORT = 1 << 24
+"""Bytes of a shell's report that are looked at, from its end: what was written last counts."""
+WHOLE = 1 << 28
+"""Bytes of a file that are read without a `limit`: a sparse file may claim more than its reader has memory."""
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
 libc = ctypes.CDLL(None, use_errno=True)
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """Open files allowed to what runs inside."""
@@ -187,12 +193,14 @@ def kill_tree(root: int) -> None:
 
 # --- the shell -------------------------------------------------------------------------------------------------------
 
+# `builtin`, because the command may have functions called `set` or `exit`; a DEBUG trap would write into the report.
+_QUIET = "{ %sbuiltin trap - DEBUG; builtin set +xv; } >/dev/null 2>&1; "
 _SAVE = (
-    r'{ set +xv; builtin printf "%%s\0" "$PWD"; builtin export -p; builtin printf "\0"; } 2>/dev/null >&%d || :'
-    % REPORT_FD
+    _QUIET % ""
+    + r'{ builtin printf "%%s\0" "$PWD"; builtin export -p; builtin printf "\0"; } 2>/dev/null >&%d || :' % REPORT_FD
 )
 # `eval`, because the command may set an EXIT trap of its own: then the second _SAVE is the one that counts.
-_STATEFUL = "trap '" + _SAVE + "' EXIT; RUN; { set -- $?; set +xv; } 2>/dev/null; " + _SAVE + '; exit "$1"'
+_STATEFUL = "trap '" + _SAVE + "' EXIT; RUN; " + _QUIET % 'builtin set -- "$?"; ' + _SAVE + '; builtin exit "$1"'
 
 _EXPORT = re.compile(
     rb"^(?:declare -\w+|export) (\w+)(?:=(\"(?:[^\"\\]|\\.)*\"|\$'(?:[^'\\]|\\.)*'))?$", re.MULTILINE | re.DOTALL
@@ -244,25 +252,35 @@ class ShellState:
         self.env = dict(env)
         self._parsed: tuple[bytes, dict[str, str]] = (b"", {})
 
-    def commit(self, report: bytes, before: dict[str, str], cwd: str | None, env: dict[str, str]) -> None:
+    def commit(self, report: bytes, before: dict[str, str], cwd: str | None, env: dict[str, str]) -> list[str]:
         """Take over what a shell changed, except what `cwd` and `env` overrode for that call.
 
-        Only its changes are applied: shells that ran at the same time do not undo each other.
+        Only its changes are applied: shells that ran at the same time do not undo each other. Returns the names of
+        variables that are too large to carry over; they keep the value that they had.
         """
         parts = report.split(b"\0")
         if len(parts) < 3 or parts[-1]:
-            return
+            return []
         if cwd is None and parts[-3].startswith(b"/"):
             self.cwd = os.fsdecode(parts[-3])
         if parts[-2] != self._parsed[0]:  # a rare event: most commands export nothing
             self._parsed = (parts[-2], parse_exports(parts[-2]))
         after = self._parsed[1]
-        for name, value in after.items():
-            if name not in _NOT_KEPT and name not in env and before.get(name) != value:
-                self.env[name] = value
         for name in before:
             if name not in after and name not in _NOT_KEPT and name not in env and _NAME.match(name):
                 self.env.pop(name, None)
+        room = ENVIRONMENT - sum(len(os.fsencode(name + value)) for name, value in self.env.items())
+        refused = []
+        for name, value in after.items():
+            if name not in _NOT_KEPT and name not in env and before.get(name) != value:
+                size = len(os.fsencode(name + value))
+                grown = size - (len(os.fsencode(name + self.env[name])) if name in self.env else 0)
+                if size > ARGUMENT or grown > room:
+                    refused.append(name)
+                else:
+                    self.env[name] = value
+                    room -= grown
+        return refused
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -371,10 +389,14 @@ class Exec(Job):
         duration = time.monotonic() - self.begin
         for fd in self.sinks:
             self.sinks[fd] = discard
-        report = os.pread(self.report, 1 << 22, 0)
+        skipped = max(0, os.fstat(self.report).st_size - REPORT)
+        report = os.pread(self.report, REPORT, skipped)
         os.close(self.report)
+        if skipped:
+            report = report.partition(b"\0")[2]
         if not self.timed_out:
-            self.executor.state.commit(report, self.before, self.cwd, self.env)
+            for name in self.executor.state.commit(report, self.before, self.cwd, self.env):
+                self.stderr.feed(b"bash: export: %s: too large to carry over to the next command\n" % os.fsencode(name))
         stdout, stderr = self.stdout.result(), self.stderr.result()
         self.executor.execs.pop(self.request, None)
         self.executor.send(
@@ -496,12 +518,15 @@ def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
     # O_NONBLOCK, because opening a FIFO would wait for its writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        mode = os.fstat(fd).st_mode
-        if stat.S_ISDIR(mode):
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "not a regular file", path)
+        end = offset + WHOLE
         while limit is None or limit > 0:
+            if limit is None and max(status.st_size, offset) > end:
+                raise OSError(errno.EFBIG, "larger than %d bytes, read it in parts" % WHOLE, path)
             data = os.pread(fd, CHUNK if limit is None else min(CHUNK, limit), offset)
             if not data:
                 return
@@ -519,7 +544,10 @@ class Upload:
         self.path = os.path.realpath(path)
         if os.path.isdir(self.path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        try:
+            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+        except FileExistsError:  # what stands where a folder has to be
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%d-%d" % (os.getpid(), number))
         self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):
@@ -531,7 +559,10 @@ class Upload:
             view = view[os.write(self.fd, view) :]
 
     def close(self, keep: bool) -> None:
-        os.close(self.fd)
+        """Put the file in its place, or take it away, which is still possible after the former has failed."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         if keep:
             os.replace(self.temporary, self.path)
         else:
@@ -830,6 +861,40 @@ class Executor:
         self.stop("it was shut down")
 
 
+def lock_own_settings() -> None:
+    """Refuse, here and in all that is started from here, to change the limits and the priority of PID 1.
+
+    Its commands run as the same user, so `prlimit --pid 1 --cpu=1` would kill it and `--nofile=9` cripple it for ever.
+    A seccomp filter; source: seccomp(2), linux/filter.h. Without it where the machine is not known, or where the
+    kernel wants no_new_privs for it, which bubblewrap sets.
+    """
+    number, first, second = 0, 16, 24  # offsets in struct seccomp_data: system call, first and second argument
+    known = {
+        "x86_64": (0xC000003E, (302, 203, 144, 142, 314), 141, 251),
+        "aarch64": (0xC00000B7, (261, 122, 119, 118, 274), 140, 30),
+    }.get(os.uname().machine)
+    if known is None:
+        return
+    # prlimit64, sched_setaffinity, _setscheduler, _setparam and _setattr; setpriority; ioprio_set
+    machine, with_pid, setpriority, ioprio_set = known
+    rules = [(call, first, 1) for call in with_pid]
+    for call, of_user in ((setpriority, 2), (ioprio_set, 3)):  # of a process, or of all that a user has
+        rules += [(call, second, 1), (call, first, of_user)]
+
+    load, equal, at_least, done = 0x20, 0x15, 0x35, 0x06
+    allow, refuse, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+    # The same calls have other numbers for 32-bit programs and in the x32 ABI: those are not supported at all.
+    program = [(load, 0, 0, 4), (equal, 1, 0, machine), (done, 0, 0, unknown)]
+    program += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (done, 0, 0, unknown)]
+    for call, argument, value in rules:
+        program += [(load, 0, 0, number), (equal, 0, 3, call), (load, 0, 0, argument), (equal, 0, 1, value)]
+        program += [(done, 0, 0, refuse)]
+    program += [(done, 0, 0, allow)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *instruction) for instruction in program))
+    pointer = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
+    libc.prctl(PR_SET_SECCOMP, 2, ctypes.create_string_buffer(pointer), 0, 0)
+
+
 def find_bash() -> str:
     for folder in [*os.environ.get("PATH", os.defpath).split(":"), "/bin", "/usr/bin", "/usr/local/bin"]:
         path = os.path.join(folder, "bash")
@@ -857,7 +922,9 @@ def main() -> None:
     # A PID 1 without handlers is deaf to signals from inside its namespace; elsewhere SIGTERM means a tidy end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    if not is_init:
+    if is_init:
+        lock_own_settings()
+    else:
         signal.signal(signal.SIGTERM, lambda *_: None)
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     executor = Executor(find_bash(), stream_in, stream_out)

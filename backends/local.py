@@ -161,7 +161,15 @@ async def _launch(
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
         raise BackendError(f"{name} could not be started: {error}") from error
-    connection = Connection(*await asyncio.open_unix_connection(sock=stream))
+    try:
+        connection = Connection(*await asyncio.open_unix_connection(sock=stream))
+    except BaseException:  # cancelled: nothing has been started inside yet
+        os.close(errors)
+        process.kill()
+        process.wait()
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     sandbox = LocalSandbox(connection, process, errors, id=id, name=name, workdir=workdir, folder=folder)
     try:
         greeted: set[asyncio.Future[Any]] = {connection.hello, connection.ended}
@@ -207,16 +215,21 @@ class LocalSandbox(ExecutorSandbox):
 
     async def _watch(self) -> None:
         """From the end of the stream to the end of everything: whoever waits for this finds nothing left."""
-        reason = await self._connection.ended
-        if not await _exited(self._process, 5.0):
-            self._process.kill()
-            await _exited(self._process, 5.0)
-        code = self._process.poll()
-        if reason is None:
-            tail = os.pread(self._errors, 4096, max(0, os.fstat(self._errors).st_size - 4096))
-            message = tail.decode(errors="replace").strip()
-            reason = f"its executor died ({_describe(code)})" + (f": {message}" if message else "")
-        os.close(self._errors)
+        try:
+            reason = await self._connection.ended
+            if not await _exited(self._process, 5.0):
+                self._process.kill()
+                await _exited(self._process, 5.0)
+            code = self._process.poll()
+            if reason is None:
+                tail = os.pread(self._errors, 4096, max(0, os.fstat(self._errors).st_size - 4096))
+                message = tail.decode(errors="replace").strip()
+                reason = f"its executor died ({_describe(code)})" + (f": {message}" if message else "")
+        except asyncio.CancelledError:  # the event loop ends first: without its stream the executor ends by itself
+            self._connection.fail(f"{self._name} is gone: its event loop has ended")
+            raise
+        finally:
+            os.close(self._errors)
         if self._folder is not None and (code != 0 or self._folder.exists()):
             await asyncio.to_thread(_clean_up, self._folder, f"{_MARK}={self.id}".encode())
         self._connection.fail(f"{self._name} is gone: {reason}")

@@ -45,6 +45,9 @@ def test_protocols_are_met(sandbox: Sandbox, backend: Backend) -> None:
         ("", 0),
         ("# only a comment", 0),
         ("exec 211>&-; exit 4", 4),
+        ("IFS=0; (exit 10)", 10),
+        ("set() { :; }; exit() { :; }; bash -c 'exit 7'", 7),
+        ("trap 'echo debug' DEBUG; (exit 6)", 6),
     ],
 )
 async def test_exit_codes_are_the_shells(sandbox: Sandbox, command: str, code: int) -> None:
@@ -366,7 +369,7 @@ async def test_file_errors_are_the_file_systems(sandbox: Sandbox) -> None:
         await sandbox.write_bytes("folder", b"x")
     with pytest.raises((NotADirectoryError, FileExistsError)):
         await sandbox.write_bytes("file/below", b"x")
-    with pytest.raises(OSError, match="Invalid argument"):
+    with pytest.raises(OSError, match="not a regular file"):
         await sandbox.read_bytes("fifo")
 
 
@@ -445,3 +448,39 @@ async def test_variables_of_the_spec_are_set_and_nothing_of_the_hosts(
     assert names <= {*allowed.split()}
     assert await output(sandbox, "cd; pwd; touch x; cd /tmp; ls ${TMPDIR:-/tmp}") != ""
     await sandbox.close()
+
+
+@pytest.mark.parametrize("end", ["", "; exit 0"])
+async def test_a_debug_trap_sees_the_command_alone_and_the_state_persists(sandbox: Sandbox, end: str) -> None:
+    result = await sandbox.exec(f"trap 'echo \"$BASH_COMMAND\"' DEBUG; cd /tmp{end}", timeout=20)
+    assert result.stdout.decode().splitlines() == ["cd /tmp", *end.removeprefix("; ").split("\n")][: 2 if end else 1]
+    assert await output(sandbox, "pwd") == "/tmp"
+
+
+async def test_exports_that_no_shell_could_start_with_are_refused_by_name(sandbox: Sandbox) -> None:
+    await output(sandbox, "export KEPT=1 BIG=small")
+    result = await sandbox.exec("BIG=$(printf '%200000s' x); echo ${#BIG}", timeout=20)
+    assert (result.exit_code, result.stdout) == (0, b"200000\n")
+    assert result.stderr == b"bash: export: BIG: too large to carry over to the next command\n"
+    many = "x=$(printf '%60000s' x); for i in {1..40}; do export V$i=\"$x\"; done; cd /tmp"
+    result = await sandbox.exec(many, timeout=20)
+    assert result.stderr.count(b"too large") > 10
+    assert await output(sandbox, "pwd; echo $KEPT $BIG; env | grep -c ^V") == "/tmp\n1 small\n16"
+    assert await output(sandbox, "unset ${!V*}; export SMALL=2") == ""
+    assert await output(sandbox, "echo $KEPT $BIG $SMALL; env | grep -c ^V || true") == "1 small 2\n0"
+
+
+async def test_a_sparse_file_cannot_fill_the_readers_memory(sandbox: Sandbox) -> None:
+    await output(sandbox, "truncate -s 500G big")
+    with pytest.raises(OSError, match="read it in parts"):
+        await sandbox.read_bytes("big")
+    assert await sandbox.read_bytes("big", offset=1 << 38, limit=3) == b"\0\0\0"
+
+
+async def test_a_write_that_fails_at_its_end_leaves_nothing_and_says_why(sandbox: Sandbox) -> None:
+    with pytest.raises(OSError, match="File name too long"):
+        await sandbox.write_bytes("x" * 300, b"data")
+    await sandbox.write_bytes("file", b"data")
+    with pytest.raises(NotADirectoryError):
+        await sandbox.write_bytes("file/below/it", b"data")
+    assert await output(sandbox, "ls -A") == "file"

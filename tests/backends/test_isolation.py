@@ -156,3 +156,25 @@ async def test_it_cannot_make_namespaces_or_become_another_user(inside: Sandbox)
         "/home/agent",
         "/workspace",
     ]
+
+
+async def test_commands_cannot_cripple_the_executor_through_its_limits_and_priority(inside: Sandbox) -> None:
+    attack = """
+import os, resource
+def attempt(name, call, *arguments):
+    try:
+        call(*arguments)
+        print("done:", name)
+    except PermissionError:
+        pass
+attempt("limit", resource.prlimit, 1, resource.RLIMIT_NOFILE, (3, 3))
+attempt("cpu", resource.prlimit, 1, resource.RLIMIT_CPU, (1, 1))
+attempt("priority", os.setpriority, os.PRIO_PROCESS, 1, 19)
+attempt("priority of the user", os.setpriority, os.PRIO_USER, 0, 19)
+attempt("affinity", os.sched_setaffinity, 1, {0})
+attempt("policy", os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0))
+"""
+    result = await inside.exec("python3 -", timeout=20, stdin=attack.encode())
+    assert (result.exit_code, result.stdout, result.stderr) == (0, b"", b"")
+    own = "ulimit -n 50; ulimit -n; nice -n 5 nice; taskset -c 0 true; chrt -i 0 true; echo $?"
+    assert await lines(inside, own) == ["50", "5", "0"]

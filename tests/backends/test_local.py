@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -69,21 +70,24 @@ async def test_a_killed_executor_is_a_lost_sandbox_and_leaves_nothing(backend: B
         assert not Path(sandbox.workdir).exists()
 
 
-async def test_closing_removes_the_folder_and_descriptors(backend: Backend) -> None:
+async def test_closing_removes_the_folder_and_descriptors(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # others use the machine's own, too
+
     async def once() -> None:
         sandbox = await backend.create(SandboxSpec())
         await sandbox.exec("mkdir -p a/b; chmod 000 a; touch ~/x", timeout=20)
         await sandbox.close()
 
     await once()
-    folders = set(Path(tempfile.gettempdir()).glob("lachesis-*"))
     before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
     threads = threading.active_count()
     for _ in range(3):
         await once()
     assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
     assert threading.active_count() <= threads + 1
-    assert set(Path(tempfile.gettempdir()).glob("lachesis-*")) <= folders
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_unavailable_says_what_to_do_and_never_runs_unsandboxed(tmp_path: Path) -> None:
@@ -139,3 +143,56 @@ def test_the_executor_is_python_3_8() -> None:
 
     source = Path(backends.__file__).with_name("executor.py").read_text()
     ast.parse(source, feature_version=(3, 8))
+
+
+@pytest.mark.parametrize("what", ["write", "input", "exec"])
+async def test_a_sandbox_lost_in_the_middle_of_a_long_upload_is_told_at_once(backend: Backend, what: str) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    assert isinstance(sandbox, LocalSandbox)
+    process = await sandbox.start("sleep 100")
+    data = b"x" * (32 << 20)
+    calls = {
+        "write": lambda: sandbox.write_bytes("file", data),
+        "input": lambda: process.write(data),
+        "exec": lambda: sandbox.exec("cat > /dev/null; sleep 100", stdin=data, timeout=100),
+    }
+    os.kill(sandbox.pid, signal.SIGSTOP)  # bwrap only, where there is one
+    waiting = asyncio.ensure_future(calls[what]())
+    await asyncio.sleep(0)
+    os.kill(sandbox.pid, signal.SIGKILL)
+    with pytest.raises(SandboxLost):
+        await asyncio.wait_for(waiting, 15)
+    await sandbox.close()
+
+
+async def test_a_creation_that_is_cancelled_at_any_step_leaves_nothing(
+    backend: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    await (await backend.create(SandboxSpec())).close()
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for steps in range(12):
+        creation = asyncio.ensure_future(backend.create(SandboxSpec()))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        creation.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creation
+    assert await until(lambda: set(os.listdir("/proc/self/fd")) == before)  # noqa: PTH208
+    assert await until(lambda: list(tmp_path.iterdir()) == [])
+
+
+def test_an_event_loop_that_ends_takes_its_open_sandboxes_with_it() -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    before = set(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    kept = []
+
+    async def forget(isolation: str) -> None:
+        sandbox = await create_backend("local", isolation=isolation).create(SandboxSpec())
+        await sandbox.start(f"sleep {mark}")
+        kept.append(sandbox)
+
+    for isolation in ("bubblewrap", "none"):
+        asyncio.run(forget(isolation))
+    assert asyncio.run(until(lambda: host_processes(mark) == []))
+    assert set(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
