@@ -17,7 +17,7 @@ from tools.builtin import BUILTIN_TOOLS
 from tools.registry import Tool, ToolError, ToolRegistry
 from tools.schema import BadArguments, validate
 from tools.session import SessionClosed, ToolSession, ToolSessions
-from tools.text import cap_text, did_you_mean, to_json, valid_utf8
+from tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
 
 Arguments = Mapping[str, Any] | str | None
 """What a completion carries: an object, or JSON text, which may turn out to be anything."""
@@ -149,7 +149,9 @@ def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) ->
     tool = registry.get(name) if isinstance(name, str) else None
     if tool is None or tool.name not in names:
         hint = did_you_mean(str(name), names)
-        raise ToolError(f"there is no tool {name!r}{hint or '.'} The tools are: {', '.join(names) or 'none'}")
+        raise ToolError(
+            f"there is no tool {shortened(name)!r}{hint or '.'} The tools are: {', '.join(names) or 'none'}"
+        )
     if (reason := tool.missing()) is not None:
         raise ToolError(f"the tool {name!r} is not available here: {reason}")
     return tool

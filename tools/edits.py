@@ -21,6 +21,7 @@ V4A is the format of OpenAI's `apply_patch`:
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +62,12 @@ class Operation:
     path: str
     move_to: str | None = None
     hunks: list[Hunk] = field(default_factory=list)
-    content: str = ""
+    added: list[str] = field(default_factory=list)
+    """Lines of a new file."""
+
+    @property
+    def content(self) -> str:
+        return "".join(f"{line}\n" for line in self.added)
 
 
 def parse_patch(text: str) -> list[Operation]:
@@ -88,7 +94,7 @@ def parse_patch(text: str) -> list[Operation]:
     if not operations:
         raise EditError("the patch changes no file")
     for operation in operations:
-        _drop_blank_end(operation)
+        _settle_blank_lines(operation)
         if operation.kind == "update" and not operation.hunks and operation.move_to is None:
             raise EditError(f"the update of {operation.path} has no change")
         if any(not hunk.lines for hunk in operation.hunks):
@@ -99,7 +105,7 @@ def parse_patch(text: str) -> list[Operation]:
 def _body_line(operation: Operation, line: str, number: int) -> None:
     if operation.kind == "add":
         if line.startswith("+"):
-            operation.content += line[1:] + "\n"
+            operation.added.append(line[1:])
         elif line.strip():
             raise EditError(f"line {number}: every line of an added file begins with '+', not {line[:80]!r}")
         return
@@ -130,17 +136,18 @@ def _body_line(operation: Operation, line: str, number: int) -> None:
     elif line[:1] in (" ", "-", "+", ""):
         if not hunks or hunks[-1].at_end:
             hunks.append(Hunk())
-        # Models drop the one space of an empty context line.
-        hunks[-1].lines.append((line[:1] or " ", line[1:]))
+        hunks[-1].lines.append((line[:1], line[1:]))
     else:
         raise EditError(f"line {number}: a line of a change begins with ' ', '-', '+' or '@@', not {line[:80]!r}")
 
 
-def _drop_blank_end(operation: Operation) -> None:
-    """Empty lines between two files are layout, not context."""
+def _settle_blank_lines(operation: Operation) -> None:
+    """Models drop the one space of an empty context line; yet between two files such a line is layout."""
     for hunk in operation.hunks[-1:]:
-        while hunk.lines and hunk.lines[-1] == (" ", "") and not hunk.at_end:
+        while hunk.lines and hunk.lines[-1] == ("", "") and not hunk.at_end:
             hunk.lines.pop()
+    for hunk in operation.hunks:
+        hunk.lines = [(sign or " ", text) for sign, text in hunk.lines]
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk], path: str) -> str:
@@ -194,9 +201,10 @@ def _find(lines: list[str], hunk: Hunk, start: int, label: str) -> int:
         return start if hunk.anchors and not hunk.at_end else len(lines)
     if hunk.anchors and not hunk.at_end and start > 0 and _same(lines[start - 1], old[0]):
         start -= 1  # the anchor was repeated as the first line of context
-    places = _places(lines, old, start, exact=True) or _places(lines, old, start, exact=False)
     if hunk.at_end:
-        places = [place for place in places if place + len(old) == len(lines)]
+        start = max(start, len(lines) - len(old))
+    most = 1 if hunk.anchors else None
+    places = _places(lines, old, start, most, exact=True) or _places(lines, old, start, most, exact=False)
     if not places:
         raise EditError(f"{label} fits nowhere from line {start + 1} on. {nearest_region(lines, old)}")
     if len(places) == 1 or hunk.anchors:
@@ -214,16 +222,18 @@ def _same(line: str, other: str) -> bool:
     return line.rstrip() == other.rstrip()
 
 
-def _places(lines: Sequence[str], old: Sequence[str], start: int, *, exact: bool) -> list[int]:
+def _places(lines: Sequence[str], old: Sequence[str], start: int, most: int | None, *, exact: bool) -> list[int]:
+    """The first `most` places where `old` stands, from `start` on."""
     if not exact:
         lines, old = [line.rstrip() for line in lines], [line.rstrip() for line in old]
     size = len(old)
     first = old[0]
-    return [
+    fitting = (
         place
         for place in range(start, len(lines) - size + 1)
         if lines[place] == first and list(lines[place : place + size]) == list(old)
-    ]
+    )
+    return list(itertools.islice(fitting, most))
 
 
 def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str) -> tuple[str, int]:

@@ -19,6 +19,9 @@ MAX_LINE_CHARS = 2000
 PAGE_CHARS = 48_000
 """Characters of one page. Less than the tool's cap: a page ends at a line and says where the next one begins."""
 
+MAX_SCAN = 1 << 28
+"""Bytes of a file that `read_file` goes through to find its lines."""
+
 _CHUNK = 1 << 20
 _SNIFF = 8192
 
@@ -77,6 +80,11 @@ async def read_file(
             if position == 0 and b"\0" in data[:_SNIFF]:
                 raise ToolError(f"{absolute} is a binary file; look at it with the terminal, for example with xxd")
             position += len(data)
+            if position > MAX_SCAN:
+                raise ToolError(
+                    f"these lines are beyond the first {MAX_SCAN} bytes of {absolute}; look at it with the terminal, "
+                    f"for example with tail or with head -c"
+                )
             page.add(data)
             if len(data) < _CHUNK:
                 page.end()

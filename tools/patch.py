@@ -85,6 +85,17 @@ class _Plan:
         changed = [(path, data) for path, data in encoded.items() if data != self.before[path]]
         return sorted(changed, key=lambda change: change[1] is None)
 
+    async def check_aliases(self) -> None:
+        """Two names of one file would each be changed without the other's change. Raises `ToolError`."""
+        paths = [path for path, _ in self.changes()]
+        if len(paths) < 2:
+            return
+        resolved = await self._sandbox.exec(f"realpath -mz -- {shlex.join(paths)}", timeout=30, cwd="/")
+        names: dict[bytes, str] = {}
+        for path, real in zip(paths, resolved.stdout.split(b"\0"), strict=False):
+            if (other := names.setdefault(real, path)) != path:
+                raise ToolError(f"{path} and {other} are the same file; change it under one name")
+
     async def write(self) -> None:
         """Write all changes; when the file system refuses one, put back those that were written."""
         written: list[str] = []
@@ -154,6 +165,7 @@ async def patch(
     changes = plan.changes()
     if not changes:
         raise ToolError("the edit leaves every file as it is")
+    await plan.check_aliases()
     await plan.write()
     diffs = [await asyncio.to_thread(_diff, path, plan.before[path], data) for path, data in changes]
     return "\n".join(([note] if note else []) + diffs)

@@ -4,14 +4,18 @@ Requests are JSON lines on the original stdin. Cells see an empty stdin, and wri
 other program does, subprocesses included; the driver writes `<nonce><status>\\n` behind what a cell wrote.
 """
 
-import ast
 import contextlib
-import json
 import linecache
 import os
 import sys
 import traceback
 import types
+from ast import Expr, Expression, parse
+from builtins import compile, eval, exec, print, repr
+from json import loads
+from os import _exit, getpid, write
+
+# Names of its own: a cell that replaces `json.loads` or `print` must not stop the driver.
 
 
 def main() -> None:
@@ -28,27 +32,33 @@ def main() -> None:
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = [""]
+    owner = getpid()
     for number, line in enumerate(iter(requests.readline, ""), 1):
-        request = json.loads(line)
+        request = loads(line)
+        for name in ("stdout", "stderr"):
+            if getattr(sys, name, None) is None:  # without a stream, a traceback would vanish without a word
+                setattr(sys, name, getattr(sys, f"__{name}__"))
         failed = run(request["code"], f"<cell {number}>", module.__dict__)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        os.write(replies, f"{request['nonce']}{'E' if failed else 'K'}\n".encode())
+        if getpid() != owner:  # a child that the cell forked: the cells to come are its parent's
+            _exit(int(failed))
+        write(replies, f"{request['nonce']}{'E' if failed else 'K'}\n".encode())
 
 
 def run(code: str, filename: str, namespace: dict) -> bool:  # type: ignore[type-arg]
     """Execute one cell and echo the value of its last expression. Returns whether it raised."""
     linecache.cache[filename] = (len(code), None, [line + "\n" for line in code.split("\n")], filename)
     try:
-        tree = ast.parse(code, filename)
+        tree = parse(code, filename)
         tail = tree.body[-1] if tree.body else None
-        last = tail.value if isinstance(tail, ast.Expr) else None
+        last = tail.value if isinstance(tail, Expr) else None
         if last is not None:
             tree.body.pop()
         exec(compile(tree, filename, "exec"), namespace)
         if last is not None:
-            value = eval(compile(ast.Expression(last), filename, "eval"), namespace)
+            value = eval(compile(Expression(last), filename, "eval"), namespace)
             if value is not None:
                 namespace["_"] = value
                 print(repr(value))
@@ -69,7 +79,7 @@ def report(error: BaseException) -> None:
         for text in traceback.format_exception(type(error), error, frames):
             print(text, end="", file=sys.stderr)
     except BaseException:
-        os.write(2, f"{type(error).__name__} (its traceback cannot be printed)\n".encode())
+        write(2, f"{type(error).__name__} (its traceback cannot be printed)\n".encode())
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
-from tools.text import did_you_mean, to_json, valid_utf8
+from tools.text import did_you_mean, shortened, to_json, valid_utf8
 
 _PREFIX = "argument_"
 """Field names carry it, aliases do not: a tool may have a parameter called `copy` or `json`, as BaseModel's methods."""
@@ -150,9 +150,8 @@ def validate(name: str, model: type[BaseModel], arguments: Any) -> dict[str, Any
     for key in given:
         if key not in announced:
             hint = did_you_mean(str(key), announced)
-            raise BadArguments(
-                f"{name} has no argument {key!r}{hint or '.'} Its arguments are: {', '.join(announced) or 'none'}"
-            )
+            known = ", ".join(announced) or "none"
+            raise BadArguments(f"{name} has no argument {shortened(key)!r}{hint or '.'} Its arguments are: {known}")
     try:
         checked = _checked(model, given)
     except ValidationError as error:

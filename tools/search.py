@@ -22,6 +22,9 @@ from tools.text import printable
 MAX_LINE_CHARS = 400
 """Characters of a matching line that are shown."""
 
+MAX_PATTERN_CHARS = 4000
+"""They travel in an argument of at most 128 KiB, where quoting may make several characters of one."""
+
 _TIMEOUT = 50.0
 _MAX_BYTES = 2_000_000
 _BAD_PATTERN = 3
@@ -39,12 +42,12 @@ if [ "$kind" = content ]; then
 fi
 export LC_ALL="$charset"
 list() {
-  find "$root" \( -name .git -o -name .hg -o -name .svn \) -type d -prune -o -type f "$@" -print0 2>/dev/null |
+  find -H "$root" \( -name .git -o -name .hg -o -name .svn \) -type d -prune -o -type f "$@" -print0 2>/dev/null |
     LC_ALL=C sort -z
 }
 scan() {
   if [ "$kind" = files ]; then cat; return; fi
-  xargs -0 grep -HIsn --null "$mode" "${options[@]}" -e "$pattern" -- 2>/dev/null
+  xargs -0 grep -HIsn --null "$mode" "${options[@]}" -e "$pattern" --
 }
 """
 
@@ -90,6 +93,8 @@ async def search_files(
     """
     if not pattern or "\0" in pattern + (file_glob or ""):
         raise ToolError("the pattern is empty or contains a NUL character")
+    if len(pattern) + len(file_glob or "") > MAX_PATTERN_CHARS:
+        raise ToolError(f"pattern and file_glob may have {MAX_PATTERN_CHARS} characters; shorten them")
     if "\n" in pattern and target == "content":
         raise ToolError("the pattern contains a line break; lines are searched one by one")
     sandbox = await session.sandbox()
@@ -118,6 +123,8 @@ async def search_files(
         raise ToolError(f"invalid regular expression {pattern!r}: {reason}")
     if done.exit_code == _NO_GREP:
         raise ToolError("this sandbox has no grep and find; search_files needs them")
+    if done.exit_code != 0 and not done.timed_out:
+        raise ToolError(f"the search failed: {printable(done.stderr).strip() or f'exit code {done.exit_code}'}")
     complete = not done.timed_out and len(done.stdout) < _MAX_BYTES
     if target == "files" or output_mode == "files_only":
         found = [_name(each, base) for each in done.stdout.split(b"\0")[:-1]]
@@ -127,7 +134,10 @@ async def search_files(
     else:
         found = _matches(done.stdout, base)
     page = _Page(found[offset : offset + limit], len(found), complete)
-    return _render(page, offset, done.timed_out, "\n--\n" if context and output_mode == "content" else "\n")
+    answer = _render(page, offset, done.timed_out, "\n--\n" if context and output_mode == "content" else "\n")
+    if trouble := printable(done.stderr).strip():
+        answer += f"\n[not everything was searched: {trouble[:MAX_LINE_CHARS]}]"
+    return answer
 
 
 def _name_tests(globs: list[str]) -> list[str]:

@@ -14,6 +14,9 @@ from tools.text import cap_text, printable, to_json
 OUTPUT_CHARS = 50_000
 """Characters of a command's output that reach the model."""
 
+_MAX_OUTPUT = 4 * OUTPUT_CHARS
+"""Bytes to keep of it: a character has at most four. More would only keep the event loop busy."""
+
 MAX_TIMEOUT = 600
 """Seconds that a foreground command may ask for."""
 
@@ -59,7 +62,7 @@ async def terminal(
     limit = timeout or session.terminal_timeout
     # `eval` joins stderr to stdout and leaves the command as it is: heredocs, comments, open quotes, a trailing
     # backslash. Its syntax errors join, too, and `cd` and `export` happen in the shell itself.
-    done = await sandbox.exec(f"eval {shlex.quote(command)} 2>&1", timeout=limit, cwd=cwd)
+    done = await sandbox.exec(f"eval {shlex.quote(command)} 2>&1", timeout=limit, cwd=cwd, max_output=_MAX_OUTPUT)
     output, _ = cap_text(printable(done.stdout + done.stderr), OUTPUT_CHARS, already_elided=done.stdout_elided)
     error = None
     if done.timed_out:

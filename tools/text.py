@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import re
 from collections.abc import Iterable
@@ -12,6 +13,9 @@ from pydantic_core import to_jsonable_python
 
 HEAD_SHARE = 0.4
 """Of what is kept of a long text, this share comes from its start; errors and results stand at the end."""
+
+MAX_CANDIDATES = 500
+"""Names that are compared with a misspelled one: the event loop waits for it."""
 
 _ANSI = re.compile(
     r"""
@@ -104,7 +108,14 @@ def valid_utf8(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
+def shortened(name: Any) -> Any:
+    """A name as an error repeats it: a model in a loop may make one of any length."""
+    return f"{name[:80]}..." if isinstance(name, str) and len(name) > 80 else name
+
+
 def did_you_mean(word: str, candidates: Iterable[str], *, count: int = 3) -> str:
-    """`; did you mean 'a' or 'b'?`, or an empty string when nothing is near."""
-    near = difflib.get_close_matches(word, list(candidates), n=count, cutoff=0.5)
+    """`; did you mean 'a' or 'b'?`, or an empty string when nothing is near, or `word` is too long to be a name."""
+    if len(word) > 255:
+        return ""
+    near = difflib.get_close_matches(word, list(itertools.islice(candidates, MAX_CANDIDATES)), n=count, cutoff=0.5)
     return f"; did you mean {' or '.join(repr(name) for name in near)}?" if near else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from typing import Annotated, Any, Literal
 
 import pytest
@@ -325,3 +326,13 @@ async def test_bad_calls_of_a_turn_do_not_stop_the_others(session: ToolSession) 
     calls: list[tuple[str, Any]] = [("echo", {"text": "a"}), ("nope", {}), ("echo", "null"), ("fail", {"kind": "bug"})]
     results = await call_tools([*calls, ("echo", {"text": "b"})], session, registry=REGISTRY)
     assert [result.error is None for result in results] == [True, False, False, False, True]
+
+
+async def test_names_of_any_length_are_answered_at_once_and_briefly(session: ToolSession) -> None:
+    began = time.perf_counter()
+    for name, arguments in (("terminal" * 500_000, {}), ("terminal", {"command" * 500_000: 1})):
+        result = await call_tool(name, arguments, session)
+        assert result.error is not None
+        assert len(result.error) < 400
+        assert "terminal" in result.error
+    assert time.perf_counter() - began < 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import random
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,18 @@ def _prefixed(diff: str) -> str:
 def test_a_huge_rewrite_is_counted_instead_of_shown() -> None:
     old, new = "".join(f"a{i}\n" for i in range(3000)), "".join(f"b{i}\n" for i in range(4000))
     assert unified_diff(old, new, "f").endswith("[lines 1-3000 became 4000 other lines; too long to show]")
+
+
+def test_an_empty_line_of_context_at_the_end_is_context_when_it_has_its_space() -> None:
+    patch = "*** Begin Patch\n*** Update File: f\n@@ -1,1 +1,2 @@\n+b\n \n*** End Patch"
+    assert apply("\n", patch) == "b\n\n"
+    assert apply("a\nb\n", "*** Begin Patch\n*** Update File: f\n-a\n+c\n\n\n*** End Patch") == "c\nb\n"
+
+
+def test_long_patches_take_time_in_proportion() -> None:
+    began = time.perf_counter()
+    (added,) = parse_patch(patch_of("*** Add File: f", *["+x"] * 100_000))
+    assert added.content == "x\n" * 100_000
+    changes = patch_of("*** Update File: f", *["@@ x", "-x", "+y"] * 1000)
+    assert apply("x\n" * 20_000, changes) == "y\n" * 1000 + "x\n" * 19_000
+    assert time.perf_counter() - began < 2.0

@@ -262,3 +262,27 @@ async def test_too_much_output_is_said_to_be_incomplete(call: Call, session: Too
     await shell(session, f"yes {shlex.quote('needle ' * 20)} | head -n 40000 > f")
     found = text(await call("search_files", pattern="needle"))
     assert "of more than" in found and "[too much output" in found
+
+
+async def test_a_search_starts_behind_a_link_and_says_what_it_could_not_search(
+    call: Call, session: ToolSession
+) -> None:
+    await call("terminal", command="mkdir d; echo hit > d/f; ln -s d link; ln -s d/f file; printf '%5000s!' > slow")
+    assert (await call("search_files", pattern="hit", path="link")).content == "link/f:1:hit"
+    assert (await call("search_files", pattern="hit", path="file")).content == "file:1:hit"
+    answer = (await call("search_files", pattern="( |  )+$", path="slow")).content
+    assert answer.startswith("[no matches]\n[not everything was searched: ")
+    assert "shorten" in ((await call("search_files", pattern="x" * 200_000)).error or "")
+
+
+async def test_a_patch_of_two_names_of_one_file_changes_nothing(call: Call, session: ToolSession) -> None:
+    await call("terminal", command="printf 'a\\nb\\n' > real; ln -s real other")
+    body = "*** Begin Patch\n*** Update File: real\n-a\n+A\n*** Update File: other\n-b\n+B\n*** End Patch"
+    answer = await call("patch", mode="patch", patch=body)
+    assert "are the same file" in (answer.error or "")
+    assert await (await session.sandbox()).read_bytes("real") == b"a\nb\n"
+
+
+async def test_a_file_without_end_is_not_read_for_ever(call: Call) -> None:
+    await call("terminal", command="printf '%9000s' x > endless; truncate -s 300G endless")
+    assert "beyond the first" in ((await call("read_file", path="endless")).error or "")

@@ -145,3 +145,16 @@ async def test_a_cancelled_cell_does_not_go_on(session: ToolSession, call: Call)
     await asyncio.sleep(0.3)
     assert len(await sandbox.read_bytes("beat")) == before > 0
     assert text(await call("python", code="'time' in dir()")) == "False"
+
+
+async def test_a_forked_child_of_a_cell_takes_no_further_cells(call: Call) -> None:
+    await call("python", code="import os\nchild = os.fork()\nif child: _ = os.waitpid(child, 0)")
+    for _ in range(5):
+        assert (await call("python", code="child > 0")).content == "True"
+
+
+async def test_replaced_functions_and_streams_do_not_stop_the_interpreter(call: Call) -> None:
+    await call("python", code="import ast, builtins, json, sys\njson.loads = ast.parse = builtins.print = None")
+    await call("python", code="kept = 41; sys.stdout = sys.stderr = None")
+    assert (await call("python", code="kept + 1")).content == "42"
+    assert "ZeroDivisionError" in (await call("python", code="1 / 0")).content
