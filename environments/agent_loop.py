@@ -20,7 +20,7 @@ from environments.turn_check import RESAMPLED, Verdict, check_turn
 from inference import ContextExhausted, InferenceError
 from inference.router import Split
 from tools import ToolResult
-from trajectories import ChatResponse, FinishReason, Message, MessageHistory, ToolCall, ToolResponse
+from trajectories import ChatResponse, FinishReason, Message, MessageHistory, ToolCall, ToolResponse, validate_messages
 
 
 class ChatServer(Protocol):
@@ -122,7 +122,11 @@ class HermesAgentLoop:
         self.required_arguments = {name: required.get(name, ()) for name in names}
 
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
-        """Play one rollout from `messages` on. Only cancellation and programming errors are raised."""
+        """Play one rollout from `messages` on.
+
+        Only cancellation and programming errors are raised, the latter as `MessageError` where `messages` are no valid
+        conversation.
+        """
         return await _Rollout(self, messages).play()
 
 
@@ -132,13 +136,15 @@ class _Rollout:
     def __init__(self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]]) -> None:
         self.loop = loop
         self.history = MessageHistory(messages)
-        self.request = _request_messages(messages, loop.ephemeral_system_prompt, loop.prefill_messages)
+        validate_messages(self.history)
+        kept = self.history.to_openai("reasoning")
+        self.request = _request_messages(kept, loop.ephemeral_system_prompt, loop.prefill_messages)
         self.offset = len(self.request) - len(self.history)
         self.answered_length = len(self.history)
         """Messages up to here are a conversation without open tool calls."""
         self.good_length = len(self.history)
         """Messages up to here end with a turn that had no flaw."""
-        self.call_ids = {call["id"] for message in messages for call in message.get("tool_calls") or ()}
+        self.call_ids = {call["id"] for message in self.request for call in message.get("tool_calls") or ()}
         self.turns = 0
         self.faulty_turns = 0
         self.tool_calls = 0
@@ -305,9 +311,15 @@ class _Rollout:
         """Some servers number the calls of every turn from zero; a conversation needs ids that are its own."""
         calls = response.message.tool_calls
         if any(call.id in self.call_ids for call in calls):
-            calls = tuple(
-                replace(call, id=f"{call.id}_{self.api_calls}") if call.id in self.call_ids else call for call in calls
-            )
+            taken = self.call_ids | {call.id for call in calls}
+            renamed = []
+            for call in calls:
+                new = call.id
+                while new in self.call_ids or (new != call.id and new in taken):
+                    new = f"{new}_{self.api_calls}"
+                taken.add(new)
+                renamed.append(replace(call, id=new))
+            calls = tuple(renamed)
             response = replace(response, message=replace(response.message, tool_calls=calls))
         self.call_ids.update(call.id for call in calls)
         return response
@@ -326,10 +338,10 @@ def _unrun(call: ToolCall, verdict: Verdict, ran: Mapping[str, ToolResult]) -> T
     if call.id in verdict.faulty:
         told = verdict.faulty[call.id]
         return ToolResult(content=told, error=json.loads(told)["error"])
-    if (original := verdict.duplicates.get(call.id)) is not None:
+    original = verdict.duplicates.get(call.id)
+    if original is not None and original in ran:
         told = f"The same call was made twice in this turn and was run once; its result is that of {original}."
-        error = ran[original].error if original in ran else None
-        return ToolResult(content=json.dumps({"note": told}), error=error)
+        return ToolResult(content=json.dumps({"note": told}), error=ran[original].error)
     told = "Not run: the budget of tool calls is used up."
     return ToolResult(content=json.dumps({"error": told}), error=told)
 
@@ -342,7 +354,11 @@ def _request_messages(
     has_system = bool(request) and request[0]["role"] == "system"
     if ephemeral:
         if has_system:
-            request[0]["content"] = f"{request[0]['content']}\n\n{ephemeral}"
+            said = request[0]["content"]
+            if isinstance(said, str):
+                request[0]["content"] = f"{said}\n\n{ephemeral}"
+            else:
+                request[0]["content"] = [*said, {"type": "text", "text": f"\n\n{ephemeral}"}]
         else:
             request.insert(0, {"role": "system", "content": ephemeral})
             has_system = True

@@ -76,12 +76,9 @@ class AgentResult:
 
     @property
     def final_response(self) -> str:
-        """Text of the last assistant message; empty when the model never answered."""
-        for message in reversed(self.messages):
-            if message["role"] == "assistant":
-                content = message.get("content")
-                return content if isinstance(content, str) else ""
-        return ""
+        """Text of the model's last message; empty when it never answered, whatever examples the prompt holds."""
+        responses = list(self.history.responses())
+        return responses[-1].message.text if responses else ""
 
     @property
     def tool_calls(self) -> int:

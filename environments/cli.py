@@ -5,15 +5,14 @@ Precedence: flags over YAML over `config_init()`. A name that no setting has is 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import difflib
+import itertools
 import signal
 import sys
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -23,12 +22,12 @@ from rich.table import Table
 
 from backends import BackendError
 from environments.atropos import APIServerConfig, as_server_configs
-from environments.config import HermesAgentEnvConfig
 from environments.dataset_rows import DatasetError
+from environments.flags import REFUSED, WITHOUT_EFFECT, make_parser
 from environments.items import ItemError
 from environments.ledger import RunFolderError
 from environments.process import RunResult, RunStopped
-from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError
+from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError, needs_start
 from environments.tracking import TrackingError
 from inference import InferenceError
 from inference.embedded import EmbeddedServerError
@@ -36,13 +35,11 @@ from tools import ToolsetError, ToolUnavailable
 from trajectories import JsonlError
 
 if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from environments.config import HermesAgentEnvConfig
     from environments.hermes_base_env import HermesAgentBaseEnv
 
-COMMANDS = {
-    "serve": "send rollouts to a trainer",
-    "process": "play total_steps groups and write trajectories",
-    "evaluate": "measure the model",
-}
 TOP_LEVEL = ("env", "openai", "slurm", "testing")
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -109,11 +106,13 @@ def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, 
     Raises:
         SettingsError: names what is wrong with which setting.
     """
-    default_config, default_servers = env_cls.config_init()
-    parser = _parser(env_cls, type(default_config))
-    given = vars(parser.parse_args(argv))
+    default_config, in_code = env_cls.config_init()
+    default_servers = as_server_configs(in_code)
+    server = default_servers[0] if len(default_servers) == 1 else None
+    given = vars(make_parser(env_cls.__doc__, default_config, server).parse_args(argv))
     command = given.pop("command")
     path = given.pop("config", None)
+    del given["flags"]
     flags = _nest(given)
     file = _read_yaml(Path(path)) if path else {}
     _reject_unknown(f"{path}: ", file, TOP_LEVEL)
@@ -124,7 +123,9 @@ def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, 
     env_values = {**default_config.model_dump(), **from_file, **flags.get("env", {})}
     _reject_unknown("env.", env_values, type(default_config).model_fields)
     config = _validate(type(default_config), env_values, "env")
-    servers = _servers(as_server_configs(default_servers), file.get("openai"), flags.get("openai", {}))
+    _reject_refused(config)
+    servers = _servers(default_servers, file.get("openai"), flags.get("openai", {}))
+    _note_without_effect(file, flags)
     options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
     return command, env_cls(config=config, server_configs=servers, **options)
 
@@ -149,59 +150,40 @@ def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mappin
     for base, chosen in layers:
         values = {**base, **chosen, **from_flags}
         _reject_unknown("openai.", values, ServerConfig.model_fields)
-        servers.append(_validate(ServerConfig, values, "openai"))
+        server = _validate(ServerConfig, values, "openai")
+        _check_url(server, given="base_url" in from_flags or ("base_url" in chosen and "model_name" not in from_flags))
+        servers.append(server)
     return servers
 
 
-def _parser(env_cls: type[HermesAgentBaseEnv], config_cls: type[HermesAgentEnvConfig]) -> argparse.ArgumentParser:
-    """One flag a setting; all of them text here, typed by pydantic later."""
-    parser = argparse.ArgumentParser(description=env_cls.__doc__, allow_abbrev=False)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,process,evaluate}")
-    for command, help_text in COMMANDS.items():
-        sub = commands.add_parser(command, help=help_text, description=help_text, allow_abbrev=False)
-        sub.add_argument("--config", metavar="FILE", help="YAML file with env: and openai: (flags win over it)")
-        sub.add_argument("--slurm", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        sub.add_argument(
-            "--testing", action="store_true", default=argparse.SUPPRESS, help="skip the check of the servers"
+def _check_url(server: ServerConfig, *, given: bool) -> None:
+    """A URL that would not be used, or that is none, is an error. `given`: somebody means it to be used."""
+    url = server.base_url or ""
+    if given and url and needs_start(server):
+        raise SettingsError(
+            f"openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and needs no "
+            "URL; name the server's model with --openai.model_name NAME, or leave base_url out"
         )
-        for namespace, model in (("env", config_cls), ("openai", ServerConfig)):
-            group = sub.add_argument_group(namespace)
-            for name, field in model.model_fields.items():
-                shown = "" if field.default is None else f" (default: {field.get_default(call_default_factory=True)})"
-                group.add_argument(
-                    f"--{namespace}.{name}",
-                    type=_typed(field.annotation),
-                    default=argparse.SUPPRESS,
-                    metavar="VALUE",
-                    help=f"{field.description or ''}{shown}".replace("%", "%%"),
-                    **_optional_value(field.annotation),
-                )
-    return parser
+    if url and not url.startswith(("http://", "https://")):
+        raise SettingsError(f"openai.base_url has to begin with http:// or https:// (got {url!r})")
 
 
-def _optional_value(annotation: Any) -> dict[str, Any]:
-    """A switch may be given without a value."""
-    return {"nargs": "?", "const": True} if _accepts(annotation, bool) else {}
+def _reject_refused(config: HermesAgentEnvConfig) -> None:
+    for name, instead in REFUSED.items():
+        if getattr(config, name):
+            raise SettingsError(f"env.{name} is not translated into what servers take; use {instead}")
 
 
-def _typed(annotation: Any) -> Any:
-    """How the text of a flag becomes a value: text stays text, everything else is read as YAML (so JSON works too)."""
-    if _accepts(annotation, str):
-        return (lambda text: None if text in ("null", "None") else text) if _accepts(annotation, type(None)) else str
-    return _from_yaml
-
-
-def _from_yaml(text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not YAML: {' '.join(str(error).split())}") from error
-
-
-def _accepts(annotation: Any, kind: type) -> bool:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return any(_accepts(part, kind) for part in get_args(annotation))
-    return annotation is kind
+def _note_without_effect(file: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Settings of Atropos that change nothing are accepted, but not in silence."""
+    found = []
+    for part, names in WITHOUT_EFFECT.items():
+        in_file = file.get(part) or {}
+        given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(part, {})]
+        found += [f"{part}.{name}" for name in dict.fromkeys(given) if name in names]
+    if found:
+        note = f"note: {', '.join(found)}: settings of Atropos that change nothing here"
+        Console(stderr=True).print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _nest(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,7 +202,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not YAML: {error}") from error
     if content is None:
         return {}
@@ -243,12 +225,18 @@ def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> 
         return model(**values)
     except ValidationError as error:
         lines = [
-            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {problem['msg']} (got {problem['input']!r})"
+            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_said(problem)} (got {problem['input']!r})"
             if problem["loc"]
             else f"{namespace}: {problem['msg']}"
             for problem in error.errors()
         ]
         raise SettingsError("\n       ".join(lines)) from error
+
+
+def _said(problem: ErrorDetails) -> str:
+    """What pydantic says, and how a list or a mapping is written where that was not clear."""
+    example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
+    return problem["msg"] + (f", written as {example}" if example else "")
 
 
 def print_result(console: Console, result: RunResult) -> None:
@@ -258,11 +246,10 @@ def print_result(console: Console, result: RunResult) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     left_out = summary.rollouts - summary.scored
-    table.add_row(
-        "items", f"{summary.items}" + (f" ({result.played} in this run)" if result.played != summary.items else "")
-    )
+    earlier = summary.items > result.played + result.failed_groups
+    table.add_row("items", f"{summary.items}" + (f" ({result.played} in this run)" if earlier else ""))
     table.add_row("rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else ""))
-    table.add_row("mean reward", f"{summary.reward}" if summary.scored else "none was scored")
+    table.add_row("mean reward", f"{summary.reward}, 95 % interval" if summary.scored else "none was scored")
     table.add_row("turns", f"{summary.turns:.2f} a rollout")
     table.add_row("tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed")
     table.add_row("outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none")
@@ -272,7 +259,7 @@ def print_result(console: Console, result: RunResult) -> None:
         table.add_row(name.replace("_", " "), f"{value:.3f}")
     if summary.uncounted_requests:
         table.add_row("tokens/s", "the server does not count tokens")
-    else:
+    elif result.tokens:
         table.add_row(
             "tokens/s", f"{result.tokens / max(result.seconds, 1e-9):.0f} ({result.tokens} in {result.seconds:.1f} s)"
         )
@@ -283,9 +270,10 @@ def print_result(console: Console, result: RunResult) -> None:
         ("report", str(result.files.report)),
     ):
         # Outside of the table: a path that is cut or wrapped cannot be copied.
-        console.print(f"[bold]{label:<13}[/bold] {escape(where)}", highlight=False, soft_wrap=True)
+        console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)
     if result.failed_groups:
-        console.print(f"{result.failed_groups} groups had no scored rollout; start again to play them", style="yellow")
+        told = f"{result.failed_groups} of the groups had no scored rollout; start again to play them"
+        console.print(told, style="yellow", highlight=False)
     if result.exceptions:
         console.print(
             f"{result.exceptions} rollouts ended in an exception of the environment; see the report", style="red"

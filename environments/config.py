@@ -43,6 +43,11 @@ class HermesAgentEnvConfig(BaseEnvConfig):
 
     model_config = ConfigDict(extra="forbid")
 
+    # What is played.
+    total_steps: int = Field(1000, ge=1, description="Groups that `process` plays.")
+    group_size: int = Field(4, ge=1, description="Rollouts of an item, which are scored against each other.")
+    max_token_length: int = Field(2048, ge=1, description="Tokens of one completion.")
+
     # What the agent may do.
     enabled_toolsets: list[str] | None = Field(None, description="Toolsets or tools that the agent gets; null is all.")
     disabled_toolsets: list[str] | None = Field(None, description="Toolsets or tools that are taken away again.")

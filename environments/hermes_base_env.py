@@ -31,7 +31,7 @@ from environments.items import item_digest
 from environments.process import ProcessRun, RunFiles, RunResult
 from environments.records import group_record
 from environments.reward_threads import RewardThreads
-from environments.rollout import Rollout, RolloutPlayer, with_metrics
+from environments.rollout import Rollout, RolloutPlayer, is_cancelled, with_metrics
 from environments.servers import (
     Phase1CannotTrain,
     ServerConfig,
@@ -241,7 +241,9 @@ class HermesAgentBaseEnv(BaseEnv):
                 temperature=self.config.eval_temperature if evaluation else self.config.agent_temperature,
                 split="eval" if evaluation else "train",
             )
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             return Rollout.broken(item_key, index, error)
         return with_metrics(rollout, lambda result, reward: self.rollout_metrics(item, result, reward))
 

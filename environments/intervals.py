@@ -38,7 +38,10 @@ def mean_over_items(values: Sequence[Sequence[float]]) -> Mean:
     if count == 1:
         return Mean(mean, math.nan, math.nan, 1)
     spread = math.sqrt(sum((value - mean) ** 2 for value in means) / (count - 1) / count)
-    return Mean(mean, mean - Z95 * spread, mean + Z95 * spread, count)
+    low, high = mean - Z95 * spread, mean + Z95 * spread
+    if all(0.0 <= value <= 1.0 for value in means):  # rewards between 0 and 1 have no mean beyond them
+        low, high = max(0.0, low), min(1.0, high)
+    return Mean(mean, low, high, count)
 
 
 def _wilson(share: float, count: int) -> tuple[float, float]:

@@ -78,7 +78,7 @@ class RunResult:
     """Groups that this start finished; the others were there already."""
     seconds: float
     tokens: int
-    """Completion tokens that this start sampled, left-out rollouts included."""
+    """Completion tokens that this start sampled, left-out rollouts and broken starts included."""
     failed_groups: int
     """Groups of this start without a single scored rollout; a second start plays them again."""
     exceptions: int
@@ -243,7 +243,9 @@ class ProcessRun:
 
     async def settle(self, group: dict[str, Any], progress: RunProgress) -> None:
         """Write a finished group down, or count it as failed when nothing in it was scored."""
-        self.tokens += sum(rollout.get("completion_tokens", 0) for rollout in group["rollouts"])
+        self.tokens += sum(
+            rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"] for rollout in group["rollouts"]
+        )
         self.show_tracebacks(group)
         if group["scores"]:
             await _undisturbed(self.write, group)

@@ -36,6 +36,8 @@ class RunProgress:
             )
             self._task = self._live.add_task(self.title, total=self.total, completed=self.done, note="")
             self._live.start()
+        else:
+            self.console.print(f"{self.title}: {self.done}/{self.total}", highlight=False)
         return self
 
     def __exit__(

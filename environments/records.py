@@ -55,7 +55,7 @@ def group_record(
         "timestamp": datetime.now().isoformat(),
         "tools": list(tools),
         "scores": [rollout.reward for rollout in scored],
-        "messages": [rollout.result.messages for rollout in scored if rollout.result is not None],
+        "messages": [_messages(rollout.result) for rollout in scored],
         **dict.fromkeys(_ATROPOS_NULLS),
         "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in rollouts],
     }
@@ -74,13 +74,20 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "reward": rollout.reward,
         "traceback": rollout.traceback,
         "attempts": rollout.attempts,
+        "retried_after": list(rollout.retried_after),
+        "lost_completion_tokens": rollout.lost_completion_tokens,
         "seconds": round(rollout.seconds, 3),
         "metrics": dict(rollout.metrics),
         **_agent_record(result),
     }
     if place is None:
-        record["messages"] = result.messages if result is not None else []
+        record["messages"] = _messages(result)
     return record
+
+
+def _messages(result: AgentResult | None) -> list[dict[str, Any]]:
+    """What was said, also where a reward has since edited `result.messages`."""
+    return result.history.to_openai("reasoning") if result is not None else []
 
 
 def _agent_record(result: AgentResult | None) -> dict[str, Any]:

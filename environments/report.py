@@ -126,8 +126,19 @@ def _pretty(value: Any) -> str:
         content = json.loads(value) if isinstance(value, str) else value
         if isinstance(value, str) and not isinstance(content, dict | list):
             return value
-        if isinstance(content, dict) and set(content) == {"code"} and isinstance(content["code"], str):
-            return content["code"]
+        if isinstance(content, dict):
+            if len(content) == 1 and isinstance(text := content.get("code", content.get("command")), str):
+                return text
+            if set(content) == {"output", "exit_code", "error"} and isinstance(content["output"], str):
+                return _terminal(content)
         return json.dumps(content, indent=2, ensure_ascii=False, default=str)
     except (ValueError, RecursionError):  # models nest brackets by the thousand
         return str(value)
+
+
+def _terminal(result: Mapping[str, Any]) -> str:
+    """What a command wrote, as a terminal shows it, and how it ended where that was not well."""
+    notes = [f"exit code {result['exit_code']}"] if result["exit_code"] else []
+    notes += [str(result["error"])] if result["error"] else []
+    ending = f"[{'; '.join(notes)}]" if notes else "" if result["output"] else "[no output]"
+    return "\n".join(part for part in (result["output"].rstrip("\n"), ending) if part)

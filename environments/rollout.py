@@ -60,11 +60,15 @@ class Rollout:
     """What broke the infrastructure."""
     attempts: int = 1
     """Starts that it took; more than one when the infrastructure broke earlier ones."""
+    retried_after: Sequence[str] = ()
+    """Why each of the earlier starts was given up."""
+    lost_completion_tokens: int = 0
+    """Completion tokens of the earlier starts; those of the last one are in `result`."""
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def broken(cls, item_key: str, index: int, error: Exception) -> Rollout:
+    def broken(cls, item_key: str, index: int, error: BaseException) -> Rollout:
         """A rollout that an exception in the environment's own code ended."""
         return cls(
             rollout_id=uuid.uuid4().hex,
@@ -118,6 +122,8 @@ class RolloutPlayer:
         started = time.monotonic()
         rollout_id = uuid.uuid4().hex
         attempts = 0
+        retried_after: list[str] = []
+        lost_completion_tokens = 0
         while True:
             attempts += 1
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
@@ -155,6 +161,8 @@ class RolloutPlayer:
                 break
             if isinstance(error, RequestRejected):
                 break  # the server would refuse the same request again
+            retried_after.append(reason)
+            lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
         return Rollout(
             rollout_id=rollout_id,
             item_key=item_key,
@@ -166,6 +174,8 @@ class RolloutPlayer:
             traceback=trace,
             error=error,
             attempts=attempts,
+            retried_after=tuple(retried_after),
+            lost_completion_tokens=lost_completion_tokens,
             seconds=time.monotonic() - started,
         )
 
@@ -210,7 +220,9 @@ class RolloutPlayer:
             reward = _finite(given)
         except BackendError:
             raise
-        except (Exception, SystemExit) as error:
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
             if isinstance(error, TimeoutError) and limit.expired():
                 error = RewardError(f"the reward took longer than reward_timeout = {self.config.reward_timeout:g} s")
             trace = "".join(traceback.format_exception(error))
@@ -227,6 +239,12 @@ class RolloutPlayer:
             return await given if inspect.isawaitable(given) else given
         finally:
             blocking.end()
+
+
+def is_cancelled() -> bool:
+    """Whether this very task was asked to stop. A CancelledError without that comes from a task it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def with_metrics(rollout: Rollout, measure: Callable[[AgentResult, float | None], Mapping[str, float]]) -> Rollout:

@@ -13,6 +13,7 @@ import io
 import json
 import tarfile
 import threading
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import CancelledError, Future
 from pathlib import Path
@@ -132,7 +133,7 @@ class ToolContext:
     async def download_dir(self, remote_dir: str, local_dir: str | Path) -> None:
         """Copy a folder out of the sandbox. Members that would land outside `local_dir` are refused."""
         sandbox = await self._session.sandbox()
-        packed = f"/tmp/.lachesis-{id(self):x}.tar"
+        packed = f"/tmp/.lachesis-{uuid.uuid4().hex}.tar"
         names = {"LACHESIS_DIR": await self._session.path(remote_dir), "LACHESIS_TAR": packed}
         try:
             done = await sandbox.exec('tar -c -f "$LACHESIS_TAR" -C "$LACHESIS_DIR" .', timeout=600, env=names)

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any
 
 from trajectories import ChatResponse, FinishReason, ToolCall
+from trajectories.markup import NotJson, load_json, split_opened_think
 
 
 class Flaw(Enum):
@@ -20,6 +21,7 @@ class Flaw(Enum):
     """Neither text nor tool calls."""
     ONLY_REASONING = "nothing after the reasoning"
     """The model thought and then said nothing."""
+    WITHHELD = "withheld by the server's content filter"
     TRUNCATED_CALL = "tool call cut off by the token limit"
     MALFORMED_CALL = "text that starts a tool call and is none"
     INVALID_JSON = "arguments are not JSON"
@@ -32,6 +34,7 @@ RESAMPLED = frozenset(
     {
         Flaw.EMPTY,
         Flaw.ONLY_REASONING,
+        Flaw.WITHHELD,
         Flaw.TRUNCATED_CALL,
         Flaw.MALFORMED_CALL,
         Flaw.INVALID_JSON,
@@ -62,7 +65,9 @@ def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collecti
     """Judge one completion against the tools on offer (`required_arguments`: tool name -> names of arguments)."""
     message = response.message
     cut = response.finish_reason is FinishReason.LENGTH
-    if response.malformed_calls and not message.tool_calls:
+    if response.finish_reason is FinishReason.CONTENT_FILTER:
+        return Verdict(Flaw.WITHHELD, _shorten(message.text))
+    if response.malformed_calls:
         flaw = Flaw.TRUNCATED_CALL if cut else Flaw.MALFORMED_CALL
         return Verdict(flaw, _shorten(response.malformed_calls[0]))
     if not message.tool_calls:
@@ -88,7 +93,8 @@ def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collecti
 
 
 def _check_text(text: str, reasoning: str | None) -> Verdict:
-    if _THINK_BLOCK.sub("", text).strip():
+    _, said = split_opened_think(text)
+    if _THINK_BLOCK.sub("", said).strip():
         return Verdict()
     if text.strip() or (reasoning and reasoning.strip()):
         return Verdict(Flaw.ONLY_REASONING, _shorten(reasoning or text))
@@ -99,8 +105,8 @@ def _check_call(call: ToolCall, required_arguments: Mapping[str, Collection[str]
     # An empty string is how several servers spell "no arguments".
     text = call.arguments.strip() or "{}"
     try:
-        arguments: Any = json.loads(text)
-    except ValueError as error:
+        arguments: Any = load_json(text)
+    except NotJson as error:
         return Flaw.INVALID_JSON, str(error)
     if not isinstance(arguments, dict):
         return Flaw.NOT_AN_OBJECT, f"got {type(arguments).__name__}"

@@ -219,6 +219,8 @@ class OpenAIServer:
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
             status = code if isinstance(code, int) and code >= 400 else 502
         if status < 300:
+            if answer is not None and (broken := wire.broken_off(answer)):
+                raise _Failed(f"the server broke the completion off (finish_reason {broken!r})")
             if answer is None and expect_json:
                 raise BadResponse(self.base_url, f"{url} answered {status} with no JSON object: {raw[:200]!r}")
             return answer or {}

@@ -5,18 +5,20 @@ Pure functions, no I/O. Reading is lenient about form and strict about meaning: 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import orjson
-
 from inference.errors import BadResponse
 from tool_call_parsers import CALLABLE, ToolCallParser, new_call_id
+from trajectories.frozen import freeze_dict
 from trajectories.messages import FinishReason, Message, ToolCall, Usage
 
 Payload: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
+_OF_A_CALL = frozenset({"id", "type", "function", "index"})
+"""What we read of a call; its `index` is a stream's, and says nothing in a whole answer."""
 _FINISH_REASONS = {reason.value: reason for reason in FinishReason} | {"function_call": FinishReason.TOOL_CALLS}
 
 
@@ -42,20 +44,19 @@ class Reading(NamedTuple):
 
     message: Message
     malformed_calls: tuple[str, ...] = ()
-    """Raw text of calls that `parser` found begun and that are none; it stays in the content, too."""
+    """Raw text of calls that were begun and are none. What `parser` found so stays in the content, too."""
 
 
 def read_message(data: Mapping[str, Any], parser: ToolCallParser | None, tools: Tools | None) -> Reading:
     """The assistant message of a choice. Calls are the server's; `parser` reads the text only where it gave none."""
-    malformed: tuple[str, ...] = ()
     content, reasoning = _read_content(data.get("content")), read_reasoning(data)
-    calls = _read_tool_calls(data)
-    if not calls and parser is not None and tools and isinstance(content, str):
+    calls, malformed = _read_tool_calls(data)
+    if not calls and not malformed and parser is not None and tools and isinstance(content, str):
         parsed = parser.parse(content, tools)
         malformed = tuple(attempt.raw for attempt in parsed.attempts if attempt.status not in CALLABLE)
         if parsed.tool_calls or parsed.reasoning:
             content = parsed.content
-            reasoning = "\n".join(filter(None, (reasoning, parsed.reasoning))) or None
+            reasoning = _join_reasoning(reasoning, parsed.reasoning)
             calls = tuple(ToolCall(call.id, call.name, call.arguments_json) for call in parsed.tool_calls)
     return Reading(Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed)
 
@@ -72,9 +73,25 @@ def read_reasoning(data: Mapping[str, Any]) -> str | None:
     return "".join(text for text in texts if isinstance(text, str)) or None
 
 
+def _join_reasoning(native: str | None, own: str | None) -> str | None:
+    """The server's and the content's. Some servers send the same thought apart and leave it in the content, too."""
+    if native and own and native.strip() == own.strip():
+        return native
+    return "\n".join(filter(None, (native, own))) or None
+
+
 def read_finish_reason(raw: object) -> FinishReason:
     """The enum's member, `UNKNOWN` for anything else."""
     return _FINISH_REASONS.get(raw, FinishReason.UNKNOWN) if isinstance(raw, str) else FinishReason.UNKNOWN
+
+
+def broken_off(body: Mapping[str, Any]) -> str | None:
+    """The finish reason of a completion that the server itself gave up, half-written: no word of the model's end."""
+    choices = body.get("choices")
+    for choice in choices if isinstance(choices, list) else ():
+        if isinstance(choice, Mapping) and (reason := choice.get("finish_reason")) in ("abort", "error"):
+            return str(reason)
+    return None
 
 
 def read_usage(body: Mapping[str, Any]) -> Usage:
@@ -114,30 +131,49 @@ def _read_content(content: object) -> str | tuple[Mapping[str, Any], ...] | None
         return content
     if not isinstance(content, list):
         return str(content)
-    parts = tuple(part if isinstance(part, Mapping) else {"type": "text", "text": str(part)} for part in content)
-    if all(part.get("type", "text") in ("text", "output_text") for part in parts):
-        return "".join(str(part.get("text") or "") for part in parts)
+    parts = tuple(_read_part(part) for part in content)
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
     return parts
 
 
-def _read_tool_calls(data: Mapping[str, Any]) -> tuple[ToolCall, ...]:
+def _read_part(part: object) -> Mapping[str, Any]:
+    """A part that has a type, and text where it is a text part."""
+    if not isinstance(part, Mapping):
+        return {"type": "text", "text": str(part)}
+    if part.get("type", "text") in ("text", "output_text"):
+        return {"type": "text", "text": str(part.get("text") or "")}
+    return {**part, "type": str(part["type"])}
+
+
+def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
+    """The calls, and the text of those that name no function. What else is said of a call goes back with it."""
     listed = data.get("tool_calls")
     calls: list[ToolCall] = []
+    nameless: list[str] = []
     taken: set[str] = set()
     for item in listed if isinstance(listed, list) else ():
         function = item.get("function") if isinstance(item, Mapping) else None
-        if not isinstance(function, Mapping):
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
+            nameless.append(_json_text(item))
             continue
         call_id = item.get("id")
         if not isinstance(call_id, str) or not call_id or call_id in taken:
             call_id = new_call_id()  # results find their calls by id
         taken.add(call_id)
-        calls.append(ToolCall(call_id, str(function.get("name") or ""), _arguments_text(function.get("arguments"))))
-    return tuple(calls)
+        extra = {key: value for key, value in item.items() if key not in _OF_A_CALL and value is not None}
+        calls.append(ToolCall(call_id, name, _arguments_text(function.get("arguments")), freeze_dict(extra)))
+    return tuple(calls), tuple(nameless)
 
 
 def _arguments_text(arguments: object) -> str:
     """The text as sent; "" for null; a sloppy server's decoded object as compact JSON."""
     if isinstance(arguments, str):
         return arguments
-    return "" if arguments is None else orjson.dumps(arguments).decode()
+    return "" if arguments is None else _json_text(arguments)
+
+
+def _json_text(value: object) -> str:
+    # Not orjson: it refuses half surrogate pairs, and models write them.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

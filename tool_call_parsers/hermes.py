@@ -31,6 +31,8 @@ class _Walk:
     """Where the text starts that is in no list yet."""
     failed_until: int = 0
     """The end of the last broken block: openers before it may be part of its strings."""
+    no_more_ends: bool = False
+    """No `</think>` follows: nothing looks for one again."""
     cut_until: int = 0
     """The same for a block that the end of the text cut: reasoning tags before it are part of its strings."""
 
@@ -118,7 +120,8 @@ def _read_values(text: str, position: int) -> tuple[list[Value], str | None, int
 def _read_thought(text: str, mark: re.Match[str], walk: _Walk) -> int:
     """Reasoning: up to its end tag, or without one up to the first block (or the end of the text)."""
     walk.content.append(text[walk.content_from : mark.start()])
-    close = text.find("</think>", mark.end())
+    close = -1 if walk.no_more_ends else text.find("</think>", mark.end())
+    walk.no_more_ends = close < 0
     end = close
     if close < 0:
         body = _BODY.search(text, mark.end())

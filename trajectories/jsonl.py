@@ -22,6 +22,7 @@ from typing import Any
 StrPath = str | os.PathLike[str]
 
 _CHUNK = 1 << 16
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class JsonlError(Exception):
@@ -88,7 +89,8 @@ class JsonlWriter:
 
     def _encode(self, obj: Any) -> bytes:
         try:
-            text = json.dumps(obj, ensure_ascii=False, allow_nan=False)
+            # Piece by piece: `json.dumps` does a whole group in one go, in which no other thread of the process runs.
+            text = "".join(_ENCODER.iterencode(obj))
         except (TypeError, ValueError) as error:
             raise JsonlError(self.path, f"the object cannot become JSON: {error}") from error
         # Half a surrogate pair has no UTF-8; its backslash form is what JSON calls it.

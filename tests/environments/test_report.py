@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -167,3 +168,18 @@ def test_a_bin_holds_what_its_label_says() -> None:
     assert [bar.label for bar in bars][:2] == ["0 to 0.1", "0.1 to 0.2"]
     assert sum(bar.count for bar in bars[:5]) == sum(at / 20 < 0.5 - 1e-12 for at in range(21))
     assert math.isclose(bars[-1].count, 3), "the last bin holds its upper edge"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ('{"output": "1\\n2\\n", "exit_code": 0, "error": null}', "1\n2"),
+        ('{"output": "1\\n", "exit_code": 2, "error": "timed out"}', "1\n[exit code 2; timed out]"),
+        ('{"output": "", "exit_code": 0, "error": null}', "[no output]"),
+        ('{"command": "ls\\npwd"}', "ls\npwd"),
+        ('{"command": 3}', '{\n  "command": 3\n}'),
+        ("42", "42"),
+    ],
+)
+def test_a_command_and_what_it_wrote_are_shown_as_a_terminal_does(value: str, shown: str) -> None:
+    assert report._pretty(value) == shown

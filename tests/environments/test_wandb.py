@@ -80,7 +80,7 @@ def test_without_a_login_it_says_so_and_asks_nobody(tmp_path: Path) -> None:
             "from tests.support.small_envs import SortWords\n"
             "SortWords.cli()\n"
         )
-        arguments = ["process", "--openai.base_url", server.base_url, "--env.use_wandb"]
+        arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "m", "--env.use_wandb"]
         arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
         child = start(["-c", program, *arguments], HOME=str(tmp_path), WANDB_DIR=str(tmp_path))
         output = child.communicate(timeout=60)[0]

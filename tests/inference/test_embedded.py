@@ -23,9 +23,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def runs(pid: int) -> bool:
+    """A main thread that is a zombie already may still wait for the other threads to end."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
+        zombie = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+        return not zombie or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 

@@ -306,6 +306,18 @@ async def test_calls_that_are_none_are_reported_and_stay_in_the_text(serve):
     assert response.malformed_calls == (text.removeprefix("So: "),)
 
 
+async def test_odd_answers_become_messages_that_can_be_written_down(serve):
+    parts = [{"type": "image_url", "image_url": {"url": "x"}}, {"text": "hi"}, {"type": 5}, "x"]
+    odd_call = {"id": "a", "function": {"name": "python", "arguments": {"code": "\ud800"}}}
+    for message in ({"content": parts}, {"content": None, "tool_calls": [odd_call]}):
+
+        async def answers(_, message=message):
+            return web.json_response(completion(**message))
+
+        said = (await (await serve(answers)).chat(ASK)).message
+        assert Message.from_openai(said.to_openai()) == said
+
+
 async def test_text_that_utf8_cannot_hold_is_still_sent(serve):
     script = Script(OK)
     await (await serve(script)).chat([Message("user", "half \ud83c a pair, \ud83c\udf0d")])

@@ -222,6 +222,22 @@ def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path, obj):
     assert list(read_lines(path)) == [{"fine": True}]
 
 
+def test_other_threads_run_while_a_large_line_is_encoded(tmp_path):
+    lines = [{"role": "tool", "content": "a line of text, and then\n" * 400} for _ in range(4000)]
+    path = tmp_path / "large.jsonl"
+    with JsonlWriter(path) as writer:
+        thread = threading.Thread(target=writer._encode, args=(lines,))
+        began = last = time.perf_counter()
+        longest = 0.0
+        thread.start()
+        while thread.is_alive():
+            time.sleep(0.0005)
+            now = time.perf_counter()
+            longest, last = max(longest, now - last), now
+        assert longest < (last - began) / 2, "in one piece, encoding would keep everybody waiting to its end"
+        assert writer._encode(lines) == json.dumps(lines, ensure_ascii=False).encode() + b"\n"
+
+
 def test_everything_json_can_say_comes_back(tmp_path):
     path = tmp_path / "out.jsonl"
     objects = [{"a": "é漢🙂\u2028\n"}, {"big": 10**30}, {"half": "\\\ud83d"}, [], {"nested": [[{"x": None}]]}]

@@ -26,7 +26,7 @@ from trajectories import (
     to_trajectory_entry,
     tools_from_sharegpt,
 )
-from trajectories.markup import escape_text, unescape_text
+from trajectories.markup import escape_text, split_opened_think, unescape_text
 
 DATA = Path(__file__).parent / "data"
 TERMINAL = {
@@ -128,6 +128,8 @@ def test_native_reasoning_becomes_a_think_block():
         ("<think></think>b", NO_THOUGHT + "b"),
         ("<think>a</think><think>b</think>c", "<think>\na\nb\n</think>\nc"),
         ("<think>a</think>", "<think>\na\n</think>"),
+        ("a\n</think>\n\nb", "<think>\na\n</think>\nb"),  # the prompt had opened the block
+        ("a</think>", "<think>\na\n</think>"),
     ],
 )
 def test_reasoning_in_the_content_becomes_the_one_think_block(content, value):
@@ -143,12 +145,29 @@ def test_native_reasoning_that_the_content_repeats_is_written_once():
 
 @pytest.mark.parametrize(
     "content",
-    ["plain", "", None, "  ", "use the <think> tag", "```\n<think>x</think>\n```", "<think> is never closed"],
+    [
+        "plain",
+        "",
+        None,
+        "  ",
+        "use the <think> tag",
+        "```\n<think>x</think>\n```",
+        "<think> is never closed",
+        "</think> ends it",
+    ],
 )
 def test_a_turn_without_reasoning_gets_an_empty_think_block(content):
     assert values([user(), {"role": "assistant", "content": content}])[1] == (NO_THOUGHT + (content or "")).strip()
     blank = {"role": "assistant", "content": content, "reasoning": " \n"}
     assert values([user(), blank]) == values([user(), {"role": "assistant", "content": content}])
+
+
+@pytest.mark.parametrize("content", ["<think>I look.", "I look.</think>", "I look.\n</think>\n\n"])
+def test_a_thought_before_calls_that_the_server_took_out_is_the_one_think_block(content):
+    asked = asks(call("c", arguments="{}")) | {"content": content}
+    turn = values([user(), asked, result("c", "")])[1]
+    assert turn.startswith("<think>\nI look.\n</think>\n<tool_call>")
+    assert turn.count("think>") == 2
 
 
 def test_an_argument_that_mentions_think_does_not_suppress_the_empty_block():
@@ -332,7 +351,11 @@ def test_every_turn_has_the_documented_structure_whatever_the_texts_spell(messag
     assert index == len(messages)
 
 
-PLAIN = hostile_text.filter(lambda text: "SCRATCHPAD" not in text and not text.lstrip().startswith("<think>"))
+PLAIN = hostile_text.filter(
+    lambda text: (
+        "SCRATCHPAD" not in text and not text.lstrip().startswith("<think>") and split_opened_think(text) == ("", text)
+    )
+)
 
 
 def normal_form(message: dict) -> dict:
