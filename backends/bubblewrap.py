@@ -17,7 +17,7 @@ from pathlib import Path
 from .base import Availability, SandboxSpec
 
 WORKDIR, HOME = "/workspace", "/home/agent"
-UNSANDBOXED = "for trusted development only, run unsandboxed with `sandbox: none` (LocalBackend(isolation='none'))"
+UNSANDBOXED = "for trusted development only, run unsandboxed with --env.sandbox none (in YAML `sandbox: none`)"
 _SHM_BYTES = 64 << 20
 _UID = "1000"
 _ETC = {

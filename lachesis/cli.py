@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.metadata
 import sys
 from collections.abc import Sequence
 
@@ -17,14 +18,19 @@ VERBS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis", description="Environments for tool-calling language models.")
+    parser.add_argument("--version", action="version", version=f"lachesis {importlib.metadata.version('lachesis-rl')}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, help_text in VERBS.items():
         # The verb parses its own arguments, so that no other verb's room is imported for it.
         verbs.add_parser(verb, help=help_text, add_help=False)
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed, rest = parser.parse_known_args(arguments)
-    module = importlib.import_module(f"lachesis.{parsed.verb}")
-    code: int = module.main(rest)
+    try:
+        module = importlib.import_module(f"lachesis.{parsed.verb}")
+        code: int = module.main(rest)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
     return code
 
 

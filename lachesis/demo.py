@@ -23,16 +23,21 @@ PLAYERS = {"embedded": "SmolLM2-135M (embedded model)", "reference": "reference 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Play, then print a table, where everything is, and two trajectories."""
-    parser = argparse.ArgumentParser(prog="lachesis demo", description=__doc__)
-    parser.add_argument("--items", type=int, default=6, help="problems for each player (default: 6)")
-    parser.add_argument("--group-size", type=int, default=2, help="rollouts of a problem (default: 2)")
+    description = (__doc__ or "").replace("`lachesis demo`: the main job", "The main job")
+    parser = argparse.ArgumentParser(prog="lachesis demo", description=description)
+    parser.add_argument("--items", type=_count, default=6, metavar="N", help="problems for each player (default: 6)")
+    parser.add_argument("--group-size", type=_count, default=2, metavar="N", help="rollouts of a problem (default: 2)")
     parser.add_argument(
-        "--output", type=Path, default=Path("data/demo"), help="folder (default: data/demo; emptied first)"
+        "--output",
+        type=Path,
+        default=Path("data/demo"),
+        metavar="FOLDER",
+        help="where to write (default: data/demo; an earlier demo there is removed first)",
     )
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
     console = Console()
-    console.print("importing ...", style="dim")
+    console.print("importing (a few seconds) ...", style="dim")
     from backends import BackendUnavailable
     from environments.cli import EXPECTED_ERRORS
 
@@ -43,6 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         if isinstance(error, BackendUnavailable):
             console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
         return 1
+
+
+def _count(text: str) -> int:
+    """A number of things of which there is at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text!r}")
+    return int(text)
 
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
@@ -95,15 +107,15 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
 
 def _table(results: Mapping[str, Any]) -> Table:
     table = Table(title="GSM8K with a Python tool (gsm_symbolic)", title_justify="left")
-    for column in ("player", "items", "rollouts", "reward", "calls", "outcomes", "tokens/s"):
-        table.add_column(column, justify="left" if column in ("player", "outcomes") else "right")
+    for column in ("player", "rollouts", "reward", "calls", "outcomes", "tok/s"):
+        text = column in ("player", "outcomes")
+        table.add_column(column, justify="left" if text else "right", no_wrap=text)
     for player, result in results.items():
         summary = result.summary
         speed = "–" if summary.uncounted_requests else f"{result.tokens / result.seconds:.0f}"
         outcomes = "\n".join(f"{name} {count}" for name, count in summary.outcomes.items())
         table.add_row(
             PLAYERS[player].replace(" (", "\n("),
-            str(summary.items),
             str(summary.rollouts),
             f"{summary.reward.mean:.2f}" if summary.scored else "–",
             f"{summary.tool_calls * summary.rollouts:.0f}",

@@ -7,18 +7,21 @@ import asyncio
 import importlib.metadata
 import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 
 from backends import create_backend
 
-KEYS = ("OPENAI_API_KEY", "OPENROUTER_API_KEY", "HF_TOKEN", "WANDB_API_KEY")
+KEYS = {
+    "OPENAI_API_KEY": "models at openai.com",
+    "OPENROUTER_API_KEY": "models at openrouter.ai",
+    "HF_TOKEN": "datasets of the hub that ask for a login",
+    "WANDB_API_KEY": "--env.use_wandb, where `wandb login` was not run",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +45,7 @@ async def examine() -> list[Finding]:
         Finding("bubblewrap", sandbox.ok, sandbox.detail, sandbox.fix, needed=True),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
-        await _engine("docker", ["docker", "version", "--format", "{{.Server.Version}}"], "apt-get install docker.io"),
-        await _engine("apptainer", ["apptainer", "--version"], "see apptainer.org; Debian has it in sid"),
-        await _engine(
-            "GPU", ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], "none needed for what there is now"
-        ),
-        *(_key(name) for name in KEYS),
+        *(_key(name, use) for name, use in KEYS.items()),
     ]
 
 
@@ -79,34 +77,21 @@ def _package(name: str, package: str, fix: str) -> Finding:
     return Finding(name, True, importlib.metadata.version(package.replace("_", "-")))
 
 
-async def _engine(name: str, command: Sequence[str], fix: str) -> Finding:
-    """What a command says of its own version, within a few seconds."""
-    if shutil.which(command[0]) is None:
-        return Finding(name, False, "not installed", fix)
-    try:
-        done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=10, check=False)
-    except subprocess.TimeoutExpired:
-        return Finding(name, False, f"{command[0]} does not answer", "is its service running?")
-    lines = (done.stdout.strip() or done.stderr.strip()).splitlines()
-    said = lines[0] if lines else ""
-    return Finding(name, done.returncode == 0, said[:100], "" if done.returncode == 0 else "start its service")
-
-
-def _key(name: str) -> Finding:
-    return Finding(
-        name, bool(os.environ.get(name)), "set" if os.environ.get(name) else "not set", "export it to use it"
-    )
+def _key(name: str, use: str) -> Finding:
+    found = bool(os.environ.get(name))
+    return Finding(name, found, "set" if found else "not set", f"only for {use}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 1 when something needed is missing."""
     argparse.ArgumentParser(prog="lachesis doctor", description=__doc__).parse_args(argv)
     findings = asyncio.run(examine())
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("", "what", "found", "how to get it"):
-        table.add_column(column, overflow="fold")
+    console = Console()
+    width = max(len(finding.name) for finding in findings)
     for finding in findings:
-        mark = "[green]ok[/green]" if finding.ok else "[red]missing[/red]" if finding.needed else "[yellow]no[/yellow]"
-        table.add_row(mark, finding.name, finding.detail, "" if finding.ok else finding.fix)
-    Console().print(table)
+        mark, style = ("ok", "green") if finding.ok else ("missing", "red") if finding.needed else ("no", "yellow")
+        console.print(f"{mark:<8}", style=style, end="")
+        # Not a table: what is folded at the edge of a cell cannot be copied.
+        told = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
+        console.print(f"{finding.name:<{width}}  {told}", markup=False, highlight=False, soft_wrap=True)
     return 0 if all(finding.ok for finding in findings if finding.needed) else 1

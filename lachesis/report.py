@@ -15,15 +15,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
     arguments = parser.parse_args(argv)
     from environments.report import write_report
-    from trajectories import read_lines
+    from trajectories import JsonlError, read_lines
 
     try:
         groups = list(read_lines(arguments.groups))
-    except (OSError, ValueError) as error:
+    except JsonlError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     output = arguments.output or arguments.groups.with_suffix(".html")
-    title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
-    write_report(output, title=title, groups=groups)
+    try:
+        title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
+        write_report(output, title=title, groups=groups)
+    except (KeyError, TypeError):
+        print(
+            f"error: {arguments.groups}: its lines are no groups; "
+            "name a groups.jsonl of `process` or a samples.jsonl of `evaluate`",
+            file=sys.stderr,
+        )
+        return 1
+    except OSError as error:
+        print(f"error: {output}: cannot be written ({error.strerror}); choose another --output", file=sys.stderr)
+        return 1
     print(output)
     return 0

@@ -198,5 +198,5 @@ def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str,
         elif name in ALL:
             found.update(dict.fromkeys(registry))
         else:
-            raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, [*toolsets, *registry])}")
+            raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, dict.fromkeys([*toolsets, *registry]))}")
     return list(found)

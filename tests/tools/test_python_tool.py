@@ -50,15 +50,15 @@ async def test_variables_imports_and_functions_stay(call: Call) -> None:
 
 async def test_a_traceback_shows_the_cell_and_no_frame_of_ours(call: Call) -> None:
     await call("python", code="def f():\n    return 1 / 0")
-    assert text(await call("python", code="x = 1\nf()")) == (
-        "Traceback (most recent call last):\n"
-        '  File "<cell 2>", line 2, in <module>\n'
-        "    f()\n"
-        '  File "<cell 1>", line 2, in f\n'
-        "    return 1 / 0\n"
-        "           ~~^~~\n"
-        "ZeroDivisionError: division by zero"
-    )
+    shown = text(await call("python", code="x = 1\nf()")).splitlines()
+    assert [line for line in shown if line.strip(" ~^")] == [  # Pythons differ in what they underline
+        "Traceback (most recent call last):",
+        '  File "<cell 2>", line 2, in <module>',
+        "    f()",
+        '  File "<cell 1>", line 2, in f',
+        "    return 1 / 0",
+        "ZeroDivisionError: division by zero",
+    ]
     assert text(await call("python", code="x")) == "1"
     broken = text(await call("python", code="def f(:\n  pass"))
     assert broken.startswith('  File "<cell 4>", line 1') and "SyntaxError" in broken
