@@ -18,7 +18,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-PLAYERS = {"embedded": "SmolLM2-135M (embedded model)", "reference": "reference policy (no model)"}
+PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy (no model)"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -107,7 +107,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
 
 def _table(results: Mapping[str, Any]) -> Table:
     table = Table(title="GSM8K with a Python tool (gsm_symbolic)", title_justify="left")
-    for column in ("player", "rollouts", "reward", "calls", "outcomes", "tok/s"):
+    for column in ("player", "items", "rollouts", "reward", "calls", "outcomes", "tok/s"):
         text = column in ("player", "outcomes")
         table.add_column(column, justify="left" if text else "right", no_wrap=text)
     for player, result in results.items():
@@ -115,7 +115,8 @@ def _table(results: Mapping[str, Any]) -> Table:
         speed = "–" if summary.uncounted_requests else f"{result.tokens / result.seconds:.0f}"
         outcomes = "\n".join(f"{name} {count}" for name, count in summary.outcomes.items())
         table.add_row(
-            PLAYERS[player].replace(" (", "\n("),
+            PLAYERS[player].replace(" (", "\n(").replace("reference ", "reference\n"),
+            str(summary.items),
             str(summary.rollouts),
             f"{summary.reward.mean:.2f}" if summary.scored else "–",
             f"{summary.tool_calls * summary.rollouts:.0f}",
