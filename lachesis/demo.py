@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.panel import Panel
 from rich.table import Table
@@ -106,7 +107,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
 
 
 def _table(results: Mapping[str, Any]) -> Table:
-    table = Table(title="GSM8K with a Python tool (gsm_symbolic)", title_justify="left")
+    table = Table(title="GSM8K with a Python tool (gsm_symbolic)", title_justify="left", box=SIMPLE_HEAD)
     for column in ("player", "items", "rollouts", "reward", "calls", "outcomes", "tok/s"):
         text = column in ("player", "outcomes")
         table.add_column(column, justify="left" if text else "right", no_wrap=text)
@@ -115,7 +116,7 @@ def _table(results: Mapping[str, Any]) -> Table:
         speed = "–" if summary.uncounted_requests else f"{result.tokens / result.seconds:.0f}"
         outcomes = "\n".join(f"{name} {count}" for name, count in summary.outcomes.items())
         table.add_row(
-            PLAYERS[player].replace(" (", "\n(").replace("reference ", "reference\n"),
+            PLAYERS[player].replace(" (", "\n("),
             str(summary.items),
             str(summary.rollouts),
             f"{summary.reward.mean:.2f}" if summary.scored else "–",
