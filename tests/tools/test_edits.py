@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tools.edits import EditError, apply_hunks, parse_patch, replace_text, unified_diff
@@ -54,6 +54,8 @@ def edited(lines: list[str], seed: int, alphabet: list[str]) -> list[str]:
 LINES = ["", "a", "b", "    a", "\ta", "-a", "+b", "*** b", "@@ c", "d  ", "é"]
 
 
+@example([""], 2, 1)
+@example([""], 200, 1)
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=30), st.integers(), st.integers(0, 3))
 def test_a_patch_with_line_numbers_gives_the_target_even_where_lines_repeat(
     old: list[str], seed: int, context: int
