@@ -249,11 +249,12 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
         """One group in Atropos' shape, and no backlog. None when nothing in it was scored."""
-        tools, rollouts = await self._play_group(item, item_digest(item), self.config.group_size)
+        key = item_digest(item)
+        tools, rollouts = await self._play_group(item, key, self.config.group_size)
         group = group_record(
             environment=self.run_name,
             item=item,
-            item_key=item_digest(item),
+            item_key=key,
             tools=tools,
             model=describe(self.server_configs),
             rollouts=rollouts,

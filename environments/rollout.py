@@ -87,7 +87,6 @@ class RolloutPlayer:
 
     Args:
         compute_reward: `async def`, or plain `def`, which then runs on `reward_threads` with a blocking context.
-        tools: OpenAI definitions of what the agent gets.
     """
 
     def __init__(
