@@ -107,7 +107,13 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
 
 
 def _table(results: Mapping[str, Any]) -> Table:
-    table = Table(title="GSM8K with a Python tool (gsm_symbolic)", title_justify="left", box=SIMPLE_HEAD)
+    table = Table(
+        title="GSM8K with a Python tool (gsm_symbolic)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     for column in ("player", "items", "rollouts", "reward", "calls", "outcomes", "tok/s"):
         text = column in ("player", "outcomes")
         table.add_column(column, justify="left" if text else "right", no_wrap=text)
