@@ -35,9 +35,12 @@ from trajectories.messages import (
 )
 from trajectories.saving import load_trajectories, save_trajectory
 from trajectories.sharegpt import Conversion, ConversionWarning, WarningKind, system_prompt, to_conversations
+from trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of, sampling_problem
 from trajectories.validation import validate_messages
 
 __all__ = [
+    "MASKED",
+    "MASKED_LOGPROB",
     "ChatResponse",
     "Conversion",
     "ConversionWarning",
@@ -55,6 +58,8 @@ __all__ = [
     "Node",
     "OpenAIMessage",
     "RoleOrder",
+    "SampledTokens",
+    "TokenPrefix",
     "ToolCall",
     "ToolResponse",
     "UnansweredToolCall",
@@ -64,11 +69,13 @@ __all__ = [
     "WarningKind",
     "append_line",
     "convert_scratchpad_to_think",
+    "digest_of",
     "from_sharegpt",
     "has_incomplete_scratchpad",
     "load_trajectories",
     "message_from_openai",
     "read_lines",
+    "sampling_problem",
     "save_trajectory",
     "system_prompt",
     "to_batch_entry",

@@ -10,10 +10,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from trajectories.errors import MalformedMessage, MessageError, UnknownRole
 from trajectories.frozen import FrozenDict, freeze, freeze_dict, thaw
+from trajectories.tokens import SampledTokens
+
+if TYPE_CHECKING:
+    from trajectories.history import MessageHistory
 
 __all__ = [
     "REASONING_FIELDS",
@@ -216,6 +220,10 @@ class ChatResponse:
     """Sampling parameters as they were sent."""
     malformed_calls: tuple[str, ...] = ()
     """Raw text of tool calls that were begun and are no usable calls."""
+    tokens: SampledTokens | None = field(default=None, repr=False)
+    """What was sampled, token by token; None where the server does not tell (Phase 1)."""
+    model_version: str | None = None
+    """The weights that it was sampled from, as the server names them; None where it does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +236,8 @@ class ToolResponse:
     """Seconds."""
     error: str | None = None
     """Why the call failed, None when it did not."""
+    chat: MessageHistory | None = field(default=None, repr=False, compare=False)
+    """The whole conversation of a sub-agent, where the tool was one. Its samples belong to the same rollout."""
 
     @property
     def length(self) -> int:

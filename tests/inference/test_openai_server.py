@@ -20,7 +20,7 @@ from inference import (
     ServerUnavailable,
     Unauthorized,
 )
-from inference import openai_server as module
+from inference import http_client as module
 from trajectories.messages import FinishReason, Message, ToolCall
 
 ASK = [{"role": "user", "content": "hello"}]

@@ -1,0 +1,252 @@
+"""HTTP to one model server: bounded concurrency, bounded retries, keep-alive, plain JSON.
+
+aiohttp and orjson, because the openai package costs milliseconds of CPU a call. Only what may pass by itself is retried
+(no connection, timeout, 408, 425, 429, 5xx); a rejection is final, and a cancelled call closes its connection, which is
+how a server learns to stop generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import json
+import random
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, NoReturn, Self
+
+import aiohttp
+import orjson
+
+from inference import wire
+from inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
+
+_CONNECT_TIMEOUT = 15.0
+_KEEP_ALIVE = 4.0  # below uvicorn's 5 s, so that it is we who close an idle connection and no request meets its end
+_RETRIED_STATUS = frozenset({408, 425, 429})
+_FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Where a model is served, and how to talk to it."""
+
+    base_url: str
+    """With its version, as for the openai package: `http://127.0.0.1:8000/v1`."""
+    model_name: str
+    api_key: str = field(default="", repr=False)
+    timeout: float = 1200.0
+    """Seconds for one attempt, connection and whole answer included."""
+    max_concurrency: int = 512
+    """Requests in flight at once."""
+    max_eval_concurrency: int = 64
+    """Of these, requests with `split="eval"`; the `Router` holds it."""
+    weight: float = 1.0
+    """The share of requests that the `Router` sends here, relative to `weight * max_concurrency` of the others."""
+    extra_body: Mapping[str, Any] = field(default_factory=dict)
+    """Sent with every request; the arguments of a call win over it."""
+    tool_call_parser: str | None = None
+    """Reads calls out of the text when the server returns none of its own (Phase 1 servers without a parser)."""
+    reasoning_field: Literal["reasoning_content", "reasoning"] | None = "reasoning_content"
+    """Under which field earlier reasoning is sent back; None leaves it out."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """What a token engine's logprobs are of, where its API leaves that to a switch at its start."""
+    max_retries: int = 6
+    """Further attempts after a failed one."""
+    retry_deadline: float = 300.0
+    """Seconds after which no further attempt starts; a call thus ends within `retry_deadline + timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A 200, decoded; seconds of the attempt that brought it, and how many attempts there were."""
+
+    body: dict[str, Any]
+    latency: float
+    attempts: int
+
+
+class _Failed(Exception):
+    """An attempt that may be repeated. `retry_after` is the delay that the server asked for, in seconds."""
+
+    def __init__(self, cause: str, retry_after: float | None = None) -> None:
+        self.retry_after = retry_after
+        super().__init__(cause)
+
+
+class HttpClient:
+    """Requests to one server. Usable from one event loop at a time; made without one."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.settings = settings
+        self.base_url = settings.base_url.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._gate: asyncio.Semaphore = asyncio.Semaphore(settings.max_concurrency)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. The next call opens new ones."""
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def check(self) -> list[str]:
+        """Ask for the models (free, no completion) and return their names.
+
+        Raises `ServerUnavailable` at the first failure, or `Unauthorized`. A server without a `/models` route counts as
+        well if its `/health` answers.
+        """
+        try:
+            answer = await self._get("/models")
+        except RequestRejected as error:
+            if error.status not in (404, 405, 501):
+                raise
+            await self._get("/health", root=True)
+            return []
+        listed = answer.get("data")
+        return [str(model["id"]) for model in listed or () if isinstance(model, Mapping) and "id" in model]
+
+    async def post(self, path: str, payload: Mapping[str, Any], *, max_retries: int | None = None) -> Answer:
+        """POST below `base_url` until an attempt answers, the retries are used up or the deadline passes."""
+        settings = self.settings
+        body = _encode({"model": settings.model_name, **settings.extra_body, **payload})
+        retries = settings.max_retries if max_retries is None else max_retries
+        session = self._open_session()
+        async with self._gate:
+            deadline = time.monotonic() + settings.retry_deadline
+            for attempt in range(1, retries + 2):
+                started = time.monotonic()
+                try:
+                    answer = await self._request(session, "POST", self.base_url + path, body)
+                    return Answer(answer, time.monotonic() - started, attempt)
+                except _Failed as failure:
+                    delay = _delay(attempt, failure.retry_after)
+                    if attempt > retries or time.monotonic() + delay > deadline:
+                        self._give_up(failure, attempt)
+                await asyncio.sleep(delay)
+        raise AssertionError("unreachable")
+
+    async def _get(self, path: str, *, root: bool = False) -> dict[str, Any]:
+        base = self.base_url.removesuffix("/v1") if root else self.base_url
+        try:
+            return await self._request(self._open_session(), "GET", base + path, None, expect_json=not root)
+        except _Failed as failure:
+            self._give_up(failure, 1)
+
+    def _give_up(self, failure: _Failed, attempts: int) -> NoReturn:
+        raise ServerUnavailable(self.base_url, str(failure), attempts) from failure.__cause__
+
+    async def _request(
+        self, session: aiohttp.ClientSession, method: str, url: str, body: bytes | None, *, expect_json: bool = True
+    ) -> dict[str, Any]:
+        """One attempt: the decoded answer, `_Failed` for what may pass by itself, or the final error."""
+        try:
+            async with session.request(method, url, data=body) as response:
+                raw, status, headers = await response.read(), response.status, response.headers
+        except TimeoutError as error:
+            reason = str(error) or f"no answer within {self.settings.timeout:g} s"
+            raise _Failed(f"timeout: {reason}") from error
+        except aiohttp.InvalidURL as error:
+            raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise _Failed(f"{type(error).__name__}: {error}") from error
+        answer = _decode(raw)
+        error_object = _error_of(answer)
+        if status == 200 and error_object and "choices" not in (answer or {}):
+            code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
+            status = code if isinstance(code, int) and code >= 400 else 502
+        if status < 300:
+            if answer is not None and (broken := wire.broken_off(answer)):
+                raise _Failed(f"the server broke the completion off (finish_reason {broken!r})")
+            if answer is None and expect_json:
+                raise BadResponse(self.base_url, f"{url} answered {status} with no JSON object: {raw[:200]!r}")
+            return answer or {}
+        text = raw.decode("utf-8", "replace")
+        out_of_money = error_object.get("code") == "insufficient_quota"
+        if (status in _RETRIED_STATUS or status >= 500) and status != 501 and not out_of_money:
+            raise _Failed(f"status {status}: {text[:300]}", _retry_after(headers.get("Retry-After")))
+        raise rejection(self.base_url, status, text, error_object, has_key=bool(self.settings.api_key))
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        """The session of the running loop. A session of an earlier, finished loop is left to the garbage collector."""
+        loop = asyncio.get_running_loop()
+        if self._session is None or self._session.closed or self._loop is not loop:
+            headers = {"Content-Type": "application/json"}
+            if self.settings.api_key:
+                headers["Authorization"] = f"Bearer {self.settings.api_key}"
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+                timeout=aiohttp.ClientTimeout(total=self.settings.timeout, sock_connect=_CONNECT_TIMEOUT),
+                headers=headers,
+            )
+            if self._loop is not loop:
+                self._gate = asyncio.Semaphore(self.settings.max_concurrency)
+            self._loop = loop
+        return self._session
+
+
+def _encode(payload: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(payload)
+    except (TypeError, orjson.JSONEncodeError):  # half surrogate pairs, huge integers: models write them
+        text = json.dumps(payload, default=_plain, ensure_ascii=False)
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _decode(raw: bytes) -> dict[str, Any] | None:
+    try:
+        answer = orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        try:
+            answer = json.loads(raw)  # NaN logprobs, lone surrogates
+        except (ValueError, RecursionError):
+            return None
+    return answer if isinstance(answer, dict) else None
+
+
+def _error_of(answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    error = (answer or {}).get("error")
+    if isinstance(error, Mapping):
+        return dict(error)
+    if isinstance(error, str):
+        return {"message": error}
+    if answer is not None and answer.get("object") == "error":  # vLLM before 0.10: the body itself is the error
+        return dict(answer)
+    return {}
+
+
+def _delay(attempt: int, asked: float | None) -> float:
+    """Seconds before the next attempt: what the server asked for, else exponential; jitter parts the crowd."""
+    if asked is not None:
+        return asked + random.uniform(0.0, min(1.0, 0.1 * asked))
+    return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+
+
+def _retry_after(header: str | None) -> float | None:
+    """Seconds, from a Retry-After header in either of its forms."""
+    if header is None:
+        return None
+    try:
+        return max(0.0, float(header))
+    except ValueError:
+        pass
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    except ValueError:
+        return None
