@@ -83,6 +83,11 @@ class EmbeddedServer:
         return f"{self.address}/v1"
 
     @property
+    def model_file(self) -> Path:
+        """The GGUF file; `EmbeddedServerError` where it is missing."""
+        return _model_file(self.model, self._error)
+
+    @property
     def pid(self) -> int | None:
         """The child's process id while there is one."""
         return self._process.pid if self._process else None
@@ -107,7 +112,7 @@ class EmbeddedServer:
             raise self._error("it is running already", "stop() it first")
         order = {
             "name": self.model_name,
-            "path": str(_model_file(self.model, self._error)),
+            "path": str(self.model_file),
             "threads": self.threads,
             "parallel": self.parallel,
             "context": self.context,

@@ -56,18 +56,22 @@ class ContextExhausted(RequestRejected):
 
 
 class BadResponse(InferenceError):
-    """The server said 200 and sent something that is no completion."""
+    """The server said 200 and sent something that is no completion, or none whose tokens can be trusted."""
 
-    def __init__(self, server: str, reason: str) -> None:
-        super().__init__(server, reason, "check that base_url is that of an OpenAI-compatible API (often ends in /v1)")
+    def __init__(self, server: str, reason: str, next_step: str = "") -> None:
+        step = next_step or "check that base_url is that of an OpenAI-compatible API (often ends in /v1)"
+        super().__init__(server, reason, step)
 
 
-# vLLM: "maximum context length is", "longer than the maximum model length"; SGLang: "longer than the model's context
-# length"; llama.cpp: "exceeds the available context size"; OpenAI's code is `context_length_exceeded`.
+# vLLM: "maximum context length is", "longer than the maximum model length", and where the prompt leaves no room at all
+# "max_tokens must be at least 1, got 0"; SGLang: "longer than the model's context
+# length", "Input length (9 tokens) exceeds the maximum allowed length"; llama.cpp: "exceeds the available context
+# size". OpenAI's code is `context_length_exceeded`.
 _CONTEXT_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _CONTEXT_WORDS = re.compile(
     r"context[ _](length|size|window)|maximum model length|max_model_len|(prompt|input) is too long|"
-    r"inputs. tokens \+ .max_new_tokens",
+    r"max_tokens must be at least 1, got (0|-\d)|inputs. tokens \+ .max_new_tokens|"
+    r"input length \(?\d+[^.]* exceeds the maximum allowed length",
     re.IGNORECASE,
 )
 

@@ -15,18 +15,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, Final, Literal, NoReturn, Self
 
 import aiohttp
 import orjson
 
 from inference import wire
 from inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
+from inference.sampling import LogprobsKind
 
 _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s, so that it is we who close an idle connection and no request meets its end
 _RETRIED_STATUS = frozenset({408, 425, 429})
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+ARRAY: Final = "array"
+"""The key under which `Answer.body` holds an answer that is a JSON array (several completions of one request)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +54,8 @@ class ServerSettings:
     """Reads calls out of the text when the server returns none of its own (Phase 1 servers without a parser)."""
     reasoning_field: Literal["reasoning_content", "reasoning"] | None = "reasoning_content"
     """Under which field earlier reasoning is sent back; None leaves it out."""
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    """What a token engine's logprobs are of, where its API leaves that to a switch at its start."""
+    logprobs_mode: LogprobsKind | None = None
+    """What a token engine's logprobs are of, where a switch at its start decides. None: what it does without one."""
     max_retries: int = 6
     """Further attempts after a failed one."""
     retry_deadline: float = 300.0
@@ -86,6 +89,16 @@ class HttpClient:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gate: asyncio.Semaphore = asyncio.Semaphore(settings.max_concurrency)
 
+    @property
+    def root_url(self) -> str:
+        """`base_url` without its version: where the routes are that belong to a server and not to OpenAI's API."""
+        return self.base_url.removesuffix("/v1")
+
+    def broken_off(self, body: Mapping[str, Any]) -> str | None:
+        """Why the server gave this completion up half-written, which is worth another attempt; None if it did not."""
+        reason = wire.broken_off(body)
+        return f"finish_reason {reason!r}" if reason else None
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -117,27 +130,39 @@ class HttpClient:
         return [str(model["id"]) for model in listed or () if isinstance(model, Mapping) and "id" in model]
 
     async def post(self, path: str, payload: Mapping[str, Any], *, max_retries: int | None = None) -> Answer:
-        """POST below `base_url` until an attempt answers, the retries are used up or the deadline passes."""
-        settings = self.settings
-        body = _encode({"model": settings.model_name, **settings.extra_body, **payload})
+        """`send` with the model's name and the settings' `extra_body`, as OpenAI's routes take them."""
+        named = {"model": self.settings.model_name, **self.settings.extra_body, **payload}
+        return await self.send(self.base_url + path, named, max_retries=max_retries)
+
+    async def send(self, url: str, payload: Mapping[str, Any], *, max_retries: int | None = None) -> Answer:
+        """POST `payload` as it is until an attempt answers, the retries are used up or the deadline passes."""
+        async with self.place():
+            return await self.send_at_once(url, payload, max_retries=max_retries)
+
+    def place(self) -> asyncio.Semaphore:
+        """One of the `max_concurrency` places, to be held while requests that belong together are sent `at_once`."""
+        self._open_session()  # a new event loop gets a new gate
+        return self._gate
+
+    async def send_at_once(self, url: str, payload: Mapping[str, Any], *, max_retries: int | None = None) -> Answer:
+        """`send` for who holds a place already."""
+        settings, session, body = self.settings, self._open_session(), _encode(payload)
         retries = settings.max_retries if max_retries is None else max_retries
-        session = self._open_session()
-        async with self._gate:
-            deadline = time.monotonic() + settings.retry_deadline
-            for attempt in range(1, retries + 2):
-                started = time.monotonic()
-                try:
-                    answer = await self._request(session, "POST", self.base_url + path, body)
-                    return Answer(answer, time.monotonic() - started, attempt)
-                except _Failed as failure:
-                    delay = _delay(attempt, failure.retry_after)
-                    if attempt > retries or time.monotonic() + delay > deadline:
-                        self._give_up(failure, attempt)
-                await asyncio.sleep(delay)
+        deadline = time.monotonic() + settings.retry_deadline
+        for attempt in range(1, retries + 2):
+            started = time.monotonic()
+            try:
+                answer = await self._request(session, "POST", url, body)
+                return Answer(answer, time.monotonic() - started, attempt)
+            except _Failed as failure:
+                delay = _delay(attempt, failure.retry_after)
+                if attempt > retries or time.monotonic() + delay > deadline:
+                    self._give_up(failure, attempt)
+            await asyncio.sleep(delay)
         raise AssertionError("unreachable")
 
     async def _get(self, path: str, *, root: bool = False) -> dict[str, Any]:
-        base = self.base_url.removesuffix("/v1") if root else self.base_url
+        base = self.root_url if root else self.base_url
         try:
             return await self._request(self._open_session(), "GET", base + path, None, expect_json=not root)
         except _Failed as failure:
@@ -166,8 +191,8 @@ class HttpClient:
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
             status = code if isinstance(code, int) and code >= 400 else 502
         if status < 300:
-            if answer is not None and (broken := wire.broken_off(answer)):
-                raise _Failed(f"the server broke the completion off (finish_reason {broken!r})")
+            if answer is not None and (broken := self.broken_off(answer)):
+                raise _Failed(f"the server broke the completion off ({broken})")
             if answer is None and expect_json:
                 raise BadResponse(self.base_url, f"{url} answered {status} with no JSON object: {raw[:200]!r}")
             return answer or {}
@@ -217,6 +242,8 @@ def _decode(raw: bytes) -> dict[str, Any] | None:
             answer = json.loads(raw)  # NaN logprobs, lone surrogates
         except (ValueError, RecursionError):
             return None
+    if isinstance(answer, list):
+        return {ARRAY: answer}
     return answer if isinstance(answer, dict) else None
 
 

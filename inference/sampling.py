@@ -52,3 +52,29 @@ class Sampling:
         if self.seed is not None:
             named["seed"] = self.seed
         return {**self.extra, **named, "logprobs": logprobs}
+
+
+_NAMED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+
+
+def read_sampling(given: Mapping[str, Any], *, default_max_tokens: int) -> Sampling:
+    """Sampling from the arguments of a request; None and what is not there are off.
+
+    What `extra_body` says of a parameter that has a name here counts where the argument itself is None; the rest of it
+    is `Sampling.extra`.
+    """
+    extra = dict(given.get("extra_body") or {})
+    said = {**extra, **{name: value for name, value in given.items() if value is not None}}
+    named = {name: said[name] for name in _NAMED if said.get(name) is not None}
+    if "top_k" in named:
+        named["top_k"] = max(0, named["top_k"])  # -1 is another spelling of off
+    stop = said.get("stop") or ()
+    for name in (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed"):
+        extra.pop(name, None)
+    return Sampling(
+        max_tokens=said.get("max_tokens") or said.get("max_completion_tokens") or default_max_tokens,
+        stop=(stop,) if isinstance(stop, str) else tuple(stop),
+        seed=said.get("seed"),
+        extra=extra,
+        **named,
+    )

@@ -6,7 +6,6 @@ the ids of a sample can prove offline that a span of it was sampled behind exact
 
 from __future__ import annotations
 
-import math
 import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -170,7 +169,7 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
     if reported not in ("raw", "temperature", "processed"):
         return f"the sampling record names no kind of logprobs (got {reported!r}); set openai.logprobs_mode"
     temperature = sampling.get("temperature")
-    if not isinstance(temperature, (int, float)) or not math.isfinite(temperature):
+    if not isinstance(temperature, (int, float)) or not -_ABSURD < temperature < _ABSURD:
         return "the temperature was not sent, so it is unknown; set env.agent_temperature"
     if temperature <= 0:
         return f"temperature {temperature:g} is no sampling; set env.agent_temperature to 1.0"
@@ -190,6 +189,7 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
     return None
 
 
+_ABSURD: Final = 1e6
 _OFF: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_p": (1.0,),
     "top_k": (0, -1),
@@ -202,6 +202,7 @@ _OFF: Final[Mapping[str, tuple[Any, ...]]] = {
 _CONSTRAINTS: Final = (
     "allowed_token_ids",
     "bad_words",
+    "custom_logit_processor",
     "ebnf",
     "grammar",
     "guided_choice",
@@ -211,10 +212,14 @@ _CONSTRAINTS: Final = (
     "ignore_eos",
     "json_schema",
     "logit_bias",
+    "min_new_tokens",
     "min_tokens",
+    "mirostat",
     "regex",
     "response_format",
+    "samplers",
     "structured_outputs",
+    "thinking_token_budget",
 )
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from inference.http_client import ServerSettings
 from inference.sampling import LogprobsKind, Sampling
@@ -33,11 +33,13 @@ class Generated:
     model: str | None
     """The model that the server says answered."""
     model_version: str | None
-    """The weights, where the server names them."""
+    """The weights, where the server names them; joined by "+" where they changed while it sampled."""
     latency: float
     """Seconds of the attempt that brought it."""
     attempts: int
     """Requests that it took, failed ones included."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """How it was sampled, the settings' `extra_body` included: what is written down with every span."""
 
 
 @runtime_checkable

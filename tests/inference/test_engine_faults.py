@@ -1,0 +1,377 @@
+"""What servers get wrong, and what the engines make of it: another try, or an error that says what; never a token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+from engine_bench import FAKED, bench
+
+from inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
+from inference.engines import create_engine
+from inference.fake import Mischief
+from inference.fake.mischief import TOKENS
+from inference.http_client import ServerSettings
+from inference.sampling import Sampling
+from trajectories.messages import FinishReason
+
+PROMPT = [5, 6, 7]
+PASSES = ("rate_limited", "server_error", "unavailable", "disconnect", "cut_body")
+LIES = (
+    "no_ids",
+    "no_logprobs",
+    "nan_logprobs",
+    "null_logprobs",
+    "short_logprobs",
+    "short_ids",
+    "wrong_echo",
+    "not_json",
+)
+
+
+@pytest.mark.parametrize("kind", FAKED)
+@pytest.mark.parametrize("mischief", sorted(TOKENS))
+async def test_what_was_sampled_arrives_as_it_was(kind, mischief):
+    async with bench(kind, None, "Well, <b>42</b> é.", mischief=[mischief]) as it:
+        result = await it.engine.generate(PROMPT, Sampling(max_tokens=200), n=2)
+        sampled = it.server.requests[-1].completions
+        assert [list(one.ids) for one in result.generations] == [made.ids for made in sampled]
+        assert [list(one.logprobs) for one in result.generations] == [pytest.approx(made.logprobs) for made in sampled]
+        assert [one.raw_finish_reason for one in result.generations] == [made.finish_reason for made in sampled]
+
+
+@pytest.mark.parametrize("mischief", PASSES)
+async def test_what_may_pass_is_asked_again(mischief):
+    async def one(kind: str) -> None:
+        async with bench(kind, None, mischief={mischief: [0]}, retry_after=0.0) as it:
+            result = await it.engine.generate(PROMPT, Sampling(max_tokens=4))
+            assert result.attempts == 2
+            assert list(result.generations[0].ids) == it.server.requests[-1].completions[0].ids
+
+    await asyncio.gather(*map(one, FAKED))
+
+
+@pytest.mark.parametrize("mischief", PASSES)
+async def test_what_does_not_pass_ends_unavailable(mischief):
+    async def one(kind: str) -> None:
+        async with bench(kind, None, mischief=[mischief], retry_after=0.0, settings={"max_retries": 1}) as it:
+            with pytest.raises(ServerUnavailable, match="after 2 attempts"):
+                await it.engine.generate(PROMPT, Sampling(max_tokens=4))
+            assert it.server.stats["requests"] == 2
+
+    await asyncio.gather(*map(one, FAKED))
+
+
+@pytest.mark.parametrize("kind", FAKED)
+async def test_a_server_that_hangs_is_left(kind):
+    async with bench(kind, None, mischief=["hang"], settings={"timeout": 0.1, "max_retries": 0}) as it:
+        with pytest.raises(ServerUnavailable, match=r"no answer within 0\.1 s"):
+            await it.engine.generate(PROMPT, Sampling(max_tokens=4))
+
+
+@pytest.mark.parametrize("kind", FAKED)
+async def test_the_retries_of_a_call_are_its_own(kind):
+    async with bench(kind, None, mischief=["server_error"], settings={"max_retries": 9}) as it:
+        with pytest.raises(ServerUnavailable, match="1 attempt"):
+            await it.engine.generate(PROMPT, Sampling(max_tokens=4), max_retries=0)
+
+
+@pytest.mark.parametrize("kind", FAKED)
+@pytest.mark.parametrize("mischief", LIES)
+async def test_an_answer_that_cannot_be_trusted_is_refused_at_once(kind, mischief):
+    async with bench(kind, None, mischief=[mischief]) as it:
+        with pytest.raises(BadResponse):
+            await it.engine.generate(PROMPT, Sampling(max_tokens=8), n=2)
+        assert it.server.stats["requests"] == 1
+
+
+async def test_a_server_without_the_model_says_so():
+    for kind in ("vllm", "vllm-generate"):
+        async with bench(kind, None, settings={"model_name": "other"}) as it:
+            with pytest.raises(RequestRejected, match="check model_name"):
+                await it.engine.generate(PROMPT, Sampling(max_tokens=4))
+
+
+# Answers as these servers give them, for one completion of two tokens.
+
+VLLM = {
+    "model": "m",
+    "choices": [
+        {
+            "index": 0,
+            "token_ids": [9, 2],
+            "logprobs": {"token_logprobs": [-0.5, -0.25]},
+            "finish_reason": "stop",
+            "prompt_token_ids": PROMPT,
+        }
+    ],
+    "usage": {"prompt_tokens": 3},
+}
+VLLM_GENERATE = {
+    "choices": [
+        {
+            "index": 0,
+            "token_ids": [9, 2],
+            "logprobs": {"content": [{"token_id": 9, "logprob": -0.5}, {"token_id": 2, "logprob": -0.25}]},
+            "finish_reason": "stop",
+        }
+    ],
+    "prompt_token_ids": PROMPT,
+}
+SGLANG = {
+    "text": "x",
+    "output_ids": [9, 2],
+    "meta_info": {
+        "finish_reason": {"type": "stop", "matched": 2},
+        "prompt_tokens": 3,
+        "completion_tokens": 2,
+        "weight_version": "default",
+        "output_token_logprobs": [[-0.5, 9, None], [-0.25, 2, None]],
+    },
+}
+ATROPOS = {
+    "text": ["x"],
+    "finish_reasons": ["stop"],
+    "logprobs": [[[{"9": -0.5}], [{"2": -0.25}]]],
+    "prompt_token_ids": PROMPT,
+    "token_ids": [[9, 2]],
+}
+LLAMA = {
+    "model": "m",
+    "tokens": [9, 2],
+    "tokens_evaluated": 3,
+    "stop_type": "eos",
+    "truncated": False,
+    "completion_probabilities": [{"id": 9, "logprob": -0.5}, {"id": 2, "logprob": -0.25}],
+}
+GOOD = {"vllm": VLLM, "vllm-generate": VLLM_GENERATE, "sglang": SGLANG, "atropos": ATROPOS, "llama.cpp": LLAMA}
+
+
+def changed(body: Any, path: str, value: Any) -> Any:
+    """A copy of `body` with another value at `path` (keys and indices, joined by dots)."""
+    key, _, rest = path.partition(".")
+    if isinstance(body, list):
+        return [changed(item, rest, value) if rest and i == int(key) else item if i != int(key) else value
+                for i, item in enumerate(body)]  # fmt: skip
+    return {**body, key: changed(body[key], rest, value) if rest else value}
+
+
+@asynccontextmanager
+async def answering(kind: str, *answers: Any, **settings: Any):
+    """The engine, at a server that answers with these bodies (or statuses and bodies), the last one for ever."""
+    asked: list[dict[str, Any]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(await request.json())
+        said = answers[min(len(asked), len(answers)) - 1]
+        status, body = said if isinstance(said, tuple) else (200, said)
+        return web.json_response(body, status=status)
+
+    async def props(_: web.Request) -> web.Response:
+        return web.json_response({"default_generation_settings": {"n_ctx": 4}})
+
+    app = web.Application()
+    app.router.add_post("/{tail:.*}", answer)
+    app.router.add_get("/props", props)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+    engine = create_engine(kind, ServerSettings(**{"base_url": url, "model_name": "m", "timeout": 5.0} | settings))
+    try:
+        yield engine, asked
+    finally:
+        await engine.close()
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize("kind", GOOD)
+async def test_a_good_answer_is_read(kind):
+    async with answering(kind, GOOD[kind]) as (engine, _):
+        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        assert (list(one.ids), list(one.logprobs)) == ([9, 2], [-0.5, -0.25])
+        assert one.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "named"),
+    [
+        ("vllm", "choices.0.token_ids", None, r"0\.10\.2"),
+        ("vllm", "choices.0.token_ids", [9], "1 token ids, but 2 logprobs"),
+        ("vllm", "choices.0.token_ids", [9, -1], "-1 is no token id"),
+        ("vllm", "choices.0.token_ids", [9, 2.0], r"2\.0 is no token id"),
+        ("vllm", "choices.0.token_ids", [9, True], "True is no token id"),
+        ("vllm", "choices.0.token_ids", [9, 1 << 32], "is no token id"),
+        ("vllm", "choices.0.logprobs", None, "no logprobs"),
+        ("vllm", "choices.0.logprobs.token_logprobs", [-0.5, 0.1], r"token 1 is 0\.1"),
+        ("vllm", "choices.0.logprobs.token_logprobs", [-0.5, -9999.0], r"token 1 is -9999\.0"),
+        ("vllm", "choices.0.logprobs.token_logprobs", [-0.5, "-1"], "token 1 is '-1'"),
+        ("vllm", "choices.0.prompt_token_ids", [5, 6, 8], "id 2 was sent as 7 and came back as 8"),
+        ("vllm", "choices.0.prompt_token_ids", [1, 5, 6, 7], "had 3 tokens, but the server sampled after 4"),
+        ("vllm", "choices.0.prompt_token_ids", "5 6 7", "came back as str"),
+        ("vllm", "choices", [], "1 completions were asked for and 0 came"),
+        ("vllm", "choices", None, "no choices"),
+        ("vllm-generate", "choices.0.logprobs.content.1.token_id", 3, "is 2, but its logprob is said to be that of 3"),
+        ("vllm-generate", "choices.0.logprobs", None, "enable-scale-out"),
+        ("vllm-generate", "prompt_token_ids", [5, 6], "had 3 tokens, but the server sampled after 2"),
+        ("sglang", "meta_info.prompt_tokens", 2, "allow-auto-truncate"),
+        ("sglang", "meta_info.completion_tokens", 3, "counts 3 completion tokens, but lists 2"),
+        ("sglang", "meta_info.output_token_logprobs", None, "output_token_logprobs"),
+        ("sglang", "meta_info", None, "no meta_info"),
+        ("sglang", "output_ids", [9], "output_ids and the ids in output_token_logprobs differ"),
+        ("atropos", "logprobs", [[[{"9": -0.5, "8": -1.0}], [{"2": -0.25}]]], "not as one id with one logprob"),
+        ("atropos", "token_ids", [[9, 3]], "token_ids and the ids in logprobs differ"),
+        ("atropos", "logprobs", None, "stock vLLM: kind vllm"),
+        ("atropos", "logprobs", [None], "came as None"),
+        ("llama.cpp", "tokens", None, "return_tokens"),
+        ("llama.cpp", "tokens_evaluated", 4, "had 3 tokens, but the server sampled after 4"),
+        ("llama.cpp", "truncated", True, "--context-shift"),
+    ],
+)
+async def test_a_bad_answer_is_named(kind, path, value, named):
+    async with answering(kind, changed(GOOD[kind], path, value)) as (engine, asked):
+        with pytest.raises(BadResponse, match=named):
+            await engine.generate(PROMPT, Sampling(max_tokens=4))
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value", "read"),
+    [
+        ("vllm", "choices.0.logprobs.token_logprobs", [0, -0.25], [0.0, -0.25]),
+        ("vllm", "choices.0.logprobs.token_logprobs", [1.2e-7, -0.25], [0.0, -0.25]),
+        ("vllm-generate", "choices.0.logprobs.content.0", {"token": "token_id:9", "logprob": -0.5}, [-0.5, -0.25]),
+        ("sglang", "meta_info.finish_reason", "stop", [-0.5, -0.25]),
+        ("sglang", "output_ids", [6, 7, 9, 2], [-0.5, -0.25]),
+        ("atropos", "logprobs", [[{"9": -0.5}, {"2": -0.25}]], [-0.5, -0.25]),
+        ("atropos", "token_ids", None, [-0.5, -0.25]),
+    ],
+)
+async def test_what_versions_write_otherwise_is_read_as_well(kind, path, value, read):
+    async with answering(kind, changed(GOOD[kind], path, value)) as (engine, _):
+        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        assert (list(one.ids), list(one.logprobs), one.finish_reason) == ([9, 2], read, FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("vllm", "choices.0.finish_reason", "abort"),
+        ("vllm-generate", "choices.0.finish_reason", "error"),
+        ("sglang", "meta_info.finish_reason", {"type": "abort", "message": "weights are updated"}),
+        ("atropos", "finish_reasons", ["abort"]),
+    ],
+)
+async def test_a_completion_that_the_server_gave_up_is_asked_again(kind, path, value):
+    async with answering(kind, changed(GOOD[kind], path, value), GOOD[kind]) as (engine, asked):
+        result = await engine.generate(PROMPT, Sampling(max_tokens=4))
+        assert (result.attempts, len(asked)) == (2, 2)
+        assert list(result.generations[0].ids) == [9, 2]
+
+
+async def test_a_finish_reason_that_nobody_knows_is_kept_and_not_guessed():
+    async with answering("vllm", changed(VLLM, "choices.0.finish_reason", "repetition")) as (engine, _):
+        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        assert (one.finish_reason, one.raw_finish_reason) == (FinishReason.UNKNOWN, "repetition")
+
+
+async def test_choices_come_in_their_order():
+    one, two = (changed(VLLM["choices"][0], "token_ids", ids) for ids in ([1, 2], [3, 4]))
+    body = {**VLLM, "choices": [changed(two, "index", 1), one]}
+    async with answering("vllm", body) as (engine, _):
+        result = await engine.generate(PROMPT, Sampling(max_tokens=4), n=2)
+        assert [list(each.ids) for each in result.generations] == [[1, 2], [3, 4]]
+
+
+async def test_weights_that_change_on_the_way_are_both_named():
+    spans = [{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]
+    async with answering("vllm", changed(VLLM, "choices.0.weight_versions", spans)) as (engine, _):
+        assert (await engine.generate(PROMPT, Sampling(max_tokens=4))).model_version == "7+8"
+
+
+async def test_a_route_that_is_not_there_names_the_switch():
+    refusal = {"error": {"message": "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out."}}
+    for status, body in ((403, refusal), (404, {"detail": "Not Found"})):
+        async with answering("vllm-generate", (status, body)) as (engine, _):
+            with pytest.raises(RequestRejected, match="start vLLM with --enable-scale-out"):
+                await engine.generate(PROMPT, Sampling(max_tokens=4))
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("vllm", "This model's maximum context length is 8 tokens. However, you requested 4 output tokens and ..."),
+        ("vllm-generate", "The prompt (length 9) is longer than the maximum model length of 8."),
+        ("sglang", "The input (9 tokens) is longer than the model's context length (8 tokens)."),
+        ("sglang", "Input length (9 tokens) exceeds the maximum allowed length (8 tokens). Use a shorter input"),
+        ("llama.cpp", "request (9 tokens) exceeds the available context size (8 tokens), try increasing it"),
+    ],
+)
+async def test_the_words_for_a_context_that_is_full(kind, message):
+    async with answering(kind, (400, {"error": {"message": message}})) as (engine, asked):
+        with pytest.raises(ContextExhausted):
+            await engine.generate(PROMPT, Sampling(max_tokens=4))
+        assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "look"),
+    [
+        ("vllm", lambda sent: sent),
+        ("vllm-generate", lambda sent: {**sent["sampling_params"], "priority": sent["priority"]}),
+        ("sglang", lambda sent: {**sent["sampling_params"], "priority": sent["priority"]}),
+        ("atropos", lambda sent: sent),
+        ("llama.cpp", lambda sent: sent),
+    ],
+)
+async def test_nothing_is_left_to_the_server(kind: str, look: Callable[[dict[str, Any]], dict[str, Any]]):
+    settings = {"extra_body": {"priority": 1, "top_p": 0.5}}
+    async with answering(kind, GOOD[kind], **settings) as (engine, asked):
+        await engine.generate(PROMPT, Sampling(max_tokens=4, seed=3, stop=("x",), extra={"min_tokens": 2}))
+        sent = look(asked[0])
+        for name, off in (("temperature", 1.0), ("top_p", 1.0), ("min_p", 0.0), ("presence_penalty", 0.0)):
+            assert sent[name] == off
+        assert sent["frequency_penalty"] == 0.0
+        assert sent.get("repetition_penalty", sent.get("repeat_penalty")) == 1.0
+        assert sent["top_k"] in (0, -1)
+        assert sent.get("max_tokens", sent.get("max_new_tokens", sent.get("n_predict"))) == 4
+        assert sent.get("seed", sent.get("sampling_seed")) == 3
+        assert sent["stop"] == ["x"]
+        assert (sent["priority"], sent["min_tokens"]) == (1, 2)
+
+
+async def test_llama_cpp_is_asked_again_for_what_it_left_out_from_the_end_and_never_twice():
+    """Of ids 7 7 9 the server lists 7 and 9: which 7 it was cannot be told, so both are looked up."""
+    listed = [{"id": 7, "logprob": -1.0}, {"id": 9, "logprob": -3.0}]
+    missing = {**LLAMA, "tokens": [7, 7, 9], "completion_probabilities": listed}
+
+    def found(logprob: float) -> dict[str, Any]:
+        others = [{"id": 1, "logprob": -0.1}, {"id": 7, "logprob": logprob}]
+        entry = {"id": 4, "logprob": -20.0, "top_logprobs": others}
+        return {**LLAMA, "tokens": [4], "completion_probabilities": [entry]}
+
+    async with answering("llama.cpp", missing, {"tokens": [4]}, found(-2.0), found(-1.0)) as (engine, asked):
+        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        assert (list(one.ids), list(one.logprobs)) == ([7, 7, 9], [-1.0, -2.0, -3.0])
+        assert [body.get("prompt") for body in asked] == [PROMPT, None, [*PROMPT, 7], PROMPT]
+
+
+async def test_a_logprob_that_is_nowhere_is_an_error_and_not_a_number():
+    missing = {**LLAMA, "completion_probabilities": [{"id": 9, "logprob": -0.5}]}
+    nothing = {**LLAMA, "completion_probabilities": [{"id": 4, "logprob": -20.0, "top_logprobs": []}]}
+    async with answering("llama.cpp", missing, {"tokens": [4]}, nothing) as (engine, _):
+        with pytest.raises(BadResponse, match="no logprob is to be had for token 2"):
+            await engine.generate(PROMPT, Sampling(max_tokens=4))
+
+
+def test_settings_that_would_hide_tokens_are_refused():
+    with pytest.raises(ValueError, match=r"openai\.extra_body sets echo, stream"):
+        create_engine("vllm", ServerSettings("http://x/v1", "m", extra_body={"stream": True, "echo": True}))
+
+
+def test_every_mischief_of_a_server_is_tried_here():
+    assert {each.value for each in Mischief} - TOKENS == {*PASSES, *LIES, "hang"}
