@@ -1,0 +1,237 @@
+"""A model's chat template: messages in, the text of a prompt out, exactly as `apply_chat_template` renders it.
+
+Templates disagree on the form of what they are given: arguments as an object or as JSON text, content as text or as a
+list of parts, an empty content or none. `load` tries the forms on a template once, and `prepare` brings messages into
+the one that it takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from itertools import product
+from typing import Any, NoReturn, TypeAlias
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from inference.errors import InferenceError
+
+TemplateMessage: TypeAlias = dict[str, Any]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+_MARK = "stand-in-7f"
+
+
+class PromptError(InferenceError):
+    """A prompt cannot be built: the template, the reason and the next step. No server has a part in it."""
+
+    def __init__(self, what: str, reason: str, next_step: str) -> None:
+        super().__init__("", reason, next_step)
+        self.what = what
+        self.args = (what, reason, next_step)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}; {self.next_step}"
+
+
+class TemplateRefused(PromptError):
+    """The template raises for this conversation, or shows the model only a part of it."""
+
+
+class ArgumentForm(StrEnum):
+    """What a template wants the arguments of a call to be."""
+
+    OBJECT = "object"
+    """A mapping: transformers' convention."""
+    TEXT = "text"
+    """JSON text, as OpenAI's API has it."""
+
+
+class ContentForm(StrEnum):
+    """What a template wants the content of a message to be."""
+
+    TEXT = "text"
+    """One text. Text parts are joined."""
+    PARTS = "parts"
+    """A list of `{"type": "text", "text": ...}`; given a text, such a template writes nothing and raises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """The form of messages that a template takes."""
+
+    arguments: ArgumentForm = ArgumentForm.OBJECT
+    content: ContentForm = ContentForm.TEXT
+    empty_content: bool = False
+    """A message without content gets an empty one; otherwise the key is left out, as transformers does."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A compiled template. `variables` are the special tokens and the settings (`enable_thinking=False`) for it."""
+
+    source: str
+    variables: Mapping[str, Any]
+    compiled: jinja2.Template = field(repr=False, compare=False)
+    form: MessageForm = MessageForm()
+
+    @classmethod
+    def load(cls, source: str, variables: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """Compile a template, and find the form of messages that it takes. TemplateRefused if it is no valid Jinja."""
+        try:
+            compiled = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateRefused(
+                "the chat template", f"line {error.lineno} is no valid Jinja: {error.message}", "correct it"
+            ) from error
+        return cls(source, dict(variables or {}), compiled)._fitted()
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, *, generation_prompt: bool = True
+    ) -> str:
+        """The text for messages in the template's form. Raises TemplateRefused, naming the message at fault."""
+        try:
+            return self._render(messages, tools, generation_prompt)
+        except Exception as error:  # whatever a template raises, it is its way to refuse
+            words = _words(error)
+            at = self._fault(messages, tools, words)
+            where = f" (message {at}, role {messages[at].get('role')!r})" if at is not None else ""
+            raise TemplateRefused(
+                "the chat template",
+                f"it refuses the conversation{where}: {words}",
+                "change the conversation, or give a template that takes it as chat_template",
+            ) from error
+
+    def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
+        """An OpenAI message in the form that the template takes; reasoning goes under every name templates read."""
+        message: TemplateMessage = {key: value for key, value in item.items() if value is not None}
+        reasoning = message.get("reasoning_content", message.get("thinking", message.get("reasoning")))
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        if "content" in message:
+            message["content"] = self._content(message["content"])
+        elif self.form.empty_content:
+            message["content"] = self._content("")
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [self._call(call) for call in calls]
+        elif "tool_calls" in message:
+            del message["tool_calls"]  # templates ask whether the key is there
+        return message
+
+    def _fitted(self) -> ChatTemplate:
+        """This template with the form that it takes. Where it takes none that was tried, it stays as it is."""
+        fitted = self
+        user: TemplateMessage = {"role": "user", "content": _MARK}
+        if _MARK not in (fitted._try([user]) or ""):
+            parts = replace(self, form=MessageForm(content=ContentForm.PARTS))
+            if _MARK in (parts._try([parts.prepare(user)]) or ""):
+                fitted = parts
+        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": _MARK}}}
+        turn: TemplateMessage = {"role": "assistant", "tool_calls": [call]}
+        result: TemplateMessage = {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "r"}
+        bare: TemplateMessage = {"role": "assistant"}
+        for conversation in ([user, turn, result], [user, turn], [user, bare]):
+            for arguments, empty_content in product(ArgumentForm, (False, True)):
+                trial = replace(fitted, form=replace(fitted.form, arguments=arguments, empty_content=empty_content))
+                text = trial._try([trial.prepare(message) for message in conversation])
+                # A mapping that was written as Python writes it (`{'x': ...}`) was taken for a text.
+                if text is not None and repr({"x": _MARK}) not in text:
+                    return trial
+        return fitted
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, generation_prompt: bool) -> str:
+        return self.compiled.render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=generation_prompt,
+            **self.variables,
+        )
+
+    def _try(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        try:
+            return self._render(messages, None, False)
+        except Exception:  # see `render`
+            return None
+
+    def _fault(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, words: str) -> int | None:
+        """The first message with which the template says these words."""
+        for length in range(1, len(messages)):
+            try:
+                self._render(messages[:length], tools, True)
+            except Exception as error:  # see `render`
+                if _words(error) == words:
+                    return length - 1
+        return len(messages) - 1 if messages else None
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}] if self.form.content is ContentForm.PARTS else content
+        if self.form.content is ContentForm.TEXT and all(part.get("type") == "text" for part in content):
+            return "".join(part["text"] for part in content)
+        return list(content)
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function["arguments"]
+        if self.form.arguments is ArgumentForm.OBJECT:
+            if isinstance(arguments, str):
+                arguments = _object(arguments)
+        elif not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}`, which marks what the model writes, is no more than its body here."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    # The same settings, filters and globals as transformers: a template is to render the same text here.
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _object(arguments: str) -> Any:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return found if isinstance(found, dict) else arguments

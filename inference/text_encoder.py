@@ -1,0 +1,67 @@
+"""Text to ids, so that the ids of a part are those that it has in the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_NEIGHBOURS: Final = ("\n", "x", ".", "1")
+_SAMPLES: Final = ("word", " word", "[INST] word", "\nword", "  word")
+_FINGERPRINT: Final = "Tokens of\n\tthis text: naïve 東京 🙂 {\"a\": [1, 2.5e-3]} don't I'LL\r\n\n  for i in range(10):"
+
+
+class TextEncoder:
+    """Encodes without begin- and end-of-sequence tokens, and text inside of other text without a blank before it.
+
+    Tokenizers arranged like SentencePiece's write a blank before each text that they are given; behind other text there
+    is none. `added` are the tokens that are matched as a whole, by their text.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._fast: Any = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = tokenizer.added_tokens_decoder
+        self.added: dict[str, int] = {str(token): token_id for token_id, token in decoder.items()}
+        self._texts: dict[int, str] = {token_id: text for text, token_id in self.added.items()}
+        self._writes_blank = any(self.encode(text) != self._inside(text) for text in _SAMPLES)
+
+    def encode(self, text: str) -> list[int]:
+        """As `apply_chat_template(tokenize=True)` encodes a rendering."""
+        fast = self._fast
+        # The Python layer costs more than the encoding. It also resets what an earlier caller left switched on.
+        if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
+            return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return list(fast.encode(text, add_special_tokens=False).ids)
+
+    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
+        """The ids of text that stands behind other text; `last` is the added token right before it, if one is."""
+        if not text:
+            return []
+        before = self._texts.get(last) if last is not None else None
+        if before is not None:  # it may take whitespace behind it with it
+            ids = self.encode(before + text)
+            if ids[:1] == [last]:
+                return ids[1:]
+        return self._inside(text) if self._writes_blank else self.encode(text)
+
+    def token(self, token_id: int) -> str:
+        """The text of an added token, "" for any other."""
+        return self._texts.get(token_id, "")
+
+    def fingerprint(self) -> bytes:
+        """Equal for tokenizers that encode alike, as far as a glance tells."""
+        facts = [len(self._tokenizer), sorted(self.added.items()), self.encode(_FINGERPRINT)]
+        return blake2b(json.dumps(facts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    def _inside(self, text: str) -> list[int]:
+        encode: Callable[[str], list[int]] = self.encode
+        for neighbour in _NEIGHBOURS:
+            alone, both = encode(neighbour), encode(neighbour + text)
+            if both[: len(alone)] == alone:
+                return both[len(alone) :]
+        return encode(text)
