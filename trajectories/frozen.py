@@ -10,7 +10,10 @@ from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
 
-_HINT = "recorded messages cannot be edited; copy.deepcopy() gives a dict to edit, append() adds a message"
+_HINT = (
+    "recorded messages cannot be edited through what an iteration or a slice gives; history[index] gives a dict that "
+    "writes through, copy.deepcopy() one of your own"
+)
 
 
 def _refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
@@ -78,6 +81,8 @@ def _frozen_items(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[str, Any]]
 
 def thaw(value: Any) -> Any:
     """A plain, editable deep copy of a frozen value."""
+    if isinstance(value, str):
+        return value  # most values are text, and an abstract base class is slow to ask
     if isinstance(value, Mapping):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

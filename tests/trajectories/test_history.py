@@ -8,7 +8,7 @@ import pytest
 from conversation_strategies import conversations, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from trajectories import (
     ChatResponse,
@@ -16,6 +16,8 @@ from trajectories import (
     MalformedMessage,
     Message,
     MessageHistory,
+    SampledTokens,
+    TokenPrefix,
     ToolResponse,
     UnknownRole,
 )
@@ -27,42 +29,133 @@ def said(text: str) -> ChatResponse:
     return ChatResponse(Message("assistant", text), FinishReason.STOP)
 
 
+CALLING = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}],
+}
+messages = st.sampled_from([USER, CALLING, {"role": "tool", "tool_call_id": "c", "content": "x"}]) | st.builds(
+    lambda role, content: {"role": role, "content": content}, st.sampled_from(["user", "assistant"]), hostile_text
+)
+bounds = st.none() | st.integers(-12, 12)
+steps = st.sampled_from([None, None, None, 1, 2, -1, -3])
+
+
 class HistoryIsAListThatForgetsNothing(RuleBasedStateMachine):
-    """The history beside a plain list, and beside all nodes that were ever appended."""
+    """The history beside a plain list, and beside all that was ever sampled, with the context of each completion."""
 
     def __init__(self) -> None:
         super().__init__()
         self.history = MessageHistory()
         self.model: list[dict] = []
-        self.appended: list = []
+        self.contexts: dict[int, list[dict]] = {}
+        self.sampled: list[tuple[ChatResponse, list[int]]] = []
+        self.pending: list[ChatResponse] = []
 
-    def _remember(self) -> None:
-        known = {id(node) for node in self.appended}
-        self.appended += [node for node in self.history.nodes() if id(node) not in known]
+    def sample(self, text: str, *, announce: bool) -> ChatResponse:
+        """What a server does: go on from the last completion that stands where it was sampled, else start anew."""
+        fresh = [7, len(self.sampled)]
+        anchors = [node.origin.tokens.after for node in self.history.nodes() if node.sampled]
+        prompt = anchors[-1].extend(fresh) if anchors else TokenPrefix(fresh)
+        if announce:
+            self.history.record_prompt(prompt)
+        tokens = SampledTokens.sample(prompt, [1, 2, len(self.sampled)], [-0.5, -1.0, -2.0])
+        response = ChatResponse(Message("assistant", text), FinishReason.STOP, tokens=tokens)
+        self.contexts[id(response)] = copy.deepcopy(self.model)
+        return response
 
-    @rule(text=hostile_text, form=st.sampled_from(["dict", "message", "response", "tool"]))
-    def append(self, text: str, form: str) -> None:
+    def record(self, response: ChatResponse) -> None:
+        self.sampled.append((response, response.tokens.prompt.ids))
+
+    @rule(message=messages, form=st.sampled_from(["dict", "message", "tool"]))
+    def append(self, message: dict, form: str) -> None:
         if form == "dict":
-            self.history.append({"role": "user", "content": text})
-            self.model.append({"role": "user", "content": text})
+            self.history.append(message)
+            self.model.append(message)
         elif form == "message":
-            self.history.append(Message("system", text))
-            self.model.append({"role": "system", "content": text})
-        elif form == "response":
-            response = ChatResponse(Message("assistant", text, reasoning="hm"), FinishReason.LENGTH)
-            self.history.append(response)
-            assert self.history.head.origin is response
-            self.model.append({"role": "assistant", "content": text, "reasoning": "hm"})
+            self.history.append(Message("system", "guide"))
+            self.model.append({"role": "system", "content": "guide"})
         else:
-            self.history.append(ToolResponse(Message("tool", text, tool_call_id="c"), "terminal"))
-            self.model.append({"role": "tool", "tool_call_id": "c", "content": text})
-        self._remember()
+            self.history.append(ToolResponse(Message("tool", "out", tool_call_id="c"), "terminal"))
+            self.model.append({"role": "tool", "tool_call_id": "c", "content": "out"})
 
-    @rule(messages=conversations())
-    def extend(self, messages: list[dict]) -> None:
-        self.history.extend(messages)
-        self.model.extend(messages)
-        self._remember()
+    @rule(text=hostile_text, announce=st.booleans())
+    def append_a_completion(self, text: str, announce: bool) -> None:
+        response = self.sample(text, announce=announce)
+        self.history.append(response)
+        self.model.append({"role": "assistant", "content": text})
+        self.record(response)
+        assert self.history.head.origin is response
+        assert self.history.head.sampled
+
+    @rule(text=hostile_text)
+    def sample_for_later(self, text: str) -> None:
+        self.pending.append(self.sample(text, announce=True))
+
+    @precondition(lambda self: self.pending)
+    @rule()
+    def append_what_was_sampled_earlier(self) -> None:
+        response = self.pending.pop()
+        self.history.append(response)
+        self.model.append({"role": "assistant", "content": response.message.text})
+        self.record(response)
+
+    @rule(text=hostile_text, announce=st.booleans())
+    def branch(self, text: str, announce: bool) -> None:
+        response = self.sample(text, announce=announce)
+        node = self.history.branch(response, "one of two")
+        assert node.sampled
+        assert node.parent is self.history.head
+        self.record(response)
+
+    @precondition(lambda self: self.sampled)
+    @rule(data=st.data())
+    def append_a_completion_again(self, data: st.DataObject) -> None:
+        response, _ = data.draw(st.sampled_from(self.sampled))
+        self.history.append(response)
+        self.model.append({"role": "assistant", "content": response.message.text})
+
+    @rule(conversation=conversations())
+    def extend(self, conversation: list[dict]) -> None:
+        self.history.extend(conversation)
+        self.model.extend(conversation)
+
+    @rule(index=st.integers(-12, 12), text=hostile_text)
+    def edit_content(self, index: int, text: str) -> None:
+        if -len(self.model) <= index < len(self.model):
+            self.history[index]["content"] = text
+            self.model[index] = {**self.model[index], "content": text}
+
+    @rule(index=st.integers(-12, 12), text=hostile_text)
+    def edit_arguments(self, index: int, text: str) -> None:
+        if -len(self.model) <= index < len(self.model) and "tool_calls" in self.model[index]:
+            self.history[index]["tool_calls"][0]["function"]["arguments"] = text
+            self.model[index] = copy.deepcopy(self.model[index])
+            self.model[index]["tool_calls"][0]["function"]["arguments"] = text
+
+    @rule(change=st.data(), message=messages)
+    def change_one(self, change: st.DataObject, message: dict) -> None:
+        index = change.draw(st.integers(-12, 12))
+        name = change.draw(st.sampled_from(["set", "insert", "del", "pop", "remove"]))
+        both = [_outcome(target, name, index, message) for target in (self.history, self.model)]
+        assert both[0] == both[1]
+
+    @rule(change=st.data(), given=st.lists(messages, max_size=4))
+    def change_a_slice(self, change: st.DataObject, given: list[dict]) -> None:
+        cut = slice(change.draw(bounds), change.draw(bounds), change.draw(steps))
+        name = change.draw(st.sampled_from(["set", "del", "put back"]))
+        if name == "put back":
+            kept = change.draw(st.integers(0, len(self.model)))
+            self.history[cut.start : cut.stop] = self.history[kept:]
+            self.model[cut.start : cut.stop] = self.model[kept:]
+            return
+        both = [_outcome(target, name, cut, given) for target in (self.history, self.model)]
+        assert both[0] == both[1]
+
+    @rule(name=st.sampled_from(["clear", "reverse"]))
+    def change_all(self, name: str) -> None:
+        getattr(self.history, name)()
+        getattr(self.model, name)()
 
     @rule(data=st.data())
     def rewind(self, data: st.DataObject) -> None:
@@ -72,8 +165,7 @@ class HistoryIsAListThatForgetsNothing(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def look(self, data: st.DataObject) -> None:
-        bounds = st.none() | st.integers(-12, 12)
-        cut = slice(data.draw(bounds), data.draw(bounds), data.draw(st.sampled_from([None, 1, 2, -1, -3])))
+        cut = slice(data.draw(bounds), data.draw(bounds), data.draw(steps))
         assert self.history[cut] == self.model[cut]
         index = data.draw(st.integers(-12, 12))
         try:
@@ -90,11 +182,15 @@ class HistoryIsAListThatForgetsNothing(RuleBasedStateMachine):
     def copies(self) -> None:
         for other in (copy.copy(self.history), copy.deepcopy(self.history), pickle.loads(pickle.dumps(self.history))):
             assert other == self.history
-            assert [dropped.nodes[-1].digest for dropped in other.discarded] == [
-                dropped.nodes[-1].digest for dropped in self.history.discarded
-            ]
+            assert _shape(other) == _shape(self.history)
             other.append(USER)
+            del other[: len(other) // 2]
         assert len(self.history) == len(self.model)
+
+    @rule()
+    def go_on_with_a_copy(self) -> None:
+        if not self.pending:
+            self.history = self.history.fork()
 
     @invariant()
     def reads_like_the_list(self) -> None:
@@ -107,56 +203,113 @@ class HistoryIsAListThatForgetsNothing(RuleBasedStateMachine):
         assert self.history != [*self.model, USER]
 
     @invariant()
-    def every_node_stays_reachable_in_its_context(self) -> None:
-        reachable = {id(node) for node in self.history.nodes()}
-        reachable |= {id(node) for dropped in self.history.discarded for node in dropped.nodes}
-        assert {id(node) for node in self.appended} == reachable
+    def every_completion_stays_with_the_prompt_that_it_was_sampled_behind(self) -> None:
+        completions = self.history.completions()
+        assert [id(completion) for completion in completions] == [id(response) for response, _ in self.sampled]
+        assert [completion.tokens.prompt.ids for completion in completions] == [ids for _, ids in self.sampled]
+
+    @invariant()
+    def what_counts_as_sampled_stands_in_its_own_context(self) -> None:
+        for node in self.history.all_nodes():
+            if node.sampled:
+                assert [step.item for step in _ancestors(node)] == self.contexts[id(node.origin)]
+
+    @invariant()
+    def every_node_is_on_the_path_or_in_one_branch(self) -> None:
+        placed = [node for dropped in self.history.discarded for node in dropped.nodes]
+        placed += self.history.nodes()
+        assert len({id(node) for node in placed}) == len(placed)
+        assert {id(node) for node in placed} == {id(node) for node in self.history.all_nodes()}
         for dropped in self.history.discarded:
-            assert _depth(dropped.nodes[0]) == dropped.at + 1
+            assert len(_ancestors(dropped.nodes[0])) == dropped.at
+            assert dropped.reason
+        seen = set()
+        for node in self.history.all_nodes():
+            assert {id(before) for before in (node.parent, node.source) if before is not None} <= seen
+            seen.add(id(node))
         parent = None
         for node in self.history.nodes():
             assert node.parent is parent
             parent = node
 
 
-def _depth(node) -> int:
-    depth = 0
-    while node is not None:
-        node, depth = node.parent, depth + 1
-    return depth
+def _outcome(target, name, index, given):
+    """What a list operation gives or raises."""
+    try:
+        if name == "set":
+            target[index] = given
+        elif name == "insert":
+            target.insert(index, given)
+        elif name == "del":
+            del target[index]
+        elif name == "pop":
+            return target.pop(index)
+        else:
+            target.remove(given)
+    except (IndexError, ValueError) as error:
+        return type(error)
+    return None
+
+
+def _shape(history):
+    """The graph by numbers, addresses and, for what was sampled, by identity within the graph."""
+    number = {id(node): place for place, node in enumerate(history.all_nodes())}
+    pieces: dict[int, int] = {}
+    for completion in history.completions():
+        for piece in completion.tokens.after.lineage() if completion.tokens else ():
+            pieces.setdefault(id(piece), len(pieces))
+    nodes = [
+        (
+            number.get(id(node.parent)),
+            number.get(id(node.source)),
+            node.sampled,
+            node.address,
+            [pieces[id(piece)] for piece in node.origin.tokens.after.lineage()]
+            if isinstance(node.origin, ChatResponse) and node.origin.tokens
+            else None,
+        )
+        for node in history.all_nodes()
+    ]
+    dropped = [(left.reason, left.at, [number[id(node)] for node in left.nodes]) for left in history.discarded]
+    return nodes, [number[id(node)] for node in history.nodes()], dropped
+
+
+def _ancestors(node):
+    line = []
+    while node.parent is not None:
+        node = node.parent
+        line.append(node)
+    return line[::-1]
 
 
 TestHistory = HistoryIsAListThatForgetsNothing.TestCase
-TestHistory.settings = settings(max_examples=25, stateful_step_count=15, deadline=None)
+TestHistory.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda h: h[0].__setitem__("content", "mine"),
-        lambda h: h[0].update(content="mine"),
-        lambda h: h[0].pop("content"),
-        lambda h: h[0].setdefault("x", 1),
-        lambda h: h[0].clear(),
-        lambda h: h[0].popitem(),
-        lambda h: h[0].__delitem__("content"),
-        lambda h: h[0].__ior__({"content": "mine"}),
-        lambda h: h[1]["tool_calls"].append({}),
-        lambda h: h[1]["tool_calls"][0]["function"].__setitem__("name", "rm"),
-        lambda h: h[1]["tool_calls"].sort(),
-        lambda h: h[1]["tool_calls"].__iadd__([1]),
-        lambda h: h.__setitem__(0, USER),
-        lambda h: h.__setitem__(slice(0, 1), [USER]),
-        lambda h: h.__delitem__(-1),
+        lambda items: items[0].__setitem__("content", "mine"),
+        lambda items: items[0].update(content="mine"),
+        lambda items: items[0].pop("content"),
+        lambda items: items[0].setdefault("x", 1),
+        lambda items: items[0].clear(),
+        lambda items: items[0].popitem(),
+        lambda items: items[0].__delitem__("content"),
+        lambda items: items[0].__ior__({"content": "mine"}),
+        lambda items: items[1]["tool_calls"].append({}),
+        lambda items: items[1]["tool_calls"][0]["function"].__setitem__("name", "rm"),
+        lambda items: items[1]["tool_calls"].sort(),
+        lambda items: items[1]["tool_calls"].__iadd__([1]),
     ],
 )
-def test_an_edit_is_refused_and_never_silently_lost(edit):
-    call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "{}"}}
-    messages = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}]
-    history = MessageHistory(messages)
-    with pytest.raises(TypeError, match="cannot be edited"):
-        edit(history)
-    assert history == messages
+@pytest.mark.parametrize("read", [list, lambda history: history[:]])
+def test_an_edit_of_what_iteration_gives_is_refused_and_never_silently_lost(read, edit):
+    conversation = [USER, CALLING]
+    history = MessageHistory(conversation)
+    with pytest.raises(TypeError, match=r"history\[index\]"):
+        edit(read(history))
+    assert history == conversation
 
 
 def test_an_item_can_be_copied_to_a_dict_that_can_be_edited():
@@ -167,7 +320,7 @@ def test_an_item_can_be_copied_to_a_dict_that_can_be_edited():
     assert history[0]["content"][0]["text"] == "x"
     assert pickle.loads(pickle.dumps(history[0])) == history[0]
     with pytest.raises(TypeError):
-        pickle.loads(pickle.dumps(history[0]))["content"].append(1)
+        pickle.loads(pickle.dumps(history[:][0]))["content"].append(1)
 
 
 def test_what_the_caller_does_to_its_dict_later_does_not_reach_the_history():

@@ -1,0 +1,151 @@
+"""How long the event loop of an environment waits while groups of 8 x 32k tokens are spooled and posted.
+
+    python benchmarks/serve_lag.py
+
+Posts to Atropos' own `run-api` in a process of its own, with this client and with the one of atroposlib's BaseEnv, and
+prints the longest time between two turns of the loop: as CPU time of this process, which a busy machine leaves alone,
+and as wall time, of which "idle" shows the share of the machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from environments.atropos import BaseEnv
+from environments.delivery import Delivery
+from environments.rollout_api import EnvDescription, RolloutApi
+from environments.spool import Spool
+from environments.spool_state import Entry
+
+SEQUENCES, LENGTH, GROUPS = 8, 32_768, 4
+PERIOD = 0.001
+
+
+def group() -> dict[str, Any]:
+    tokens = [[random.randrange(150_000) for _ in range(LENGTH)] for _ in range(SEQUENCES)]
+    return {
+        "tokens": tokens,
+        "masks": tokens,
+        "scores": [float(at) for at in range(SEQUENCES)],
+        "inference_logprobs": [[-random.random() for _ in row] for row in tokens],
+    }
+
+
+class Lag:
+    """Measures the loop while it is entered. Seconds."""
+
+    def __init__(self) -> None:
+        self.cpu: list[float] = []
+        self.wall: list[float] = []
+
+    async def __aenter__(self) -> Lag:
+        self.task = asyncio.create_task(self.measure())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    async def measure(self) -> None:
+        while True:
+            cpu, wall = time.process_time(), time.perf_counter()
+            await asyncio.sleep(PERIOD)
+            self.cpu.append(time.process_time() - cpu)
+            self.wall.append(time.perf_counter() - wall - PERIOD)
+
+    def __str__(self) -> str:
+        cpu, wall = sorted(self.cpu), sorted(self.wall)
+        at = int(0.99 * len(cpu))
+        return (
+            f"CPU: longest {1e3 * cpu[-1]:7.1f} ms, p99 {1e3 * cpu[at]:5.1f} ms; "
+            f"wall: longest {1e3 * wall[-1]:7.1f} ms, p99 {1e3 * wall[at]:5.1f} ms"
+        )
+
+
+async def ours(url: str, groups: list[dict[str, Any]], folder: Path) -> Lag:
+    async def refuse(entry: Entry, reason: str) -> None:
+        raise SystemExit(reason)
+
+    spool = Spool(folder / "spool", {})
+    await spool.open()
+    env = EnvDescription("lag", max_token_length=LENGTH, group_size=SEQUENCES)
+    async with RolloutApi(url) as api:
+        delivery = Delivery(api, spool, env, refuse=refuse, tell=print)
+        task = asyncio.create_task(delivery.run())
+        while delivery.status is None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        async with Lag() as lag:
+            for at, made in enumerate(groups):
+                await spool.append(made, key=str(at), tokens=0)
+                delivery.wake()
+            while spool.state.unsent:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        delivery.stop()
+        await task
+    await spool.close()
+    return lag
+
+
+async def theirs(url: str, groups: list[dict[str, Any]]) -> Lag:
+    env = object.__new__(type("Env", (BaseEnv,), dict.fromkeys(BaseEnv.__abstractmethods__)))
+    env.config = type("Config", (), {"rollout_server_url": url})
+    async with Lag() as lag:
+        for made in groups:
+            await env._send_scored_data_to_api(made)
+            await asyncio.sleep(0.01)
+    return lag
+
+
+async def main() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "uvicorn", "atroposlib.api:app", "--port", str(port), "--log-level", "critical"]
+    server = subprocess.Popen(command)  # noqa: ASYNC220
+    trainer = {
+        "wandb_group": "",
+        "wandb_project": "",
+        "batch_size": SEQUENCES * (GROUPS + 1),
+        "max_token_len": 2 * LENGTH,
+        "checkpoint_dir": "",
+        "save_checkpoint_interval": 0,
+        "starting_step": 0,
+        "num_steps": 9,
+    }
+    try:
+        async with aiohttp.ClientSession() as session:
+            while True:
+                with suppress(aiohttp.ClientError):
+                    async with session.post(f"{url}/register", json=trainer) as answer:
+                        await answer.read()
+                    break
+                await asyncio.sleep(0.1)
+            async with session.get(f"{url}/batch") as answer:
+                await answer.read()
+        groups = [group() for _ in range(GROUPS)]
+        async with Lag() as idle:
+            await asyncio.sleep(1.0)
+        print(f"idle        {idle}")
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"serve       {await ours(url, groups, Path(folder))}")
+        print(f"atroposlib  {await theirs(url, groups)}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

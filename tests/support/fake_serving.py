@@ -1,0 +1,120 @@
+"""`serve` over a made-up environment whose rollouts take a moment and whose groups name themselves in their tokens.
+
+Run as a program it is the environment process that tests kill: `python -m tests.support.fake_serving URL FOLDER ...`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from environments.delivery import Pace
+from environments.rollout_api import EnvDescription, RolloutApi
+from environments.serve import ServeRun
+from environments.serve_settings import Sendable, ServeSettings
+from environments.spool import Spool
+
+GROUP_SIZE = 2
+LENGTH = 40
+PACE = Pace(poll=0.05, settle=0.2, longest_delay=0.3)
+
+
+def payload(number: int, *, group_size: int = GROUP_SIZE, length: int = LENGTH) -> dict[str, Any]:
+    """Group `number`: its number is the first token of every sequence, and all of it is a function of the number."""
+    draw = random.Random(number)
+    tokens = [[number, *(draw.randrange(50_000) for _ in range(length - 1))] for _ in range(group_size)]
+    return {
+        "tokens": tokens,
+        "masks": [[-100, -100, *row[2:]] for row in tokens],
+        "scores": [float(index) for index in range(group_size)],
+        "inference_logprobs": [[1.0, 1.0, *(-draw.random() for _ in row[2:])] for row in tokens],
+        "messages": [[{"role": "user", "content": f"item {number}"}] for _ in tokens],
+        "group_overrides": {},
+        "generation_params": {"temperature": 1.0},
+    }
+
+
+def number_of(group: dict[str, Any]) -> int:
+    number: int = group["tokens"][0][0]
+    return number
+
+
+class Items:
+    """0, 1, 2, ... up to `count`."""
+
+    def __init__(self, count: int) -> None:
+        self.left = iter(range(count))
+
+    async def __call__(self) -> dict[str, int] | None:
+        number = next(self.left, None)
+        return None if number is None else {"number": number}
+
+
+async def play(item: dict[str, int], key: str) -> int:
+    await asyncio.sleep(0.002 + 0.01 * random.random())
+    return item["number"]
+
+
+def build(number: int, info: Any) -> Sendable:
+    return Sendable(payload(number), tokens=GROUP_SIZE * (LENGTH - 2), rewards=[0.0, 1.0])
+
+
+class DeadlyApi(RolloutApi):
+    """Kills its process right before or right after group `at` was sent: when nobody here knows whether it arrived."""
+
+    def __init__(self, url: str, *, when: str, at: int) -> None:
+        super().__init__(url)
+        self.when = when
+        self.left = at
+
+    async def send(self, body: bytes, *, connection: int) -> int:
+        self.left -= 1
+        if self.left == 0 and self.when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        buffer = await super().send(body, connection=connection)
+        if self.left == 0 and self.when == "after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return buffer
+
+
+def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = None, **changes: Any) -> ServeRun[int]:
+    """A run over `count` groups; `changes` replace its arguments, or fields of its settings."""
+    settings = {"max_workers": 8, "grace_period": 5.0, "steps_per_eval": 0}
+    settings |= {name: changes.pop(name) for name in list(changes) if name in ServeSettings.__slots__}
+    arguments: dict[str, Any] = {
+        "next_item": Items(count),
+        "play": play,
+        "build": build,
+        "api": api or RolloutApi(url),
+        "env": EnvDescription("fake", max_token_length=LENGTH, group_size=GROUP_SIZE),
+        "spool": Spool(folder / "spool", {"group_size": GROUP_SIZE}, segment_bytes=8192),
+        "refused": folder / "groups.refused.jsonl",
+        "settings": ServeSettings(**settings),
+        "console": Console(stderr=True, width=200),
+        "pace": PACE,
+    }
+    return ServeRun(**(arguments | changes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("count", type=int)
+    parser.add_argument("--when", default="never")
+    parser.add_argument("--at", type=int, default=0)
+    given = parser.parse_args()
+    api = DeadlyApi(given.url, when=given.when, at=given.at)
+    result = asyncio.run(make_run(given.url, given.folder, given.count, api=api).run())
+    print(f"{result.sent} {result.waiting} {result.reason}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,375 @@
+"""Which completions stand where they were sampled, and that every one of them stays on record."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from dataclasses import replace
+
+import pytest
+
+from trajectories import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageHistory,
+    SampledTokens,
+    TokenPrefix,
+    ToolResponse,
+    Usage,
+)
+
+USER = {"role": "user", "content": "hello"}
+
+
+def sampled(prompt: TokenPrefix, text: str = "answer", context: str = "") -> ChatResponse:
+    tokens = SampledTokens.sample(prompt, (1, 2), (-0.5, -0.5), context=context)
+    return ChatResponse(Message("assistant", text), FinishReason.STOP, tokens=tokens)
+
+
+def behind(response: ChatResponse, *ids: int) -> TokenPrefix:
+    return response.tokens.after.extend(ids or (7,))
+
+
+def result(text: str = "out", chat: MessageHistory | None = None) -> ToolResponse:
+    return ToolResponse(Message("tool", text, tool_call_id="c"), "terminal", chat=chat)
+
+
+def flags(history: MessageHistory) -> list[bool]:
+    return [node.sampled for node in history.nodes()]
+
+
+def played(turns: int) -> MessageHistory:
+    history = MessageHistory([USER])
+    prompt = TokenPrefix([5, 6])
+    for turn in range(turns):
+        response = sampled(prompt, f"turn {turn}")
+        history.append(response)
+        history.append(result(f"result {turn}"))
+        prompt = behind(response, 8, turn)
+    return history
+
+
+def test_turns_that_follow_each_other_are_sampled_where_they_stand():
+    history = played(3)
+    assert flags(history) == [False, True, False, True, False, True, False]
+    assert list(history.completions()) == list(history.responses())
+
+
+def test_behind_an_edit_completions_are_context():
+    history = played(4)
+    before = history.completions()
+    history[4]["content"] = "shortened"
+    assert flags(history) == [False, True, False, True, False, False, False, False, False]
+    assert [node.origin for node in history.nodes() if node.message.role == "assistant"] == list(before)
+    assert history.completions() == before
+    assert [node.sampled for node in history.discarded[0].nodes] == [False, True, False, True, False]
+    # The next prompt goes on from the last one that still stands; context spliced in comes as pieces of its own.
+    splices = before[1].tokens.after.extend([9]).extend([1, 2]).extend([9]).extend([1, 2]).extend([9])
+    history.append(sampled(splices, "after the edit"))
+    assert flags(history)[-1]
+    history.append(result())
+    history.append(sampled(behind(history.completions()[-1])))
+    assert flags(history)[-1]
+
+
+def test_an_edited_completion_is_context_and_the_original_stays():
+    history = played(1)
+    (original,) = history.completions()
+    node = history.nodes()[1]
+    history[1]["content"] = "what I would rather have heard"
+    edited = history.nodes()[1]
+    assert (edited.origin, edited.sampled, edited.source) == (None, False, node)
+    assert history.completions() == (original,)
+    assert list(history.responses()) == []
+
+
+def test_a_compaction_leaves_the_middle_as_a_branch():
+    history = played(6)
+    before = history.completions()
+    history[3:-4] = [{"role": "user", "content": "summary"}]
+    assert len(history) == 8
+    assert flags(history) == [False, True, False, False, False, False, False, False]
+    (dropped,) = history.discarded
+    assert dropped.reason == "replacement of messages 3 to 8"
+    assert [node.origin for node in dropped.nodes if node.sampled] == list(before[1:])
+    assert history.completions() == before
+    assert history.nodes()[3].source is dropped.nodes[0]
+
+
+def test_a_completion_is_not_taken_for_one_of_this_place_by_what_it_says():
+    history = played(3)
+    completions = history.completions()
+    history.append(completions[1])
+    assert not history.head.sampled, "it is on the path already"
+    assert history.completions() == completions
+    history.rewind(1, "again")
+    history.append(completions[2])
+    assert not history.head.sampled, "its prompt holds turns that are not on this path"
+    history.rewind(1, "again")
+    history.append(completions[0])
+    assert history.head.sampled, "the very context that it was sampled in"
+    assert history.completions() == completions
+
+
+def test_the_same_text_by_another_completion_is_another_context():
+    prompt = TokenPrefix([5])
+    one, other = sampled(prompt), sampled(prompt)
+    history = MessageHistory([USER, one, USER])
+    second = sampled(behind(one))
+    history.append(second)
+    assert history.head.sampled
+    history.rewind(1, "the other one")
+    history.extend([other, USER])
+    history.append(second)
+    assert flags(history) == [False, True, False, False]
+    assert history.completions() == (one, second, other)
+
+
+def test_siblings_share_a_prompt_and_each_stands_where_it_was_sampled():
+    prompt = TokenPrefix([5])
+    first, second, third = (sampled(prompt, text) for text in ("a", "a", "b"))
+    history = MessageHistory([USER])
+    node = history.branch(first, "1 of 3")
+    history.append(second)
+    history.append(USER)
+    assert node.sampled
+    assert flags(history) == [False, True, False]
+    history.append(third)
+    assert not history.head.sampled, "it was sampled two messages earlier"
+    assert history.completions() == (first, second, third)
+    assert [(dropped.reason, dropped.at, dropped.nodes) for dropped in history.discarded] == [("1 of 3", 1, (node,))]
+    history.rewind(1, "the first one after all")
+    history.append(first)
+    assert history.head.sampled
+    assert history.head.source is node
+    assert history.completions() == (first, second, third)
+
+
+def test_a_prompt_on_record_tells_what_happened_between_sampling_and_appending():
+    history = MessageHistory([USER, sampled(TokenPrefix([5])), USER])
+    prompt = behind(history.completions()[0])
+    history.record_prompt(prompt)
+    history[2]["content"] = "edited meanwhile"
+    history.append(sampled(prompt))
+    assert not history.head.sampled
+    unedited = MessageHistory([USER, history.completions()[0], USER])
+    unedited.record_prompt(prompt)
+    unedited.append(history.completions()[1])
+    assert unedited.head.sampled
+
+
+def test_a_prompt_that_shares_nothing_counts_only_on_record():
+    history = played(1)
+    anew = TokenPrefix([5, 6, 1, 2, 3])
+    history.append(sampled(anew, "from another conversation"))
+    assert not history.head.sampled
+    history.rewind(3, "again")
+    rendered = TokenPrefix([5, 6, 1, 2, 3])
+    history.record_prompt(rendered)
+    history.append(sampled(rendered, "the template rendered it all anew"))
+    assert history.head.sampled
+    history.append(result())
+    history.append(sampled(behind(history.completions()[-1])))
+    assert history.head.sampled
+
+
+def test_turns_with_other_tools_start_anew_and_are_gone_on_from_later():
+    history = MessageHistory([USER])
+    first = sampled(TokenPrefix([5]), context="two tools")
+    other = sampled(TokenPrefix([5, 9, 1, 2]), context="no tools")
+    third = sampled(behind(first), context="two tools")
+    fourth = sampled(behind(other), context="two tools")
+    for response in (first, other, third, fourth):
+        history.append(response)
+        history.append(USER)
+    assert [node.sampled for node in history.nodes()[1::2]] == [True, True, True, False]
+
+
+def test_turns_of_another_history_come_over_whole_and_not_with_a_gap():
+    history = played(8)
+    turns = [node.origin or node.item for node in history.nodes()]
+    assert flags(MessageHistory(turns)) == flags(history)
+    gap = MessageHistory([*turns[:2], {"role": "user", "content": "summary"}, *turns[-2:]])
+    assert flags(gap) == [False, True, False, False, False]
+    headless = MessageHistory([USER, {"role": "user", "content": "summary"}, *turns[-2:]])
+    assert flags(headless) == [False] * 4
+
+
+def test_an_answer_whose_opening_was_forced_stands_where_it_was_sampled():
+    history = played(1)
+    prompt = behind(history.completions()[0]).extend([3])
+    history.append(sampled(prompt))
+    assert history.head.sampled
+
+
+def test_completions_without_tokens_are_known_by_identity():
+    answer = ChatResponse(Message("assistant", "a"), FinishReason.STOP)
+    history = MessageHistory([USER, answer])
+    assert history.head.sampled
+    history.append(answer)
+    assert not history.head.sampled
+    assert history.completions() == (answer,)
+    history[0]["content"] = "edited"
+    assert flags(history) == [False] * 3
+
+
+def test_a_response_whose_message_was_replaced_is_the_same_completion():
+    response = sampled(TokenPrefix([5]))
+    renamed = replace(response, message=Message("assistant", "renamed"))
+    history = MessageHistory([USER])
+    history.branch(response, "malformed call")
+    history.append(renamed)
+    assert history.head.sampled
+    assert history.completions() == (response,)
+    one, other = [node.origin.tokens for node in pickle.loads(pickle.dumps(history)).all_nodes()[1:]]
+    assert one is other
+
+
+def test_sub_agents_count_where_their_result_came_in_each_once():
+    inner = played(2)
+    deeper = MessageHistory([USER, sampled(TokenPrefix([1]), "deepest")])
+    inner.append(result("nested", deeper))
+    inner.rewind(1, "the sub-agent gave up")
+    ask = sampled(TokenPrefix([5]), "ask")
+    answer = sampled(behind(ask), "answer")
+    history = MessageHistory([USER, ask, result("sub", inner), answer])
+    expected = [ask, *inner.completions(), answer]
+    assert [response.message.text for response in expected] == ["ask", "turn 0", "turn 1", "deepest", "answer"]
+    assert list(history.completions()) == expected
+    history[2]["content"] = "shortened"
+    history.append(result("once more", inner))
+    history.append(inner.completions()[0])
+    assert list(history.completions()) == expected
+    assert flags(history)[-1] is False, "a sub-agent's answer is no turn of this conversation"
+    inner.append(result("of itself", history))
+    assert list(history.completions()) == expected
+
+
+def test_a_fork_has_what_was_recorded_before_it_and_grows_alone():
+    history = played(2)
+    history.rewind(3, "again")
+    before = history.completions()
+    fork = copy.copy(history)
+    prompt = behind(before[0], 8, 0)
+    mine, other = sampled(prompt), sampled(behind(before[0], 9))
+    history.append(mine)
+    fork.append(other)
+    assert history.head.sampled
+    assert fork.head.sampled
+    assert history.completions() == (*before, mine)
+    assert fork.completions() == (*before, other)
+    fork[0]["content"] = "edited"
+    assert history[0]["content"] == "hello"
+    fork.append(before[1])
+    assert not fork.head.sampled
+
+
+def rich_history() -> MessageHistory:
+    """Branches, edits, siblings, and two sub-agents that share a prompt with each other and with their parent."""
+    root = TokenPrefix([5, 6])
+    ask = sampled(root, "ask")
+    chats = [MessageHistory([USER, sampled(root.extend([7]), f"sub {n}")]) for n in range(2)]
+    history = MessageHistory([USER, ask, result("a", chats[0]), result("b", chats[1])])
+    shared = behind(ask)
+    history.branch(sampled(shared, "sibling"), "1 of 2")
+    history.append(replace(sampled(shared, "answer"), usage=Usage(3, 2), model="m", sampling={"temperature": 1.0}))
+    history[2]["content"] = "edited"
+    history.append(chats[0].completions()[0])
+    return history
+
+
+def test_a_pickle_keeps_the_graph_and_the_identity_of_every_piece_of_tokens():
+    history = rich_history()
+    for loaded in (pickle.loads(pickle.dumps(history)), pickle.loads(pickle.dumps([history]))[0]):
+        assert loaded == history
+        assert [n.address for n in loaded.all_nodes()] == [n.address for n in history.all_nodes()]
+        assert [n.sampled for n in loaded.all_nodes()] == [n.sampled for n in history.all_nodes()]
+        assert loaded.to_dot() == history.to_dot()
+        completions = loaded.completions()
+        assert [c.tokens.after.ids for c in completions] == [c.tokens.after.ids for c in history.completions()]
+        assert [c.usage for c in completions] == [c.usage for c in history.completions()]
+        assert _identities(completions) == _identities(history.completions())
+        chats = [node.origin.chat for node in loaded.all_nodes() if isinstance(node.origin, ToolResponse)]
+        assert chats[0].completions()[0] is completions[1]
+        answer = completions[-1]
+        loaded.append(sampled(behind(answer)))
+        assert not loaded.head.sampled, "it goes on from the answer before the edit"
+        chats[0].append(USER)
+        chats[0].append(sampled(behind(chats[0].completions()[0])))
+        assert chats[0].head.sampled
+
+
+def _identities(completions: tuple[ChatResponse, ...]) -> list[list[int]]:
+    numbers: dict[int, int] = {}
+    return [
+        [numbers.setdefault(id(piece), len(numbers)) for piece in response.tokens.after.lineage()]
+        for response in completions
+    ]
+
+
+def test_a_thousand_turns_with_edits_need_no_recursion():
+    history = played(1000)
+    history[0]["content"] = "edited"
+    chat = played(1000)
+    history.append(result("long", chat))
+    assert len(history.completions()) == 2000
+    assert history.head.address
+    loaded = pickle.loads(pickle.dumps(history))
+    assert loaded == history
+    assert len(loaded.completions()) == 2000
+    assert loaded.to_mermaid()
+    assert len(loaded.fork().all_nodes()) == 4003
+    del loaded, history
+
+
+def test_sub_agents_below_sub_agents_need_no_recursion_in_pickles():
+    history = played(1)
+    for _ in range(2000):
+        history = MessageHistory([USER, result("below", history)])
+    assert len(history.completions()) == 1
+    assert len(pickle.loads(pickle.dumps(history)).completions()) == 1
+    _unravel(history)
+
+
+def _unravel(history: MessageHistory) -> None:
+    """Frees a deep nest one by one: the interpreter's own deallocation is not what is tested here."""
+    chats = [history]
+    while isinstance(chats[-1].head.origin, ToolResponse) and chats[-1].head.origin.chat is not None:
+        chats.append(chats[-1].head.origin.chat)
+    while chats:
+        del chats[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "other"},
+        {"model_version": "step 2"},
+        {"sampling": {"temperature": 0.5}},
+        {"finish_reason": FinishReason.LENGTH},
+        {"usage": Usage(1, 2)},
+        {"latency": 2.0},
+        {"tokens": SampledTokens.sample(TokenPrefix([5]), [1, 2], [-0.5, -0.25])},
+        {"tokens": SampledTokens.sample(TokenPrefix([5]), [1, 3], [-0.5, -0.5])},
+        {"tokens": None},
+    ],
+)
+def test_an_address_names_a_node_with_all_that_is_known_of_it(change):
+    def made(response: ChatResponse) -> tuple:
+        return MessageHistory([USER, response, USER]).nodes()
+
+    response = sampled(TokenPrefix([5]))
+    known, same, other = made(response), made(sampled(TokenPrefix([5]))), made(replace(response, **change))
+    assert [node.address for node in known] == [node.address for node in same]
+    assert [node.digest for node in known] == [node.digest for node in other]
+    assert known[0].address == other[0].address
+    assert known[1].address != other[1].address
+    assert known[2].address != other[2].address
+
+
+def test_the_address_of_a_tool_result_names_its_metadata():
+    plain = MessageHistory([result()]).head
+    for change in ({"duration": 2.0}, {"error": "broken"}, {"tool": "other"}):
+        assert MessageHistory([replace(result(), **change)]).head.address != plain.address
+    assert MessageHistory([result()]).head.address == plain.address
