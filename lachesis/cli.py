@@ -11,7 +11,9 @@ from collections.abc import Sequence
 VERBS = {
     "demo": "play a few problems with the embedded model and with the reference policy",
     "doctor": "show what works on this machine, and how to get what does not",
+    "fake-server": "serve completions without a model, for tests and to measure what an environment can carry",
     "report": "write the HTML report of a groups file again",
+    "verify": "prove that files of samples hold what was sampled, each token once",
 }
 
 
@@ -26,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed, rest = parser.parse_known_args(arguments)
     try:
-        module = importlib.import_module(f"lachesis.{parsed.verb}")
+        module = importlib.import_module(f"lachesis.{parsed.verb.replace('-', '_')}")
         code: int = module.main(rest)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

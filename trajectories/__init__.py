@@ -8,6 +8,15 @@
 A leaf of the project: it imports no other room, and nothing outside of the standard library.
 """
 
+from trajectories.advantages import (
+    LARGEST_REWARD,
+    LossAverage,
+    rollout_advantages,
+    sample_advantage,
+    token_advantages,
+)
+from trajectories.certificate import Problem, RecordVerifier, Totals, verify, verify_records
+from trajectories.editing import StaleMessage
 from trajectories.entries import Export, to_batch_entry, to_dataset_entry, to_trajectory_entry
 from trajectories.errors import (
     DuplicateCallId,
@@ -18,7 +27,7 @@ from trajectories.errors import (
     UnexpectedToolResult,
     UnknownRole,
 )
-from trajectories.history import Discarded, MessageHistory, Node
+from trajectories.history import MessageHistory
 from trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
 from trajectories.loading import from_sharegpt, tools_from_sharegpt
 from trajectories.markup import convert_scratchpad_to_think, has_incomplete_scratchpad
@@ -33,14 +42,27 @@ from trajectories.messages import (
     Usage,
     message_from_openai,
 )
+from trajectories.nodes import Discarded, Node
+from trajectories.samples import (
+    SAMPLE_SCHEMA,
+    MalformedSample,
+    NoTokens,
+    SampledHistory,
+    Span,
+    TokenSample,
+    logprobs_digest,
+    samples,
+)
 from trajectories.saving import load_trajectories, save_trajectory
 from trajectories.sharegpt import Conversion, ConversionWarning, WarningKind, system_prompt, to_conversations
 from trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of, sampling_problem
 from trajectories.validation import validate_messages
 
 __all__ = [
+    "LARGEST_REWARD",
     "MASKED",
     "MASKED_LOGPROB",
+    "SAMPLE_SCHEMA",
     "ChatResponse",
     "Conversion",
     "ConversionWarning",
@@ -50,18 +72,28 @@ __all__ = [
     "FinishReason",
     "JsonlError",
     "JsonlWriter",
+    "LossAverage",
     "MalformedMessage",
+    "MalformedSample",
     "Message",
     "MessageError",
     "MessageHistory",
     "MessageLike",
+    "NoTokens",
     "Node",
     "OpenAIMessage",
+    "Problem",
+    "RecordVerifier",
     "RoleOrder",
+    "SampledHistory",
     "SampledTokens",
+    "Span",
+    "StaleMessage",
     "TokenPrefix",
+    "TokenSample",
     "ToolCall",
     "ToolResponse",
+    "Totals",
     "UnansweredToolCall",
     "UnexpectedToolResult",
     "UnknownRole",
@@ -73,8 +105,12 @@ __all__ = [
     "from_sharegpt",
     "has_incomplete_scratchpad",
     "load_trajectories",
+    "logprobs_digest",
     "message_from_openai",
     "read_lines",
+    "rollout_advantages",
+    "sample_advantage",
+    "samples",
     "sampling_problem",
     "save_trajectory",
     "system_prompt",
@@ -82,6 +118,9 @@ __all__ = [
     "to_conversations",
     "to_dataset_entry",
     "to_trajectory_entry",
+    "token_advantages",
     "tools_from_sharegpt",
     "validate_messages",
+    "verify",
+    "verify_records",
 ]

@@ -1,0 +1,428 @@
+"""The certificate: whatever is changed in a record is noticed, whatever is no record is named, and nothing raises."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lachesis.cli import main
+from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
+from trajectories import MASKED, MASKED_LOGPROB, RecordVerifier, TokenPrefix, samples, verify, verify_records
+
+Record = dict[str, Any]
+START = TokenPrefix([1, 2, 3])
+
+
+def conversation() -> Tree:
+    tree = Tree()
+    first = tree.sample(START, [4, 4, END])
+    tree.sample(first.extend([5, 6]), [7, END])
+    return tree
+
+
+def record(tree: Tree | None = None, rollout_id: str = "r") -> Record:
+    (sample,) = samples(tree or conversation(), rollout_id=rollout_id)
+    return copied(sample.to_record())
+
+
+def copied(value: Record) -> Record:
+    found: Record = json.loads(json.dumps(value))
+    return found
+
+
+# What can happen to a record: each takes one that verifies and changes it in place.
+
+
+def _place(sample: Record, draw: st.DrawFn, trained: bool | None = None) -> int:
+    places = [place for place, mask in enumerate(sample["masks"]) if trained is None or (mask != MASKED) is trained]
+    assume(places)
+    return draw(st.sampled_from(places))
+
+
+def another_id(sample: Record, draw: st.DrawFn) -> None:
+    place = _place(sample, draw)
+    changed = draw(st.integers(0, 12).filter(lambda token: token != sample["tokens"][place]))
+    if sample["masks"][place] != MASKED:
+        sample["masks"][place] = changed
+    sample["tokens"][place] = changed
+
+
+def another_mask(sample: Record, draw: st.DrawFn) -> None:
+    place = _place(sample, draw)
+    sample["masks"][place] = draw(st.integers(-101, 12).filter(lambda mask: mask != sample["masks"][place]))
+
+
+def another_logprob(sample: Record, draw: st.DrawFn) -> None:
+    place = _place(sample, draw)
+    values = st.sampled_from([0.0, -0.5, -1e-9, 0.5, MASKED_LOGPROB, math.nan, math.inf, -math.inf])
+    sample["logprobs"][place] = draw(values.filter(lambda value: value != sample["logprobs"][place]))
+
+
+def a_masked_span(sample: Record, draw: st.DrawFn) -> None:
+    span = draw(st.sampled_from(sample["spans"]))
+    sample["spans"].remove(span)
+    length = span["end"] - span["start"]
+    sample["masks"][span["start"] : span["end"]] = [MASKED] * length
+    sample["logprobs"][span["start"] : span["end"]] = [MASKED_LOGPROB] * length
+
+
+def a_moved_span(sample: Record, draw: st.DrawFn) -> None:
+    span = draw(st.sampled_from(sample["spans"]))
+    span[draw(st.sampled_from(["start", "end"]))] += draw(st.sampled_from([-2, -1, 1, 2]))
+
+
+def a_moved_span_and_its_mask(sample: Record, draw: st.DrawFn) -> None:
+    span = draw(st.sampled_from(sample["spans"]))
+    by = draw(st.sampled_from([-1, 1]))
+    logprobs = sample["logprobs"][span["start"] : span["end"]]
+    a, b = span["start"] + by, span["end"] + by
+    assume(a >= 0 and b <= len(sample["tokens"]))
+    for place in range(span["start"], span["end"]):
+        sample["masks"][place], sample["logprobs"][place] = MASKED, MASKED_LOGPROB
+    sample["masks"][a:b], sample["logprobs"][a:b] = sample["tokens"][a:b], logprobs
+    span["start"], span["end"] = a, b
+
+
+def a_dropped_token(sample: Record, draw: st.DrawFn) -> None:
+    place = _place(sample, draw)
+    for name in ("tokens", "masks", "logprobs"):
+        del sample[name][place]
+    for span in sample["spans"]:
+        span["start"] -= span["start"] > place
+        span["end"] -= span["end"] > place
+
+
+def an_inserted_token(sample: Record, draw: st.DrawFn) -> None:
+    place = draw(st.integers(0, len(sample["tokens"])))
+    for name, value in (("tokens", draw(st.integers(0, 12))), ("masks", MASKED), ("logprobs", MASKED_LOGPROB)):
+        sample[name].insert(place, value)
+    for span in sample["spans"]:
+        span["start"] += span["start"] >= place
+        span["end"] += span["end"] > place
+
+
+def a_shorter_list(sample: Record, draw: st.DrawFn) -> None:
+    del sample[draw(st.sampled_from(["tokens", "masks", "logprobs"]))][-1]
+
+
+def a_span_twice(sample: Record, draw: st.DrawFn) -> None:
+    sample["spans"].append(copy.deepcopy(draw(st.sampled_from(sample["spans"]))))
+
+
+def another_digest(sample: Record, draw: st.DrawFn) -> None:
+    span = draw(st.sampled_from(sample["spans"]))
+    span[draw(st.sampled_from(["prefix_digest", "digest", "logprobs_digest"]))] = "0" * 32
+
+
+def another_share(sample: Record, draw: st.DrawFn) -> None:
+    name = draw(st.sampled_from(["weight", "sampled"]))
+    sample[name] *= draw(st.sampled_from([2, 3, -1, 0]))
+
+
+def another_place(sample: Record, draw: st.DrawFn) -> None:
+    sample["index"] = draw(st.sampled_from([-1, sample["count"]]))
+
+
+def other_sampling(sample: Record, draw: st.DrawFn) -> None:
+    changes: list[Record] = [{"top_p": 0.9}, {"temperature": 0}, {"temperature": 0.7}, {"logprobs": "?"}, {"top_k": 40}]
+    draw(st.sampled_from(sample["spans"]))["sampling"].update(draw(st.sampled_from(changes)))
+
+
+MUTATIONS: list[Callable[[Record, st.DrawFn], None]] = [
+    another_id,
+    another_mask,
+    another_logprob,
+    a_masked_span,
+    a_moved_span,
+    a_moved_span_and_its_mask,
+    a_dropped_token,
+    an_inserted_token,
+    a_shorter_list,
+    a_span_twice,
+    another_digest,
+    another_share,
+    another_place,
+    other_sampling,
+]
+
+
+@pytest.mark.parametrize("mutate", MUTATIONS, ids=lambda mutate: mutate.__name__)
+@UNTIMED
+@given(tree=trees(max_completions=5), data=st.data())
+def test_every_change_of_a_record_is_noticed(
+    mutate: Callable[[Record, st.DrawFn], None], tree: Tree, data: st.DataObject
+) -> None:
+    found = samples(tree, rollout_id="r")
+    assume(found)
+    # NaN is what a record can hold, and is not equal to itself: compare as text.
+    changed = copied(data.draw(st.sampled_from(found)).to_record())
+    assert verify(changed) == []
+    before = json.dumps(changed)
+    mutate(changed, data.draw)  # type: ignore[arg-type]
+    assume(json.dumps(changed) != before)
+    assert verify(changed) != []
+    totals = verify_records([changed])
+    assert not totals.ok
+    assert (totals.refused, totals.delivered) == (1, 0)
+
+
+junk = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.just(10**400)
+    | st.just(-(10**400))
+    | st.floats()
+    | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@UNTIMED
+@given(st.data())
+def test_nothing_raises_on_a_record_that_holds_anything_anywhere(data: st.DataObject) -> None:
+    sample = record()
+    holder: Any = data.draw(st.sampled_from([sample, sample["spans"][0], sample["spans"][1]["sampling"]]))
+    key = data.draw(st.sampled_from(sorted(holder)))
+    if isinstance(holder[key], list) and holder[key] and data.draw(st.booleans()):
+        holder, key = holder[key], data.draw(st.integers(0, len(holder[key]) - 1))
+    holder[key] = data.draw(junk)
+    assert all(isinstance(reason, str) for reason in verify(sample))
+    group = {"samples": [sample, data.draw(junk)], "undelivered": data.draw(junk)}
+    for line in (sample, group, data.draw(junk)):
+        verify_records([line, line])
+
+
+def test_a_doubled_end_of_turn_is_refused() -> None:
+    tree = Tree()
+    first = tree.sample(START, [4, END])
+    tree.sample(first.extend([END, 5]), [7, END])
+    assert verify(record(tree)) == ["the end-of-turn token of turn 0 stands there twice (tokens[5] = 9)"]
+
+
+def test_an_answer_that_goes_on_behind_its_end_is_refused() -> None:
+    tree = Tree()
+    tree.sample(START, [4, END, 6, END])
+    assert verify(record(tree)) == ["turn 0 goes on behind its end-of-turn token (tokens[4] = 9)"]
+
+
+def test_a_suffix_with_the_logprobs_of_another_prefix_is_refused() -> None:
+    # The same ids behind a summary: what was reported behind the long context does not belong here.
+    tree = Tree()
+    tree.sample(TokenPrefix([1, 1, 1]), [7, END], logprobs=[-0.1, -0.2])
+    long = record(tree)
+    kept = {**long, "tokens": [2, 7, END], "masks": [-100, 7, END], "logprobs": [1.0, -0.1, -0.2]}
+    kept["spans"] = [{**long["spans"][0], "start": 1, "end": 3}]
+    assert verify(kept) == ["turn 0 behind another prefix than when it was sampled"]
+    assert verify_records([kept]).wrong_prefix == 2
+
+
+@pytest.mark.parametrize("logprob", [0.1, MASKED_LOGPROB, math.nan, math.inf, -math.inf])
+def test_a_logprob_that_is_none_is_refused_also_where_a_server_reported_it(logprob: float) -> None:
+    tree = Tree()
+    tree.sample(START, [4, END], logprobs=[-0.5, logprob])
+    assert verify(samples(tree)[0]) == [f"logprobs[4] is {logprob!r}, no logprob of a trained token"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("tokens", True, "tokens[3] is bool"),
+        ("tokens", "4", "tokens[3] is str"),
+        ("tokens", -4, "tokens[3] is -4: token ids go from 0"),
+        ("tokens", 1 << 32, "tokens[3] is 4294967296: token ids go from 0"),
+        ("tokens", 10**5000, "tokens[3] is a huge number"),
+        ("masks", True, "masks[3] is bool"),
+        ("masks", 10**5000, "masks[3] is a huge number"),
+        ("logprobs", None, "logprobs[3] is NoneType"),
+        ("logprobs", 10**400, "logprobs[3] is a huge number, no logprob"),
+        ("logprobs", -(10**400), "logprobs[3] is a huge number, no logprob"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_what_is_no_id_or_no_logprob_is_named_with_its_place(name: str, value: Any, reason: str) -> None:
+    changed = record()
+    changed[name][3] = value
+    assert verify(changed)[0].startswith(reason)
+
+
+def test_a_sampling_record_that_cannot_be_read_is_a_reason() -> None:
+    changed = record()
+    changed["spans"][0]["sampling"]["temperature"] = 10**400
+    (reason,) = verify(changed)
+    assert reason.startswith("turn 0: ")
+
+
+def test_samples_of_a_rollout_have_to_agree_on_it() -> None:
+    tree = conversation()
+    tree.sample(START, [8, 8])
+    first, second = (copied(sample.to_record()) for sample in samples(tree, rollout_id="r"))
+    totals = verify_records([first, {**second, "sampled": 8, "weight": 2 / 8}])
+    assert [problem.reason for problem in totals.problems] == [
+        "sampled is 8, but 7 in an earlier sample of the rollout",
+        "5 of 7 sampled tokens delivered",
+    ]
+    assert verify_records([first, {**second, "count": 3}]).refused == 1
+
+
+def test_a_turn_is_trained_once_in_a_sample() -> None:
+    changed = record()
+    changed["spans"][1]["turn"] = 0
+    assert verify(changed) == ["spans[1]: turn 0 is there twice"]
+    changed["spans"][1]["turn"] = -1
+    assert verify(changed) == ["spans[1]: turn -1 is negative"]
+
+
+def test_sampling_from_another_distribution_is_refused_with_the_setting_to_change() -> None:
+    tree = Tree()
+    first = tree.sample(START, [4, END], sampling={**SAMPLING, "top_p": 0.95})
+    tree.sample(first.extend([5]), [4, END], sampling={**SAMPLING, "top_p": 0.95})
+    (reason,) = verify(record(tree))
+    assert reason.startswith("turns 0, 1: top_p = 0.95")
+
+
+# A file
+
+
+def test_totals_of_a_file_that_is_fine() -> None:
+    tree = conversation()
+    tree.sample(START, [8, 8])
+    lines = [sample.to_record() for sample in samples(tree, rollout_id="a")]
+    lines.append({"samples": [record(rollout_id="b")], "undelivered": {"c": 11}})
+    totals = verify_records(lines)
+    assert totals.ok
+    assert (totals.samples, totals.rollouts, totals.refused) == (3, 3, 0)
+    assert (totals.sampled, totals.delivered, totals.undelivered) == (23, 12, 11)
+    assert (totals.duplicated, totals.wrong_prefix, totals.lost) == (0, 0, 0)
+
+
+def test_a_sample_that_stands_there_twice_is_counted_as_duplicated() -> None:
+    totals = verify_records([record(), record()])
+    assert (totals.sampled, totals.delivered, totals.duplicated, totals.lost) == (5, 5, 5, 0)
+    assert [(problem.line, problem.rollout_id) for problem in totals.problems] == [(2, "r")]
+    assert totals.problems[0].reason == "turns 0, 1 (5 tokens) trained once more"
+
+
+def test_a_shared_turn_that_two_samples_train_is_counted_as_duplicated() -> None:
+    tree = Tree()
+    shared = tree.sample(START, [4, END])
+    tree.sample(shared.extend([5]), [6, END])
+    tree.sample(shared.extend([8]), [7, 7, END])
+    first, second = (copied(sample.to_record()) for sample in samples(tree, rollout_id="r"))
+    second["spans"].insert(0, first["spans"][0])
+    for name in ("masks", "logprobs"):
+        second[name][3:5] = first[name][3:5]
+    second["weight"] = 5 / 7
+    assert verify(second) == []
+    totals = verify_records([first, second])
+    assert (totals.sampled, totals.delivered, totals.duplicated, totals.lost) == (7, 7, 2, 0)
+    assert not totals.ok
+
+
+def test_two_rollouts_that_say_the_same_are_two() -> None:
+    totals = verify_records([record(rollout_id="a"), record(rollout_id="b")])
+    assert totals.ok
+    assert (totals.rollouts, totals.delivered, totals.duplicated) == (2, 10, 0)
+
+
+def test_what_is_in_no_sample_is_lost_unless_the_group_says_that_it_was_left_out() -> None:
+    tree = conversation()
+    tree.sample(START, [8, 8])
+    kept, left = samples(tree, rollout_id="r")
+    totals = verify_records([kept.to_record()])
+    assert (totals.sampled, totals.delivered, totals.lost) == (7, 5, 2)
+    assert [problem.reason for problem in totals.problems] == ["5 of 7 sampled tokens delivered"]
+    group: Record = {"samples": [kept.to_record()], "undelivered": {"r": left.trained}}
+    totals = verify_records([group])
+    assert totals.ok
+    assert (totals.sampled, totals.delivered, totals.undelivered, totals.lost) == (7, 5, 2, 0)
+    assert not verify_records([{**group, "undelivered": {"r": 3}}]).ok
+
+
+def test_a_refused_sample_does_not_speak_for_its_rollout() -> None:
+    broken = {**record(), "sampled": 50}
+    totals = verify_records([broken, record()])
+    assert (totals.refused, totals.sampled, totals.delivered, totals.lost) == (1, 5, 5, 0)
+    assert verify_records([broken]).lost == 50
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (3, "is int, not an object"),
+        ({"messages": []}, "is neither a sample"),
+        ({"samples": [], "undelivered": [1]}, "undelivered is list"),
+        ({"samples": [], "undelivered": {"r": -1}}, "undelivered: 'r': -1 is no number of tokens"),
+        ({"samples": [None]}, r"samples[0]: is null"),
+    ],
+)
+def test_a_line_that_is_neither_a_sample_nor_a_group_is_named(line: Any, reason: str) -> None:
+    (problem,) = verify_records([line]).problems
+    assert problem.line == 1
+    assert problem.reason.startswith(reason)
+
+
+def test_samples_without_the_id_of_their_rollout_are_refused_in_a_file() -> None:
+    totals = verify_records([record(rollout_id="")])
+    assert totals.refused == 1
+    assert totals.problems[0].reason.startswith("rollout_id is empty")
+
+
+def test_problems_are_counted_when_they_are_no_longer_kept() -> None:
+    totals = verify_records([None] * 50, max_problems=3)
+    assert (totals.problem_count, len(totals.problems)) == (50, 3)
+
+
+def test_a_verifier_can_be_asked_while_it_is_fed() -> None:
+    verifier = RecordVerifier()
+    assert [problem.reason for problem in verifier.totals().problems] == ["holds no samples"]
+    verifier.feed(record(), 1)
+    assert verifier.totals().ok
+
+
+# The command
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def test_the_command_says_ok_and_ends_with_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path / "good.jsonl", record(), "\n", {"samples": [record(rollout_id="b")]})
+    assert main(["verify", "--json", str(good)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["ok"] is True
+    assert said["files"][0]["delivered"] == 10
+
+
+def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    good = write(tmp_path / "good.jsonl", record())
+    bad = write(tmp_path / "bad.jsonl", "\n", record(), '{"tokens": [1,\n', record(), '{"torn')
+    missing, empty = tmp_path / "missing.jsonl", write(tmp_path / "empty.jsonl")
+    assert main(["verify", *map(str, (good, bad, missing, empty))]) == 1
+    told = capsys.readouterr().out
+    assert f"{bad}, line 3: not JSON" in told
+    assert f"{bad}, line 4: rollout r: turns 0, 1 (5 tokens) trained once more" in told
+    assert f"{bad}, line 5: not JSON" in told
+    assert "torn or half written" in told
+    assert f"{missing}: the file cannot be read: No such file or directory" in told
+    assert f"{empty}: holds no samples" in told
+    assert told.startswith(f"ok    {good}: 1 samples of 1 rollouts, 0 refused")
+    assert told.count("WRONG") == 3
+
+
+def test_the_command_reads_what_a_hostile_record_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(tmp_path / "odd.jsonl", {**record(), "rollout_id": "[red]\x1b[2J\ud800", "count": 0})
+    assert main(["verify", str(path)]) == 1
+    told = capsys.readouterr().out
+    assert r"rollout [red]\x1b[2J\ud800: index 0 is none of 0 samples" in told
