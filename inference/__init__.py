@@ -16,6 +16,7 @@ from inference.errors import (
 )
 from inference.openai_server import OpenAIServer, ServerSettings
 from inference.router import Router, TokenTrackingUnavailable
+from inference.token_server import TokenServer
 
 __all__ = [
     "BadResponse",
@@ -26,6 +27,7 @@ __all__ = [
     "Router",
     "ServerSettings",
     "ServerUnavailable",
+    "TokenServer",
     "TokenTrackingUnavailable",
     "Unauthorized",
 ]

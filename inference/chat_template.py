@@ -71,6 +71,8 @@ class MessageForm:
     content: ContentForm = ContentForm.TEXT
     empty_content: bool = False
     """A message without content gets an empty one; otherwise the key is left out, as transformers does."""
+    empty_text: bool = False
+    """The same for messages that have no calls either: many templates ask for the content of these alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class ChatTemplate:
             message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
         if "content" in message:
             message["content"] = self._content(message["content"])
-        elif self.form.empty_content:
+        elif self.form.empty_content or (self.form.empty_text and not message.get("tool_calls")):
             message["content"] = self._content("")
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [self._call(call) for call in calls]
@@ -136,15 +138,21 @@ class ChatTemplate:
         call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": _MARK}}}
         turn: TemplateMessage = {"role": "assistant", "tool_calls": [call]}
         result: TemplateMessage = {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "r"}
-        bare: TemplateMessage = {"role": "assistant"}
-        for conversation in ([user, turn, result], [user, turn], [user, bare]):
+        for conversation in ([user, turn, result], [user, turn]):
             for arguments, empty_content in product(ArgumentForm, (False, True)):
                 trial = replace(fitted, form=replace(fitted.form, arguments=arguments, empty_content=empty_content))
                 text = trial._try([trial.prepare(message) for message in conversation])
                 # A mapping that was written as Python writes it (`{'x': ...}`) was taken for a text.
                 if text is not None and repr({"x": _MARK}) not in text:
-                    return trial
-        return fitted
+                    return trial._fitted_to_silence(user)
+        return fitted._fitted_to_silence(user)
+
+    def _fitted_to_silence(self, user: TemplateMessage) -> ChatTemplate:
+        """This template, with an empty content in turns that say nothing where it refuses them otherwise."""
+        spoken = replace(self, form=replace(self.form, empty_text=True))
+        conversation = [user, {"role": "assistant"}, user]
+        left_out, given = [form._try([*map(form.prepare, conversation)]) for form in (self, spoken)]
+        return spoken if left_out is None and given is not None else self
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, generation_prompt: bool) -> str:
         return self.compiled.render(

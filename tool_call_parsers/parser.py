@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from tool_call_parsers.engine import Grammar, RenderCall, Run, Turn
+from tool_call_parsers.engine import Grammar, Marker, RenderCall, Run, Turn
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream, unmask_json, unmask_repr
@@ -51,7 +51,7 @@ class Format:
 class ToolCallParser:
     """One wire format. Stateless: one instance serves any number of completions at once."""
 
-    __slots__ = ("_hides", "_markers", "_tokens", "format", "reads_reasoning", "reasoning")
+    __slots__ = ("_hides", "_markers", "_markup", "_tokens", "format", "reads_reasoning", "reasoning")
 
     def __init__(
         self, format: Format, reasoning: ReasoningFormat | None, reads_reasoning: bool, tokens: TokenMap | None = None
@@ -63,6 +63,7 @@ class ToolCallParser:
         self._tokens = tokens
         self._hides = reasoning if reads_reasoning and reasoning is not None else _hiding(reasoning)
         self._markers = format.grammar.markers(self._hides, (*ENDS, *format.ends))
+        self._markup: str | None = None
 
     def __repr__(self) -> str:
         return f"<ToolCallParser {self.format.name}>"
@@ -130,6 +131,20 @@ class ToolCallParser:
             )
         calls = tuple(_render_call(call, index) for index, call in enumerate(tool_calls))
         return self.format.grammar.render(Turn(content or "", reasoning, calls, ToolIndex(tools), self.reasoning))
+
+    def is_markup(self, token: str) -> bool:
+        """Whether the text of a token is part of the format or of its reasoning; the rest of a vocabulary's special
+        tokens (roles, padding, end of text) says nothing within a completion."""
+        if self._markup is None:
+            call = {
+                "id": "call_00001",
+                "function": {"name": "name", "arguments": {"key": "value", "other": {"n": [1]}}},
+            }
+            thought = "thought" if self.reasoning is not None or self.format.channels else None
+            written = self.render("content", thought, [call, call])
+            ends = {literal for literal, kind in self._markers.kinds.items() if kind is Marker.END}
+            self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
+        return token in self._markup
 
     def _run(self, tools: Tools | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
         return Run(
