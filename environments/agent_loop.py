@@ -18,7 +18,7 @@ from environments.agent_result import AgentResult, TokenCount, ToolCount, ToolEr
 from environments.outcome import Outcome
 from environments.turn_check import RESAMPLED, Verdict, check_turn
 from inference import ContextExhausted, InferenceError
-from inference.router import Split
+from inference.balancer import Split
 from tools import ToolResult
 from trajectories import ChatResponse, FinishReason, Message, MessageHistory, ToolCall, ToolResponse, validate_messages
 
@@ -36,7 +36,8 @@ class ChatServer(Protocol):
         extra_body: Mapping[str, Any] | None = None,
         split: Split = "train",
     ) -> ChatResponse:
-        """Messages are plain OpenAI dicts, reasoning under `reasoning`; it is sent as the server takes it."""
+        """`messages` is a MessageHistory: a list of OpenAI dicts, reasoning under `reasoning`, that also knows which of
+        its messages were sampled."""
         ...
 
 
@@ -131,14 +132,17 @@ class HermesAgentLoop:
 
 
 class _Rollout:
-    """The state of one run. `request` mirrors `history` as plain dicts, with the ephemeral parts in front."""
+    """The state of one run. `request` is what the model is shown: `history`, or one beside it with ephemeral parts."""
 
     def __init__(self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]]) -> None:
         self.loop = loop
         self.history = MessageHistory(messages)
         validate_messages(self.history)
-        kept = self.history.to_openai("reasoning")
-        self.request = _request_messages(kept, loop.ephemeral_system_prompt, loop.prefill_messages)
+        self.request = self.history
+        if loop.ephemeral_system_prompt or loop.prefill_messages:
+            kept = self.history.to_openai("reasoning")
+            shown = _request_messages(kept, loop.ephemeral_system_prompt, loop.prefill_messages)
+            self.request = MessageHistory(shown)
         self.offset = len(self.request) - len(self.history)
         self.answered_length = len(self.history)
         """Messages up to here are a conversation without open tool calls."""
@@ -177,7 +181,6 @@ class _Rollout:
             self.rewind(self.answered_length, f"unfinished turn: {reason}")
         return AgentResult(
             messages=self.history.to_openai("reasoning"),
-            managed_state=None,
             turns_used=self.turns,
             finished_naturally=outcome is Outcome.COMPLETED,
             reasoning_per_turn=self.reasoning,
@@ -239,7 +242,7 @@ class _Rollout:
             )
             self.count(response)
             response = self.with_new_call_ids(response)
-            self.append(response, response.message)
+            self.append(response)
             verdict = check_turn(response, loop.required_arguments)
             if verdict.flaw not in RESAMPLED:
                 return response, verdict
@@ -277,7 +280,7 @@ class _Rollout:
             duration=result.duration,
             error=result.error,
         )
-        self.append(response, response.message)
+        self.append(response)
         count = self.tool_counts.setdefault(call.name, ToolCount())
         if result.error is None:
             count.success += 1
@@ -324,13 +327,15 @@ class _Rollout:
         self.call_ids.update(call.id for call in calls)
         return response
 
-    def append(self, entry: ChatResponse | ToolResponse, message: Message) -> None:
+    def append(self, entry: ChatResponse | ToolResponse) -> None:
         self.history.append(entry)
-        self.request.append(message.to_openai("reasoning"))
+        if self.request is not self.history:
+            self.request.append(entry)
 
     def rewind(self, length: int, reason: str) -> None:
         self.history.rewind(length, reason)
-        del self.request[self.offset + length :]
+        if self.request is not self.history:
+            self.request.rewind(self.offset + length, reason)
 
 
 def _unrun(call: ToolCall, verdict: Verdict, ran: Mapping[str, ToolResult]) -> ToolResult:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from environments.outcome import Outcome
-from trajectories import MessageHistory
+from trajectories import MessageHistory, TokenSample, samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,6 @@ class AgentResult:
 
     messages: list[dict[str, Any]]
     """The conversation as kept, plain OpenAI dicts, reasoning under `reasoning`; always a valid conversation."""
-    managed_state: dict[str, Any] | None
-    """Token tracking of Phase 2; None in Phase 1."""
     turns_used: int
     finished_naturally: bool
     """The model ended with an answer of its own: `outcome` is completed."""
@@ -79,6 +77,23 @@ class AgentResult:
         """Text of the model's last message; empty when it never answered, whatever examples the prompt holds."""
         responses = list(self.history.responses())
         return responses[-1].message.text if responses else ""
+
+    def samples(self, rollout_id: str = "") -> list[TokenSample]:
+        """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
+        if not self.tracked:
+            return []
+        return samples(self.history, rollout_id=rollout_id, outcome=self.outcome.value)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether completions came with their tokens (Phase 2)."""
+        completions = self.history.completions()
+        return bool(completions) and all(response.tokens is not None for response in completions)
+
+    @property
+    def managed_state(self) -> dict[str, Any] | None:
+        """`{"nodes": samples()}` for environments that look there; None in Phase 1."""
+        return {"nodes": self.samples()} if self.tracked else None
 
     @property
     def tool_calls(self) -> int:

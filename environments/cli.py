@@ -23,7 +23,7 @@ from rich.table import Table
 from backends import BackendError
 from environments.atropos import APIServerConfig, as_server_configs
 from environments.dataset_rows import DatasetError
-from environments.flags import REFUSED, WITHOUT_EFFECT, make_parser
+from environments.flags import ONLY_SERVE, REFUSED, WITHOUT_EFFECT, make_parser
 from environments.items import ItemError
 from environments.ledger import RunFolderError
 from environments.process import RunResult, RunStopped
@@ -91,7 +91,8 @@ async def _run(command: str, env: HermesAgentBaseEnv) -> int:
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if command == "serve":
-        await env.env_manager()
+        served = await env.env_manager()
+        Console().print(served.table())
         return 0
     result = await (env.process_manager() if command == "process" else env._run_evaluate())
     if not isinstance(result, RunResult):
@@ -124,8 +125,10 @@ def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, 
     _reject_unknown("env.", env_values, type(default_config).model_fields)
     config = _validate(type(default_config), env_values, "env")
     _reject_refused(config)
+    if command == "process" and config.total_steps < 1:
+        raise SettingsError("env.total_steps -1 is the number of the trainer's steps, which only `serve` knows")
     servers = _servers(default_servers, file.get("openai"), flags.get("openai", {}))
-    _note_without_effect(file, flags)
+    _note_without_effect(command, file, flags)
     options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
     return command, env_cls(config=config, server_configs=servers, **options)
 
@@ -174,16 +177,20 @@ def _reject_refused(config: HermesAgentEnvConfig) -> None:
             raise SettingsError(f"env.{name} is not translated into what servers take; use {instead}")
 
 
-def _note_without_effect(file: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Settings of Atropos that change nothing are accepted, but not in silence."""
-    found = []
-    for part, names in WITHOUT_EFFECT.items():
-        in_file = file.get(part) or {}
-        given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(part, {})]
-        found += [f"{part}.{name}" for name in dict.fromkeys(given) if name in names]
-    if found:
-        note = f"note: {', '.join(found)}: settings of Atropos that change nothing here"
-        Console(stderr=True).print(note, style="yellow", markup=False, highlight=False, soft_wrap=True)
+def _note_without_effect(command: str, file: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Settings that change nothing are accepted, but not in silence."""
+    notes = {"settings of Atropos that change nothing here": WITHOUT_EFFECT}
+    if command != "serve":
+        notes[f"settings of `serve`, which `{command}` does not read"] = {"env": ONLY_SERVE}
+    for note, parts in notes.items():
+        found = []
+        for part, names in parts.items():
+            in_file = file.get(part) or {}
+            given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(part, {})]
+            found += [f"{part}.{name}" for name in dict.fromkeys(given) if name in names]
+        if found:
+            told = f"note: {', '.join(found)}: {note}"
+            Console(stderr=True).print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _nest(flags: Mapping[str, Any]) -> dict[str, Any]:

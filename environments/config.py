@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from environments.atropos import BaseEnvConfig
 
@@ -33,6 +33,9 @@ _NOT_ABOUT_CONTENT = frozenset(
         "max_batches_offpolicy",
         "batch_size",
         "min_batch_allocation",
+        "split_rollouts",
+        "grace_period",
+        "spool_path",
     }
 )
 """Settings that may differ between two starts of one run: they decide how it runs, not what it writes."""
@@ -44,7 +47,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     model_config = ConfigDict(extra="forbid")
 
     # What is played.
-    total_steps: int = Field(1000, ge=1, description="Groups that `process` plays.")
+    total_steps: int = Field(
+        1000, ge=-1, description="Groups that `process` plays; steps of the trainer that `serve` goes on for (-1: its)."
+    )
     group_size: int = Field(4, ge=1, description="Rollouts of an item, which are scored against each other.")
     max_token_length: int = Field(2048, ge=1, description="Tokens of one completion.")
 
@@ -57,7 +62,27 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     system_prompt: str | None = Field(None, description="System message of every rollout.")
     extra_body: dict[str, Any] | None = Field(None, description="Extra fields of every request to the model server.")
     tool_call_parser: str = Field(
-        "hermes", description="Parser for completions whose tool calls the server left in the text."
+        "hermes", description="Parser for completions whose tool calls the server left in the text; auto detects it."
+    )
+
+    # How exact tokens are kept (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
+    chat_template: str | None = Field(None, description="File of the chat template; default: the tokenizer's own.")
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        None, description="Further variables of the chat template, for example '{enable_thinking: false}'."
+    )
+    when_unextendable: Literal["branch", "error"] = Field(
+        "branch",
+        description="What a turn does whose template cannot go on from sampled tokens: render anew, or stop.",
+    )
+
+    # What `serve` sends.
+    split_rollouts: Literal["longest", "advantages"] = Field(
+        "longest",
+        description="A rollout of several samples: send the longest, or all with advantages and their own group size.",
+    )
+    grace_period: float = Field(60.0, ge=0, description="Seconds that rollouts in flight get to finish at the end.")
+    spool_path: str | None = Field(
+        None, description="Folder in which `serve` keeps groups until they are sent; default: data/NAME/spool."
     )
 
     # Where its tools run.
@@ -112,6 +137,13 @@ class HermesAgentEnvConfig(BaseEnvConfig):
         if self.distribution is not None:
             raise ValueError("toolset distributions are not available yet; set enabled_toolsets instead")
         return self
+
+    @field_validator("total_steps")
+    @classmethod
+    def _check_total_steps(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("has to be at least 1, or -1 for as many as the trainer makes")
+        return value
 
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
         """The settings that decide what a run writes, as JSON: a second start has to have the same."""

@@ -17,7 +17,7 @@ from environments.config import HermesAgentEnvConfig
 from environments.servers import ServerConfig
 
 COMMANDS = {
-    "serve": "send rollouts to a trainer (not available yet)",
+    "serve": "send rollouts with their exact tokens to a trainer, through Atropos' rollout API",
     "process": "play total_steps groups and write trajectories",
     "evaluate": "play eval_items problems once each and measure the model",
 }
@@ -26,23 +26,32 @@ WITHOUT_EFFECT = {
     "env": frozenset(
         {
             "batch_size",
-            "ensure_scores_are_not_same",
-            "eval_handling",
-            "eval_limit_ratio",
-            "include_messages",
-            "inference_weight",
-            "max_batches_offpolicy",
-            "min_batch_allocation",
             "min_items_sent_before_logging",
             "num_rollouts_per_group_for_logging",
-            "rollout_server_url",
-            "steps_per_eval",
-            "worker_timeout",
         }
     ),
-    "openai": frozenset({"health_check", "n_kwarg_is_ignored", "rolling_buffer_length", "tokenizer_name"}),
+    "openai": frozenset({"health_check", "n_kwarg_is_ignored", "rolling_buffer_length"}),
 }
 """Settings of Atropos that are accepted, so that old settings files work, and that change nothing here."""
+
+ONLY_SERVE = frozenset(
+    {
+        "ensure_scores_are_not_same",
+        "eval_handling",
+        "eval_limit_ratio",
+        "grace_period",
+        "include_messages",
+        "inference_weight",
+        "max_batches_offpolicy",
+        "min_batch_allocation",
+        "rollout_server_url",
+        "split_rollouts",
+        "spool_path",
+        "steps_per_eval",
+        "worker_timeout",
+    }
+)
+"""Settings of an environment that `process` and `evaluate` do not read."""
 
 REFUSED = {
     "thinking_mode": "--openai.extra_body",
@@ -61,9 +70,19 @@ PARAGRAPHS = {
 
 DESCRIPTIONS = {
     "env.max_eval_workers": "Rollouts that `evaluate` plays at once.",
-    "env.max_num_workers": "Groups that `process` plays at once; -1 is max_num_workers_per_node for each server.",
+    "env.max_num_workers": "Groups at once in `process` and `serve`; -1 is max_num_workers_per_node for each server.",
     "env.max_num_workers_per_node": "Groups at once for each server, where max_num_workers is -1.",
-    "env.tokenizer_name": "Hugging Face tokenizer, loaded when an environment asks for `self.tokenizer`.",
+    "env.tokenizer_name": "Hugging Face tokenizer: the model's, where openai.tokenizer_name names none.",
+    "env.ensure_scores_are_not_same": "`serve` keeps back groups whose rewards are all equal: they teach nothing.",
+    "env.eval_handling": "What `serve` does with rollouts while it evaluates: STOP_TRAIN, LIMIT_TRAIN or NONE.",
+    "env.eval_limit_ratio": "Share of rollouts that go on during an evaluation, where eval_handling is LIMIT_TRAIN.",
+    "env.include_messages": "`serve` sends the messages beside the tokens.",
+    "env.inference_weight": "Share of the trainer's batches, against other environments of the same trainer.",
+    "env.max_batches_offpolicy": "Batches that may wait at the rollout API before `serve` pauses.",
+    "env.min_batch_allocation": "Least share of every batch.",
+    "env.rollout_server_url": "Atropos' rollout API (run-api).",
+    "env.steps_per_eval": "Steps of the trainer between two evaluations of `serve`.",
+    "env.worker_timeout": "Seconds that a group of `serve` may take.",
     "env.wandb_name": "Name of the W&B run.",
     "env.num_rollouts_to_keep": "Rollouts in a table of W&B.",
     "env.data_path_to_save_groups": "Where `process` writes (PATH.jsonl); default: data/NAME/groups.jsonl.",
@@ -72,7 +91,8 @@ DESCRIPTIONS = {
     "openai.num_max_requests_at_once": "Requests in flight.",
     "openai.num_requests_for_eval": "Requests in flight for evaluation.",
     "openai.model_name": "Name that the server knows; or embedded, reference, or the path of a GGUF file.",
-    "openai.server_type": "Kind of server.",
+    "openai.server_type": "Kind of server: vllm and sglang report tokens (Phase 2), openai is chat (Phase 1).",
+    "openai.tokenizer_name": "Tokenizer of the model (folder or name), where model_name is none.",
     "openai.api_key": "Key; where it is empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services.",
     "openai.base_url": "URL of the server, which usually ends in /v1.",
 }

@@ -32,17 +32,20 @@ from environments.process import ProcessRun, RunFiles, RunResult
 from environments.records import group_record
 from environments.reward_threads import RewardThreads
 from environments.rollout import Rollout, RolloutPlayer, is_cancelled, with_metrics
+from environments.serve_progress import ServeResult
 from environments.servers import (
-    Phase1CannotTrain,
     ServerConfig,
+    ServerConfigError,
     describe,
     needs_start,
     server_of,
     start_servers,
+    token_engine,
 )
 from environments.summary import evaluation_metrics, training_metrics
 from environments.tracking import Tracker
-from inference import Router
+from environments.training import refuse_off_policy, refuse_phase_1, serve_run
+from inference import Router, TokenServer
 from inference.reference_server import Policy
 from tools import BUILTIN_TOOLS, ToolRegistry, ToolSessions, get_tool_definitions
 
@@ -80,10 +83,10 @@ class HermesAgentBaseEnv(BaseEnv):
         self.group_size_to_process = config.group_size
         self.console = Console(stderr=True)
         self._tokenizer: Any = None
-        self._server: Router | None = None
+        self._server: Router | TokenServer | None = None
         self._player: RolloutPlayer | None = None
         self._tracker = Tracker()
-        if not any(needs_start(server) for server in self.server_configs):
+        if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
             self._server = Router(
                 [server_of(server, tool_call_parser=config.tool_call_parser) for server in self.server_configs]
             )
@@ -137,8 +140,8 @@ class HermesAgentBaseEnv(BaseEnv):
         return self.name or type(self).__name__
 
     @property
-    def server(self) -> Router:
-        """Where completions come from."""
+    def server(self) -> Router | TokenServer:
+        """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2."""
         if self._server is None:
             raise RuntimeError(
                 "the model server is not started yet; use the environment inside `async with env.running()`"
@@ -147,7 +150,9 @@ class HermesAgentBaseEnv(BaseEnv):
 
     @property
     def tokenizer(self) -> Any:
-        """The tokenizer named by `tokenizer_name`, loaded when first asked for. Phase 1 itself never needs it."""
+        """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded when first asked for."""
+        if isinstance(self._server, TokenServer):
+            return self._server.prompts.tokenizer
         if self._tokenizer is None:
             from transformers import AutoTokenizer
 
@@ -176,8 +181,10 @@ class HermesAgentBaseEnv(BaseEnv):
         return messages
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, *, training: bool = False) -> AsyncIterator[None]:
         """Set up the dataset, the sandboxes and the model servers, and end them again.
+
+        `training`: a model that is started here is used with exact tokens.
 
         Raises:
             BackendUnavailable: the sandboxes cannot be used on this machine.
@@ -201,18 +208,21 @@ class HermesAgentBaseEnv(BaseEnv):
             stack.push_async_callback(sessions.close_all)
             await self.setup()
             stack.push_async_callback(self.teardown)
-            if any(needs_start(server) for server in self.server_configs):
+            if self._server is None:
                 self._server = await start_servers(
                     self.server_configs,
-                    tool_call_parser=config.tool_call_parser,
+                    settings=config,
                     policy=self.reference_policy(),
                     stack=stack,
+                    training=training,
                 )
                 stack.callback(setattr, self, "_server", None)
             else:
                 stack.push_async_callback(self.server.close)
             if not self.testing:
                 await self.server.check()
+            if isinstance(self.server, TokenServer):
+                await self._prove_template(self.server)
             self._player = RolloutPlayer(
                 config=config,
                 server=self.server,
@@ -220,11 +230,22 @@ class HermesAgentBaseEnv(BaseEnv):
                 registry=self.tools,
                 compute_reward=self.compute_reward,
                 reward_threads=RewardThreads(REWARD_THREADS),
+                max_seconds=_worker_seconds(config) if training else None,
             )
             try:
                 yield
             finally:
                 self._player = None
+
+    async def _prove_template(self, server: TokenServer) -> None:
+        """Say once how the chat template continues conversations; a template that hides the tools is an error."""
+        verdict = await asyncio.to_thread(lambda: server.prompts.verdict)
+        self.console.print(verdict.describe(), markup=False, highlight=False, soft_wrap=True)
+        if self.tool_definitions() and not verdict.shows_tools:
+            raise ServerConfigError(
+                "the model's chat template does not show it the tools; set --env.chat_template to one that does "
+                "(inference/templates/hermes.jinja fits models that speak ChatML), or --env.enabled_toolsets '[]'"
+            )
 
     async def play_rollout(
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
@@ -268,14 +289,36 @@ class HermesAgentBaseEnv(BaseEnv):
         """`serve | process | evaluate`, from the arguments of this process."""
         sys.exit(cli.main(cls))
 
-    async def env_manager(self) -> None:
-        """`serve`. Needs token ids, which no chat completion carries: refuses rather than make some up."""
-        kinds = sorted({server.server_type for server in self.server_configs})
-        raise Phase1CannotTrain(
-            f"serve: server_type {', '.join(kinds)} is Phase 1, which knows no token ids and logprobs, and nothing "
-            "made up is ever sent to a trainer. Training needs Phase 2 (token-exact rollouts), which this version does "
-            "not have; use `process` to write trajectories for supervised training, or `evaluate` to measure the model"
+    async def env_manager(self) -> ServeResult:
+        """`serve`: play groups for a trainer behind Atropos' rollout API, and send the tokens exactly as sampled.
+
+        Raises:
+            Phase1CannotTrain: a server that reports no tokens.
+            ServerConfigError: sampling settings whose logprobs would not be those of the policy, or a chat template
+                that does not show the tools.
+            RunStopped: the run cannot go on; what is finished is in the spool.
+        """
+        refuse_phase_1(self)
+        async with self._tracker.tracking(self, job="serve"), self.running(training=True):
+            server = self.server
+            assert isinstance(server, TokenServer)
+            refuse_off_policy(server, self.config)
+            return await serve_run(self, server).run()
+
+    def note_group(
+        self, item: Any, item_key: str, tools: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]
+    ) -> None:
+        """Keep a group of `serve` for the next `wandb_log`."""
+        group = group_record(
+            environment=self.run_name,
+            item=item,
+            item_key=item_key,
+            tools=tools,
+            model=describe(self.server_configs),
+            rollouts=rollouts,
+            with_samples=False,
         )
+        self._tracker.add(group)
 
     async def process_manager(self) -> RunResult:
         """`process`: play `total_steps` groups and write them down; continues what an earlier start left."""
@@ -374,3 +417,9 @@ class HermesAgentBaseEnv(BaseEnv):
         metrics.update(training_metrics(self._tracker.groups))
         metrics.update(self.server.wandb_metrics())
         self._tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)
+
+
+def _worker_seconds(config: HermesAgentEnvConfig) -> float | None:
+    """Seconds of a rollout of `serve`: it ends itself before the group is given up."""
+    given = [seconds for seconds in (config.rollout_timeout, config.worker_timeout) if seconds and seconds > 0]
+    return min(given, default=None)

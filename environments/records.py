@@ -1,8 +1,9 @@
 """Rollouts as they are written down: plain dicts that are whole without the process that made them.
 
 A group is one JSON object in the shape that Atropos gives its groups (`scores`, `messages`, ... of the scored
-rollouts, side by side), plus `rollouts`: what happened in every rollout, left-out ones included. Phase 1 knows no
-token ids, so `tokens` and `masks` are null: never made up.
+rollouts, side by side), plus `rollouts`: what happened in every rollout, left-out ones included. `tokens` and `masks`
+are null, for a rollout may have several samples: Phase 2 has them under `samples`, Phase 1 has none, and none are made
+up.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ def group_record(
     tools: Sequence[Mapping[str, Any]],
     model: str,
     rollouts: Sequence[Rollout],
+    with_samples: bool = True,
 ) -> dict[str, Any]:
-    """One group, ready for JSON."""
+    """One group, ready for JSON. CPU-bound where there are samples."""
     scored = [rollout for rollout in rollouts if rollout.reward is not None and rollout.result is not None]
     places = {rollout.rollout_id: place for place, rollout in enumerate(scored)}
     return {
@@ -57,6 +59,7 @@ def group_record(
         "scores": [rollout.reward for rollout in scored],
         "messages": [_messages(rollout.result) for rollout in scored],
         **dict.fromkeys(_ATROPOS_NULLS),
+        "samples": [sample.to_record() for rollout in scored for sample in rollout.samples] if with_samples else [],
         "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in rollouts],
     }
 

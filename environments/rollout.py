@@ -18,15 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from backends import BackendError
-from environments.agent_loop import ChatServer, ExecuteTools, HermesAgentLoop, LoopLimits
+from environments.agent_loop import ExecuteTools, HermesAgentLoop, LoopLimits
 from environments.agent_result import AgentResult
 from environments.outcome import Outcome
 from environments.reward_threads import RewardThreads
 from environments.tool_context import BlockingToolContext, ToolContext
-from inference import RequestRejected
-from inference.router import Split
+from inference import RequestRejected, Router, TokenServer
+from inference.balancer import Split
 from tools import ToolRegistry, ToolResult, ToolSession, ToolSessions, call_tools
-from trajectories import ToolCall
+from trajectories import TokenSample, ToolCall
 
 if TYPE_CHECKING:
     from environments.config import HermesAgentEnvConfig  # which loads Atropos, and a report does without
@@ -67,6 +67,11 @@ class Rollout:
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def samples(self) -> list[TokenSample]:
+        """The exact tokens of what was sampled (Phase 2), in which the rollout counts once; empty in Phase 1."""
+        return self.result.samples(self.rollout_id) if self.result is not None else []
+
     @classmethod
     def broken(cls, item_key: str, index: int, error: BaseException) -> Rollout:
         """A rollout that an exception in the environment's own code ended."""
@@ -87,19 +92,22 @@ class RolloutPlayer:
 
     Args:
         compute_reward: `async def`, or plain `def`, which then runs on `reward_threads` with a blocking context.
+        max_seconds: wall-clock time of one rollout, where that is not `config.rollout_timeout`.
     """
 
     def __init__(
         self,
         *,
         config: HermesAgentEnvConfig,
-        server: ChatServer,
+        server: Router | TokenServer,
         sessions: ToolSessions,
         registry: ToolRegistry,
         compute_reward: Reward,
         reward_threads: RewardThreads,
+        max_seconds: float | None = None,
     ) -> None:
         self.config = config
+        self.max_seconds = config.rollout_timeout if max_seconds is None else max_seconds
         self.server = server
         self.sessions = sessions
         self.registry = registry
@@ -133,7 +141,7 @@ class RolloutPlayer:
             try:
                 names = [schema["function"]["name"] for schema in tools]
                 loop = HermesAgentLoop(
-                    self.server,
+                    self.server.for_rollout(),
                     tools,
                     names,
                     self.config.max_agent_turns,
@@ -200,7 +208,7 @@ class RolloutPlayer:
         return LoopLimits(
             max_tool_calls=config.max_tool_calls,
             max_total_tokens=config.rollout_token_budget,
-            max_seconds=config.rollout_timeout,
+            max_seconds=self.max_seconds,
             max_resamples=config.max_resamples,
             max_faulty_turns=config.max_faulty_turns,
         )

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import ConfigDict, Field
 
 from environments.atropos import APIServerConfig
-from inference import OpenAIServer, Router, ServerSettings
-from inference.embedded import EmbeddedServer
+from inference import OpenAIServer, Router, ServerSettings, TokenServer
+from inference.embedded import HERMES_TEMPLATE, EmbeddedServer
+from inference.engines import TokenEngine, create_engine
+from inference.prompts import PromptBuilder
 from inference.reference_server import Policy, ReferenceServer
+
+if TYPE_CHECKING:
+    from environments.config import HermesAgentEnvConfig
 
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
 """Where a key comes from when `api_key` is not set."""
@@ -37,6 +43,16 @@ class ServerConfig(APIServerConfig):
     max_retries: int = Field(6, ge=0, description="Further attempts after a request that failed for the moment.")
     reasoning_field: Literal["reasoning_content", "reasoning"] | None = Field(
         "reasoning_content", description="Field in which the server takes earlier reasoning back; null sends none."
+    )
+    engine: Literal["auto", "vllm", "vllm-generate", "sglang", "atropos", "llama.cpp"] = Field(
+        "auto",
+        description="API that reports tokens (Phase 2); auto: vllm or sglang by server_type, and llama.cpp for a "
+        "model that `serve` runs here.",
+    )
+    logprobs_mode: Literal["raw", "temperature", "processed"] | None = Field(
+        None,
+        description="What the server's logprobs are of, where it was told (vLLM: --logprobs-mode processed_logprobs); "
+        "null is what its engine does by itself.",
     )
     threads: int = Field(1, ge=1, description="Threads of a model that runs here (embedded or a GGUF file).")
     parallel: int = Field(4, ge=1, description="Completions at once of a model that runs here.")
@@ -82,9 +98,24 @@ def describe(configs: Sequence[APIServerConfig]) -> str:
     return ", ".join(names)
 
 
-def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call_parser: str | None) -> OpenAIServer:
-    """A client for one server. `base_url` overrides the configured one, for servers that were started here."""
-    own = config if isinstance(config, ServerConfig) else ServerConfig(**config.model_dump())
+def own_config(config: APIServerConfig) -> ServerConfig:
+    """The configuration with our fields, whatever class it came in."""
+    return config if isinstance(config, ServerConfig) else ServerConfig(**config.model_dump())
+
+
+def token_engine(config: APIServerConfig, *, training: bool = False) -> str | None:
+    """The engine that reports this server's tokens (Phase 2); None where the server is used for chat (Phase 1)."""
+    own = own_config(config)
+    if own.engine != "auto":
+        return own.engine
+    if own.server_type in ("vllm", "sglang"):
+        return str(own.server_type)
+    return "llama.cpp" if training and is_local_model(own) else None
+
+
+def settings_of(config: APIServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:
+    """How to talk to one server. `base_url` overrides the configured one, for servers that were started here."""
+    own = own_config(config)
     url = base_url or own.base_url
     if not url:
         raise ServerConfigError(
@@ -92,7 +123,7 @@ def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call
             f"or --openai.model_name {EMBEDDED} for the model that comes along"
         )
     local = is_local_model(own)
-    settings = ServerSettings(
+    return ServerSettings(
         base_url=url,
         model_name=own.model_name,
         api_key=own.api_key or key_for(url),
@@ -104,7 +135,13 @@ def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call
         max_retries=own.max_retries,
         tool_call_parser=tool_call_parser,
         reasoning_field=own.reasoning_field,
+        logprobs_mode=own.logprobs_mode,
     )
+
+
+def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call_parser: str | None) -> OpenAIServer:
+    """A client for one server (Phase 1)."""
+    settings = settings_of(config, base_url=base_url, tool_call_parser=tool_call_parser)
     try:
         return OpenAIServer(settings)
     except (LookupError, ValueError) as error:
@@ -112,20 +149,96 @@ def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call
 
 
 async def start_servers(
-    configs: Sequence[APIServerConfig], *, tool_call_parser: str | None, policy: Policy | None, stack: AsyncExitStack
-) -> Router:
-    """Start what has to be started and connect to all of them; `stack` ends both."""
-    servers = []
+    configs: Sequence[APIServerConfig],
+    *,
+    settings: HermesAgentEnvConfig,
+    policy: Policy | None,
+    stack: AsyncExitStack,
+    training: bool = False,
+) -> Router | TokenServer:
+    """Start what has to be started and connect to all of them; `stack` ends both.
+
+    Raises:
+        ServerConfigError: no server, servers of both phases, or a tokenizer, template or parser that cannot be used.
+    """
+    kinds = [token_engine(config, training=training) for config in configs]
+    if None in kinds and any(kinds):
+        told = ", ".join(f"{config.model_name}: {kind or 'chat'}" for config, kind in zip(configs, kinds, strict=True))
+        raise ServerConfigError(
+            f"some servers report tokens and some do not ({told}); set server_type or engine alike for all of them"
+        )
+    urls, files = [], []
     for config in configs:
-        url = None
+        url, file = None, None
         if is_local_model(config):
-            own = config if isinstance(config, ServerConfig) else ServerConfig(**config.model_dump())
+            own = own_config(config)
             model = "smollm2" if own.model_name == EMBEDDED else Path(own.model_name)
             embedded = EmbeddedServer(model, threads=own.threads, parallel=own.parallel, context=own.context)
             url = (await stack.enter_async_context(embedded)).base_url
+            file = embedded.model_file
         elif config.model_name == REFERENCE:
             if policy is None:
                 raise ServerConfigError("this environment has no reference policy; name a model instead")
             url = (await stack.enter_async_context(ReferenceServer(policy))).base_url
-        servers.append(server_of(config, base_url=url, tool_call_parser=tool_call_parser))
-    return await stack.enter_async_context(Router(servers))
+        urls.append(url)
+        files.append(file)
+    if not any(kinds):
+        parser = settings.tool_call_parser
+        servers = [
+            server_of(config, base_url=url, tool_call_parser=parser) for config, url in zip(configs, urls, strict=True)
+        ]
+        return await stack.enter_async_context(Router(servers))
+    engines = [
+        create_engine(str(kind), settings_of(config, base_url=url, tool_call_parser=None))
+        for kind, config, url in zip(kinds, configs, urls, strict=True)
+    ]
+    server = await asyncio.to_thread(token_server, engines, own_config(configs[0]), settings, files[0])
+    return await stack.enter_async_context(server)
+
+
+def token_server(
+    engines: Sequence[TokenEngine], config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None = None
+) -> TokenServer:
+    """The engines with the model's tokenizer, chat template and parser. Loads the tokenizer: not for the event loop."""
+    tokenizer = load_tokenizer(config, settings, model_file)
+    template = None
+    try:
+        if settings.chat_template is not None:
+            template = Path(settings.chat_template).read_text(encoding="utf-8")
+        prompts = PromptBuilder(
+            tokenizer,
+            chat_template=template,
+            template_kwargs=settings.chat_template_kwargs,
+            when_unextendable=settings.when_unextendable,
+        )
+    except (OSError, ValueError) as error:
+        raise ServerConfigError(f"chat template: {error}; set --env.chat_template FILE.jinja") from error
+    try:
+        return TokenServer(engines, prompts, settings.tool_call_parser, max_tokens=settings.max_token_length)
+    except (LookupError, ValueError) as error:
+        raise ServerConfigError(f"tool_call_parser {settings.tool_call_parser!r}: {error}") from error
+
+
+def load_tokenizer(config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None) -> Any:
+    """The model's tokenizer: that of its own file, or the one that is named.
+
+    Names, in this order: `openai.tokenizer_name`, `env.tokenizer_name` where it was set, `openai.model_name`.
+    """
+    if model_file is not None and config.tokenizer_name == "none":
+        from inference.gguf_tokenizer import tokenizer_from_gguf
+
+        tokenizer = tokenizer_from_gguf(model_file)
+        if "tools" not in (tokenizer.chat_template or ""):
+            tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
+        return tokenizer
+    named = settings.tokenizer_name if "tokenizer_name" in settings.model_fields_set else config.model_name
+    name = config.tokenizer_name if config.tokenizer_name != "none" else named
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ServerConfigError(
+            f"tokenizer {name!r} cannot be loaded ({reason}); set --openai.tokenizer_name to the model's folder or name"
+        ) from error

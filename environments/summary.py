@@ -62,7 +62,7 @@ class Summariser:
                 uncounted_requests=rollout.get("uncounted_requests", 0),
                 exceptions=rollout["traceback"] is not None,
                 retried=rollout["attempts"] > 1,
-                discarded=len(rollout["discarded"]),
+                discarded=_completions(rollout["discarded"]),
             )
             for name, value in rollout["metrics"].items():
                 self._metrics.setdefault(name, []).append(value)
@@ -143,3 +143,8 @@ def training_metrics(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
     metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})
     return metrics
+
+
+def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:
+    """Completions in branches that were left, however many messages were left with them."""
+    return sum(message["role"] == "assistant" for branch in discarded for message in branch["messages"])

@@ -1,0 +1,157 @@
+"""`environment.py serve`, Atropos' own rollout API and a trainer: what arrives is what the model sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from environments.atropos import APIServerConfig
+from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError
+from environments.training_groups import samples_from_atropos
+from inference.fake import FakeServer, ToolUser
+from tests.support.small_envs import ManyWords
+from tests.support.stock_run_api import StockRunApi, Trainer, run_api
+from trajectories import verify
+
+__all__ = ["run_api"]
+
+
+class CoinToss(ManyWords):
+    """Rewards that differ within a group, whatever a small model says."""
+
+    name = "coin-toss"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return random.random()
+
+
+def serving(folder: Path, api: StockRunApi, server: APIServerConfig, **settings: Any) -> CoinToss:
+    chosen = {
+        "group_size": 2,
+        "max_num_workers": 2,
+        "max_token_length": 24,
+        "max_agent_turns": 2,
+        "max_resamples": 1,
+        "enabled_toolsets": ["terminal"],
+        "rollout_server_url": api.url,
+        "spool_path": str(folder / "spool"),
+        "data_dir_to_save_evals": str(folder / "eval"),
+        "total_steps": -1,
+        "steps_per_eval": 0,
+        **settings,
+    }
+    env = CoinToss(CoinToss.env_config_cls(**chosen), [server])
+    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
+    return env
+
+
+async def trained(env: CoinToss, api: StockRunApi, *, groups: int, steps: int) -> Trainer:
+    """Play the trainer beside `serve` until it has its groups; each step takes two of them."""
+    trainer = Trainer(api.url, batch_size=4, num_steps=steps)
+    await trainer.register()
+    await trainer.poll()
+    run = asyncio.create_task(env.env_manager())
+    taking = asyncio.create_task(take(trainer, groups))
+    done, _ = await asyncio.wait({run, taking}, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    await taking
+    result = await run
+    assert result.step >= steps
+    return trainer
+
+
+async def take(trainer: Trainer, groups: int) -> None:
+    async with asyncio.timeout(300):  # a small model on a busy machine
+        while len(trainer.groups) < groups:
+            if not await trainer.poll():
+                await asyncio.sleep(0.1)
+
+
+def check(trainer: Trainer) -> list[Any]:
+    """Every sample of every group, proven."""
+    samples = []
+    for group in trainer.groups:
+        assert len(group["tokens"]) == len(group["scores"]) == 2
+        assert all(message["role"] for conversation in group["messages"] or () for message in conversation)
+        for sample in samples_from_atropos(group):
+            assert verify(sample) == []
+            samples.append(sample)
+    return samples
+
+
+@pytest.mark.model
+async def test_serve_sends_what_the_embedded_model_sampled(tmp_path: Path, run_api: StockRunApi) -> None:
+    async with run_api.wiped() as api:
+        server = ServerConfig(model_name="embedded", parallel=2, context=2048)
+        env = serving(tmp_path, api, server, include_messages=True)
+        samples = check(await trained(env, api, groups=2, steps=1))
+    assert len({sample.rollout_id for sample in samples}) == len(samples) == 4
+    for sample in samples:
+        assert sample.trained > 0
+        assert {span.sampling["temperature"] for span in sample.spans} == {1.0}
+        assert {span.sampling["top_k"] for span in sample.spans} == {0}
+
+
+async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: StockRunApi) -> None:
+    """The server's own record says which ids it sampled after which: the trainer gets exactly these."""
+    async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = ServerConfig(
+            base_url=model.base_url,
+            model_name="fake",
+            server_type="vllm",
+            tokenizer_name=str(tmp_path / "tokenizer"),
+        )
+        env = serving(tmp_path, api, server, max_agent_turns=6, max_token_length=120)
+        samples = check(await trained(env, api, groups=6, steps=3))
+        sampled = {
+            (tuple(seen.call.prompts[completion.prompt]), tuple(completion.ids))
+            for seen in model.requests
+            for completion in seen.completions
+        }
+    spans = 0
+    for sample in samples:
+        for span in sample.spans:
+            spans += 1
+            assert (tuple(sample.tokens[: span.start]), tuple(sample.tokens[span.start : span.end])) in sampled
+    assert spans > len(samples), "rollouts of several turns"
+
+
+@pytest.mark.parametrize(
+    ("server", "settings", "error", "told"),
+    [
+        (ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m"), {}, Phase1CannotTrain, "server_type vllm"),
+        (ServerConfig(model_name="reference"), {}, Phase1CannotTrain, "Phase 1"),
+        (
+            ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m", server_type="vllm"),
+            {"agent_temperature": 0.7},
+            ServerConfigError,
+            "logprobs_mode",
+        ),
+        (
+            ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m", server_type="vllm"),
+            {"extra_body": {"top_p": 0.9}},
+            ServerConfigError,
+            "top_p",
+        ),
+    ],
+)
+async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
+    tmp_path: Path, server: ServerConfig, settings: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    async with FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = server.model_copy(
+            update={"base_url": model.base_url, "tokenizer_name": str(tmp_path / "tokenizer")}
+            if server.server_type == "vllm"
+            else {}
+        )
+        api = StockRunApi()  # never started: nothing may be sent
+        with pytest.raises(error, match=told):
+            await serving(tmp_path, api, server, **settings).env_manager()
