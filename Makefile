@@ -9,11 +9,12 @@ PACKAGES := backends environments inference lachesis tool_call_parsers tools tra
 CODE := $(PACKAGES) tests benchmarks scripts
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format docs bench lock clean
+.PHONY: help demo test test-vllm lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests"
+	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  mend what lint can mend"
 	@echo "make docs    write docs/parsers.md from the registry of parsers"
@@ -29,6 +30,9 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/pytest
+
+test-vllm: $(READY)
+	$(BIN)/pytest -s tests/vllm
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)
