@@ -33,6 +33,7 @@ from environments.records import group_record
 from environments.reward_threads import RewardThreads
 from environments.rollout import Rollout, RolloutPlayer, is_cancelled, with_metrics
 from environments.serve_progress import ServeResult
+from environments.serve_settings import Sendable
 from environments.servers import (
     ServerConfig,
     ServerConfigError,
@@ -44,7 +45,7 @@ from environments.servers import (
 )
 from environments.summary import evaluation_metrics, training_metrics
 from environments.tracking import Tracker
-from environments.training import refuse_off_policy, refuse_phase_1, serve_run
+from environments.training import ANY_TRAINER, judge, play_whole_group, refuse_off_policy, refuse_phase_1, serve_run
 from inference import Router, TokenServer
 from inference.reference_server import Policy
 from tools import BUILTIN_TOOLS, ToolRegistry, ToolSessions, get_tool_definitions
@@ -269,8 +270,14 @@ class HermesAgentBaseEnv(BaseEnv):
         return with_metrics(rollout, lambda result, reward: self.rollout_metrics(item, result, reward))
 
     async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
-        """One group in Atropos' shape, and no backlog. None when nothing in it was scored."""
+        """One group in Atropos' shape, and no backlog. None when nothing in it was scored.
+
+        In Phase 2 it is what `serve` would send, and None where that would be refused.
+        """
         key = item_digest(item)
+        if isinstance(self.server, TokenServer):
+            verdict = await asyncio.to_thread(judge, await play_whole_group(self, item, key), self.config, ANY_TRAINER)
+            return (dict(verdict.payload) if isinstance(verdict, Sendable) else None), []
         tools, rollouts = await self._play_group(item, key, self.config.group_size)
         group = group_record(
             environment=self.run_name,
@@ -377,6 +384,8 @@ class HermesAgentBaseEnv(BaseEnv):
             **self.config.about_content(evaluation=evaluation),
             "group_size": group_size,
         }
+        if isinstance(self.server, TokenServer):
+            settings["template_verdict"] = self.server.prompts.verdict.to_record()
         return ProcessRun(
             next_item=next_item,
             play=lambda item, key: self._play_group(item, key, group_size, evaluation),

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from environments.hermes_base_env import HermesAgentBaseEnv
 
 
+ANY_TRAINER = TrainerInfo(batch_size=-1, max_token_len=-1)
+"""One that takes sequences of any length."""
+
+
 @dataclass(frozen=True, slots=True)
 class PlayedGroup:
     """The rollouts of one item, those included that had to be played again."""
@@ -70,8 +74,8 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
     settings = {
         "environment": env.run_name,
         "model": describe(env.server_configs),
-        "chat_template": server.prompts.verdict.to_record(),
         **config.about_content(evaluation=False),
+        "template_verdict": server.prompts.verdict.to_record(),
     }
 
     async def play(item: Any, key: str) -> PlayedGroup:

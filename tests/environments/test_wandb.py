@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,17 +24,25 @@ EVAL = {"eval/avg_reward", "eval/avg_reward_low", "eval/avg_reward_high", "eval/
 
 def logged(folder: Path) -> list[dict[str, Any]]:
     """Every step that the offline runs of a folder hold, read back from their own files."""
-    from wandb.proto import wandb_internal_pb2
-
     steps: list[dict[str, Any]] = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for data in records(path.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
+        deadline = time.monotonic() + 60
+        while not (read := list(map(parsed, records(path.read_bytes())))) or not read[-1].HasField("exit"):
+            assert time.monotonic() < deadline, "a run that is finished was written to its end"
+            time.sleep(0.1)  # W&B's own process writes the file, on a busy machine somewhat later
+        for record in read:
             if record.WhichOneof("record_type") == "history":
                 items = record.history.item
                 steps.append({item.key or "/".join(item.nested_key): item.value_json for item in items})
     return steps
+
+
+def parsed(data: bytes) -> Any:
+    from wandb.proto import wandb_internal_pb2
+
+    record = wandb_internal_pb2.Record()
+    record.ParseFromString(data)
+    return record
 
 
 def records(log: bytes) -> Iterator[bytes]:
