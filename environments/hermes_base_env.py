@@ -28,7 +28,7 @@ from environments.agent_result import AgentResult
 from environments.atropos import APIServerConfig, BaseEnv, ServerBaseline, as_server_configs, initial_state
 from environments.config import HermesAgentEnvConfig
 from environments.items import item_digest
-from environments.process import ProcessRun, RunFiles, RunResult
+from environments.process import ProcessRun, RunFiles, RunResult, RunStopped
 from environments.records import group_record
 from environments.reward_threads import RewardThreads
 from environments.rollout import Rollout, RolloutPlayer, is_cancelled, with_metrics
@@ -84,6 +84,7 @@ class HermesAgentBaseEnv(BaseEnv):
         self.group_size_to_process = config.group_size
         self.console = Console(stderr=True)
         self._tokenizer: Any = None
+        self._eval_items: list[Any] | None = None
         self._server: Router | TokenServer | None = None
         self._player: RolloutPlayer | None = None
         self._tracker = Tracker()
@@ -120,11 +121,14 @@ class HermesAgentBaseEnv(BaseEnv):
         return cls.env_config_cls(), [ServerConfig(model_name="embedded")]
 
     async def get_eval_items(self) -> Sequence[Any]:
-        """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`."""
-        items: list[Any] = []
-        while len(items) < self.config.eval_items and (item := await self.get_next_item()) is not None:
-            items.append(item)
-        return items
+        """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
+        of training, so that all its evaluations play the same ones."""
+        if self._eval_items is None:
+            items: list[Any] = []
+            while len(items) < self.config.eval_items and (item := await self.get_next_item()) is not None:
+                items.append(item)
+            self._eval_items = items
+        return self._eval_items
 
     def reference_policy(self) -> Policy | None:
         """A scripted policy for `--openai.model_name reference`; None when the environment has none."""
@@ -310,7 +314,18 @@ class HermesAgentBaseEnv(BaseEnv):
             server = self.server
             assert isinstance(server, TokenServer)
             refuse_off_policy(server, self.config)
+            await self._hold_out()
             return await serve_run(self, server).run()
+
+    async def _hold_out(self) -> None:
+        """Take the items of evaluations out of the stream before training does: after a restart they are the same."""
+        own, base, wanted = type(self), HermesAgentBaseEnv, self.config.eval_items
+        default = own.get_eval_items is base.get_eval_items and own.evaluate is base.evaluate
+        if self.config.steps_per_eval > 0 and default and (found := len(await self.get_eval_items())) < wanted:
+            raise RunStopped(
+                f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
+                "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
+            )
 
     def note_group(
         self, item: Any, item_key: str, tools: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]

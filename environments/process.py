@@ -232,7 +232,8 @@ class ProcessRun:
         for rollout in rollouts:
             if isinstance(rollout.error, Unauthorized):
                 raise RunStopped(str(rollout.error)) from rollout.error
-        return group_record(
+        return await asyncio.to_thread(  # samples of long rollouts take their time
+            group_record,
             environment=self.environment,
             item=item,
             item_key=key,

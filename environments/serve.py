@@ -404,13 +404,18 @@ class ServeRun(Generic[G]):
         await _cancel(self._drawing)
         evaluation = {self._evaluation} if self._evaluation is not None else set()
         working: set[asyncio.Task[None]] = {*self._playing, *evaluation}
-        if self._playing:
-            self.tell(f"{len(self._playing)} groups in flight have {self.settings.grace_period:g} s to finish")
+        if self._playing and not self._hurry.is_set():
+            self.tell(
+                f"{_groups(len(self._playing))} in flight have {self.settings.grace_period:g} s to finish; another "
+                "Ctrl-C or SIGTERM ends them at once"
+            )
         hurry = asyncio.create_task(self._hurry.wait())
         while working and not hurry.done() and (left := ends - time.monotonic()) > 0:
             done, _ = await asyncio.wait({*working, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             working -= done
         hurry.cancel()
+        if given_up := len(working & self._playing):
+            self.tell(f"{_groups(given_up)} did not finish; the next start plays their items again")
         await _cancel(working)
         self.delivery.stop()
         await asyncio.wait({delivery}, timeout=_FLUSH_SECONDS)
@@ -438,6 +443,10 @@ class ServeRun(Generic[G]):
             trouble=self.delivery.trouble,
             reason=self._reason,
         )
+
+
+def _groups(count: int) -> str:
+    return "1 group" if count == 1 else f"{count} groups"
 
 
 async def _cancel(tasks: set[asyncio.Task[None]]) -> None:

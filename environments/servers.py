@@ -14,6 +14,7 @@ from pydantic import ConfigDict, Field
 
 from environments.atropos import APIServerConfig
 from inference import OpenAIServer, Router, ServerSettings, TokenServer
+from inference.chat_template import TemplateRefused
 from inference.embedded import HERMES_TEMPLATE, EmbeddedServer
 from inference.engines import TokenEngine, create_engine
 from inference.prompts import PromptBuilder
@@ -188,10 +189,15 @@ async def start_servers(
             server_of(config, base_url=url, tool_call_parser=parser) for config, url in zip(configs, urls, strict=True)
         ]
         return await stack.enter_async_context(Router(servers))
-    engines = [
-        create_engine(str(kind), settings_of(config, base_url=url, tool_call_parser=None))
-        for kind, config, url in zip(kinds, configs, urls, strict=True)
-    ]
+    try:
+        engines = [
+            create_engine(str(kind), settings_of(config, base_url=url, tool_call_parser=None))
+            for kind, config, url in zip(kinds, configs, urls, strict=True)
+        ]
+    except ServerConfigError:
+        raise
+    except ValueError as error:
+        raise ServerConfigError(str(error)) from error
     server = await asyncio.to_thread(token_server, engines, own_config(configs[0]), settings, files[0])
     return await stack.enter_async_context(server)
 
@@ -211,8 +217,9 @@ def token_server(
             template_kwargs=settings.chat_template_kwargs,
             when_unextendable=settings.when_unextendable,
         )
-    except (OSError, ValueError) as error:
-        raise ServerConfigError(f"chat template: {error}; set --env.chat_template FILE.jinja") from error
+    except (OSError, ValueError, TemplateRefused) as error:
+        told = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
+        raise ServerConfigError(f"{told}; set --env.chat_template FILE.jinja") from error
     try:
         return TokenServer(engines, prompts, settings.tool_call_parser, max_tokens=settings.max_token_length)
     except (LookupError, ValueError) as error:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from environments.process import RunStopped
+from environments.process import MAX_TRACEBACKS, RunStopped
 from environments.rollout import Rollout
 from environments.rollout_api import EnvDescription, RolloutApi, TrainerInfo
 from environments.serve import ServeRun
-from environments.serve_settings import ServeSettings, Verdict, verdict_of
+from environments.serve_settings import Sendable, ServeSettings, Verdict, verdict_of
 from environments.servers import Phase1CannotTrain, ServerConfigError, describe, token_engine
 from environments.spool import Spool
 from environments.training_groups import GroupSettings, RolloutSamples, SplitRollouts, build_group
@@ -21,6 +21,8 @@ from inference.sampling import read_sampling
 from trajectories import sampling_problem
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from environments.config import HermesAgentEnvConfig
     from environments.hermes_base_env import HermesAgentBaseEnv
 
@@ -41,6 +43,39 @@ class PlayedGroup:
     @property
     def scored(self) -> list[Rollout]:
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+
+class BrokenRewards:
+    """Shows exceptions in the environment's own code, and ends the run when nothing else comes any more.
+
+    Args:
+        most: groups in a row without a scored rollout, an exception in each of them, after which the run stops.
+    """
+
+    def __init__(self, console: Console, most: int) -> None:
+        self._console = console
+        self._most = most
+        self._shown: set[str] = set()
+        self._in_a_row = 0
+
+    def look_at(self, group: PlayedGroup) -> None:
+        """Raises `RunStopped` after too many groups that taught nothing but a mistake."""
+        traces = [rollout.traceback for rollout in group.rollouts if rollout.traceback is not None]
+        for trace in traces:
+            if trace not in self._shown and len(self._shown) < MAX_TRACEBACKS:
+                self._shown.add(trace)
+                told = f"exception in the environment, on {group.item_key}:"
+                self._console.print(told, style="red", markup=False, highlight=False)
+                self._console.print(trace, markup=False, highlight=False, soft_wrap=True)
+        if group.scored:
+            self._in_a_row = 0
+        elif traces:
+            self._in_a_row += 1
+        if self._in_a_row >= self._most:
+            raise RunStopped(
+                f"{self._in_a_row} groups in a row without a scored rollout; the last one: {traces[-1].strip()}\n"
+                "correct the environment and start again; items that were played are not played again"
+            )
 
 
 def refuse_phase_1(env: HermesAgentBaseEnv) -> None:
@@ -85,12 +120,14 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
         return judge(group, config, trainer)
 
     evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+    broken = BrokenRewards(env.console, config.max_failed_groups)
 
     async def evaluate() -> None:
-        config.data_dir_to_save_evals = str(evaluations / f"step-{env.curr_step}")
+        config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
         await env.evaluate()
 
     async def on_group(group: PlayedGroup, verdict: Verdict) -> None:
+        broken.look_at(group)
         env.note_group(group.item, group.item_key, group.tools, group.rollouts)
 
     async def on_step(step: int) -> None:
@@ -126,6 +163,15 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
         on_group=on_group,
         on_step=on_step,
     )
+
+
+def unused(folder: Path) -> Path:
+    """`folder`, or `folder-2` and so on: what lies there is of other weights, though of a step with the same number."""
+    at, number = folder, 1
+    while at.exists():
+        number += 1
+        at = folder.with_name(f"{folder.name}-{number}")
+    return at
 
 
 def longest_group(config: HermesAgentEnvConfig) -> float:
@@ -180,7 +226,7 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
         max_token_len=trainer.max_token_len,
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
-    return verdict_of(
+    verdict = verdict_of(
         build_group(rollouts, settings),
         rewards=[rollout.reward for rollout in group.rollouts],
         record={
@@ -191,3 +237,11 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
         # An exception in the environment's own code would come again; what the infrastructure broke may not.
         again=bool(left_out) and all(rollout.traceback is None for rollout in left_out),
     )
+    lost = sum(rollout.lost_completion_tokens for rollout in group.rollouts) + sum(
+        rollout.result.tokens.completion_tokens for rollout in left_out if rollout.result is not None
+    )
+    if isinstance(verdict, Sendable):
+        return replace(verdict, undelivered=verdict.undelivered + lost)
+    if left_out:
+        verdict = replace(verdict, detail=f"{verdict.detail}; the last one without: {left_out[-1].reason}")
+    return replace(verdict, tokens=verdict.tokens + lost)

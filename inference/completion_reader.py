@@ -30,12 +30,21 @@ class CompletionReader:
         return text
 
     def read(
-        self, ids: Sequence[int], tools: wire.Tools | None, *, stop: Sequence[str] = (), reasoning_is_open: bool = False
+        self,
+        ids: Sequence[int],
+        tools: wire.Tools | None,
+        *,
+        stop: Sequence[str] = (),
+        forced: int = 0,
+        reasoning_is_open: bool = False,
     ) -> wire.Reading:
-        """The message of a completion, without its end-of-turn token. Without `tools` calls stay text."""
+        """The message of a completion, without its end-of-turn token. Without `tools` calls stay text.
+
+        The first `forced` ids were not sampled: no stop text ends the message in there.
+        """
         kept = [id for id in ids if id not in self._silent]
         text = self.decode(kept)
-        cut = cut_at_stop(text, stop)
+        cut = cut_at_stop(text, stop, len(self.decode(ids[:forced])) if forced else 0)
         if not tools:
             reasoning, content = self.split_reasoning(cut, reasoning_is_open)
             return wire.Reading(Message("assistant", content, reasoning=reasoning))
@@ -79,7 +88,7 @@ class CompletionReader:
         return opened >= 0 and opened > max((tail.rfind(marker) for marker in shape.closes), default=-1)
 
 
-def cut_at_stop(text: str, stop: Sequence[str]) -> str:
-    """The text before the first of the stop texts."""
-    ends = [at for marker in stop if marker and (at := text.find(marker)) >= 0]
+def cut_at_stop(text: str, stop: Sequence[str], start: int = 0) -> str:
+    """The text before the first of the stop texts from `start` on."""
+    ends = [at for marker in stop if marker and (at := text.find(marker, start)) >= 0]
     return text[: min(ends)] if ends else text

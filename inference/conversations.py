@@ -15,7 +15,7 @@ class Conversations:
     """The conversations that were had, as a tree of nodes that is looked up message by message.
 
     A message counts as the sampled one where it says the same behind the same messages. Its reasoning may be missing
-    (OpenAI's clients do not send it back), and an empty content may be null.
+    (OpenAI's clients do not send it back), an empty content may be null, and arguments may be other JSON for the same.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Conversations:
         path: list[Node] = []
         key = b""
         for index, given in enumerate(messages):
-            message = as_message(given, index)
+            message = as_message(_plain(given), index)
             key = _key(key, message)
             node = self._nodes.get(key)
             if node is None:
@@ -48,8 +48,26 @@ def _key(before: bytes, message: Message) -> bytes:
     said = {
         "role": message.role,
         "content": message.text if message.role == "assistant" else message.to_openai()["content"],
-        "calls": [(call.id, call.name, call.arguments) for call in message.tool_calls],
+        "calls": [(call.id, call.name, _parsed(call.arguments)) for call in message.tool_calls],
         "answers": message.tool_call_id,
     }
     text = json.dumps(said, ensure_ascii=False, sort_keys=True)
     return blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _plain(given: Any) -> Any:
+    """Messages and calls may be the openai package's own objects, as its users send them back."""
+    if hasattr(given, "model_dump"):
+        return given.model_dump(exclude_none=True)
+    calls = given.get("tool_calls") if isinstance(given, Mapping) else None
+    if isinstance(calls, (list, tuple)) and any(hasattr(call, "model_dump") for call in calls):
+        return {**given, "tool_calls": [_plain(call) for call in calls]}
+    return given
+
+
+def _parsed(arguments: str) -> Any:
+    """Clients read arguments and write them again; what is no JSON is a text."""
+    try:
+        return [json.loads(arguments)]
+    except (ValueError, RecursionError):
+        return arguments

@@ -120,7 +120,7 @@ class ManagedServer:
         responses = []
         for generation in answered.generated.generations:
             ids = [*forced, *self._without_end(generation.ids)]
-            reading = reader.read(ids, offered, stop=sampling.stop, reasoning_is_open=opened)
+            reading = reader.read(ids, offered, stop=sampling.stop, forced=len(forced), reasoning_is_open=opened)
             responses.append(self._response(reading, prefix, generation, sampling, answered, prompt.context))
         self._responses += responses
         if listed is not None:
@@ -170,11 +170,12 @@ class ManagedServer:
     def get_state(self) -> dict[str, Any]:
         """`{"nodes": [SequenceNode, ...]}`: what was sampled here, as the sequences that a trainer takes.
 
-        One node a sample: the completions of one call with `n` in the order of its choices. A conversation that went on
-        is one node, and where it branched, what the branches share is trained in one of them.
+        One node a sample: the completions of one call with `n` in the order of its choices, also after some of them
+        were gone on with. A conversation that went on is one node, and where it branched, what the branches share is
+        trained in one of them.
         """
         nodes = []
-        for sample in samples(self):
+        for sample in sorted(samples(self), key=lambda sample: sample.spans[0].turn):
             span = sample.spans[-1]
             metadata = {"finish_reason": span.finish_reason, "weight": sample.weight, "turns": len(sample.spans)}
             text = self.server.reader.decode(sample.tokens)

@@ -1,0 +1,32 @@
+"""Every file in configs/ is read by the command line that its comment shows."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from environments.cli import build
+from environments.hermes_base_env import HermesAgentBaseEnv
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = re.compile(r"^#   python environments/(\w+)\.py (\w+) --config (\S+)$", re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_the_command_in_a_config_reads_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    (shown,) = COMMAND.findall(path.read_text(encoding="utf-8"))
+    module_name, command, config = shown
+    assert ROOT / config == path
+    module = importlib.import_module(f"environments.{module_name}")
+    (env_cls,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, HermesAgentBaseEnv) and value.__module__ == module.__name__
+    )
+    built, env = build(env_cls, [command, "--config", config])
+    assert built == command
+    assert env.server_configs

@@ -1,0 +1,133 @@
+"""What a rollout's samples have to be, judged by the record that the fake model server keeps of every request."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
+
+from inference import TokenServer
+from inference.engines import create_engine
+from inference.fake import Ask, FakeServer
+from inference.fake.policies import Said
+from inference.prompts import PromptBuilder, WhenUnextendable
+from tool_call_parsers import ToolCallParser
+from trajectories import MASKED, MASKED_LOGPROB, TokenSample, samples, verify, verify_records
+
+Sampling: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
+"""Prompt ids, sampled ids and their logprobs."""
+
+
+class Says:
+    """A policy that is told what to say: one entry a choice of the next request, the last one for all further ones."""
+
+    def __init__(self) -> None:
+        self.next: Sequence[Said] = ("Done.",)
+
+    def __call__(self, ask: Ask) -> Said:
+        return self.next[min(ask.index, len(self.next) - 1)]
+
+
+class Stack:
+    """A fake server, a token server in front of it, and what the fake server says of every request."""
+
+    def __init__(self, fake: FakeServer, tokens: TokenServer, says: Says) -> None:
+        self.fake, self.tokens, self.says = fake, tokens, says
+
+    @property
+    def prompts(self) -> PromptBuilder:
+        return self.tokens.prompts
+
+    @property
+    def last_prompt(self) -> list[int]:
+        """The ids that the last request came with."""
+        call = self.fake.requests[-1].call
+        assert call is not None
+        return list(call.prompts[0])
+
+    def text(self, ids: Iterable[int]) -> str:
+        return str(self.fake.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def encode(self, text: str) -> list[int]:
+        return list(self.fake.tokenizer.encode(text, add_special_tokens=False))
+
+    def sampled(self) -> Counter[Sampling]:
+        """Everything that the server sampled and sent out whole."""
+        found: Counter[Sampling] = Counter()
+        for seen in self.fake.requests:
+            if seen.state == "answered" and seen.call is not None:
+                for made in seen.completions:
+                    if made.ids:
+                        prompt = tuple(seen.call.prompts[made.prompt])
+                        found[prompt, tuple(made.ids), tuple(made.logprobs)] += 1
+        return found
+
+
+@asynccontextmanager
+async def stack(
+    tokenizer: Any = None,
+    *,
+    parser: ToolCallParser | str = "hermes",
+    kind: str = "vllm",
+    when_unextendable: WhenUnextendable = "branch",
+    prompts: PromptBuilder | None = None,
+    policy: Callable[[Ask], Said] | None = None,
+    **fake: Any,
+) -> AsyncIterator[Stack]:
+    """`async with stack(tokenizer) as world`: a fake server at the wire and a `TokenServer` that talks to it."""
+    says = Says()
+    async with FakeServer(policy or says, tokenizer=tokenizer, **fake) as server:
+        builder = prompts or PromptBuilder(server.tokenizer, when_unextendable=when_unextendable)
+        tokens = TokenServer([create_engine(kind, server.settings())], builder, parser)
+        try:
+            yield Stack(server, tokens, says)
+        finally:
+            await tokens.close()
+
+
+def trained(found: Iterable[TokenSample]) -> Counter[Sampling]:
+    """What the samples train, read off their lists: prompt, ids and logprobs of every span."""
+    return Counter(
+        (tuple(sample.tokens[: span.start]), tuple(sample.tokens[span.start : span.end]), _told(sample, span))
+        for sample in found
+        for span in sample.spans
+    )
+
+
+def _told(sample: TokenSample, span: Any) -> tuple[float, ...]:
+    return tuple(sample.logprobs[span.start : span.end])
+
+
+def assert_exact(world: Stack, history: Any, *, verifies: bool = True) -> list[TokenSample]:
+    """Every token that the server sampled is trained once, behind the very prompt that the server was sent.
+
+    `verifies` is False where the model itself did what `verify` refuses, such as to go on behind its end of turn.
+    """
+    found = samples(history, rollout_id="r", outcome="completed")
+    sampled, told = world.sampled(), trained(found)
+    assert not (missing := sampled - told), f"not delivered: {_shown(missing)}"
+    assert not (wrong := told - sampled), f"trained twice, or behind another prompt: {_shown(wrong)}"
+    for sample in found:
+        masks, logprobs = [MASKED] * len(sample.tokens), [MASKED_LOGPROB] * len(sample.tokens)
+        for span in sample.spans:
+            masks[span.start : span.end] = sample.tokens[span.start : span.end]
+            logprobs[span.start : span.end] = sample.logprobs[span.start : span.end]
+        assert sample.masks == masks and sample.logprobs == logprobs
+        if verifies:
+            assert not (reasons := verify(sample)), reasons
+    count = sum(len(ids) * times for (_, ids, _), times in sampled.items())
+    if count and verifies:
+        totals = verify_records([sample.to_record() for sample in found])
+        assert totals.ok, totals.problems
+        assert (totals.sampled, totals.delivered, totals.duplicated, totals.wrong_prefix) == (count, count, 0, 0)
+        assert abs(sum(sample.weight for sample in found) - 1) < 1e-9
+    return found
+
+
+def _shown(samplings: Counter[Sampling]) -> str:
+    return "; ".join(f"{times} x {len(prompt)} + {list(ids)}" for (prompt, ids, _), times in _first(samplings.items()))
+
+
+def _first(entries: Iterable[Any]) -> Iterator[Any]:
+    yield from list(entries)[:3]

@@ -1,0 +1,57 @@
+"""Environments to try `serve` with, as users run them: `python -m tests.support.serving_envs NAME serve ...`."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+from environments.hermes_base_env import HermesAgentBaseEnv
+from tests.support.small_envs import ManyWords
+
+
+class Coins(ManyWords):
+    """Rewards that differ within a group, whatever was said."""
+
+    name = "coins"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return random.random()
+
+
+class Equal(ManyWords):
+    """The same reward for everybody."""
+
+    name = "equal"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return 0.5
+
+
+class Raising(Coins):
+    """A reward with a mistake in it."""
+
+    name = "raising"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        raise KeyError("answer")
+
+
+class Counted(Coins):
+    """As many items as `dataset_name` says, each of them once."""
+
+    name = "counted"
+
+    async def setup(self) -> None:
+        self.items = iter([f"b{number} a{number}" for number in range(int(self.config.dataset_name or 6))])
+
+    async def get_next_item(self) -> Any:
+        return next(self.items, None)
+
+
+ENVIRONMENTS: dict[str, type[HermesAgentBaseEnv]] = {
+    env.name: env for env in (Coins, Equal, Raising, Counted) if env.name is not None
+}
+
+if __name__ == "__main__":
+    ENVIRONMENTS[sys.argv.pop(1)].cli()
