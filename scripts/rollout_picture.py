@@ -1,0 +1,117 @@
+"""A rollout that branches, played by the embedded model, as a Mermaid flowchart: the picture in docs/trajectories.md.
+
+    python scripts/rollout_picture.py > picture.mmd
+
+The loop is the smallest one that has every kind of branch: attempts at a call that are discarded, a tool that is an
+agent of its own, and a compaction. What is in the picture was sampled; how many attempts it takes is up to the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import sys
+from contextlib import AsyncExitStack
+from typing import Any
+
+from environments.config import HermesAgentEnvConfig
+from environments.servers import ServerConfig, start_servers
+from environments.turn_check import check_turn
+from inference import TokenServer
+from inference.managed_server import ManagedServer
+from trajectories import ChatResponse, Message, MessageHistory, ToolResponse, samples, verify
+
+MAX_ATTEMPTS = 12
+TOOL = "ask_guide"
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": TOOL,
+            "description": "Ask a local guide a question.",
+            "parameters": {"type": "object", "properties": {"question": {"type": "string"}}},
+        },
+    }
+]
+
+
+class NoUsableCall(RuntimeError):
+    """The model wrote no call that can be run; another seed may help."""
+
+
+async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHistory:
+    """One rollout.
+
+    Raises:
+        NoUsableCall: after `MAX_ATTEMPTS` attempts at the call.
+    """
+
+    seeds = itertools.count(seed)
+
+    async def sample(history: MessageHistory, **arguments: Any) -> ChatResponse:
+        return await model.chat(history, seed=next(seeds), max_tokens=max_tokens, temperature=1.0, **arguments)
+
+    history = MessageHistory(
+        [
+            {"role": "system", "content": "You plan short trips."},
+            {"role": "user", "content": "I have one day in Paris. Where do I begin?"},
+        ]
+    )
+    # Small models hardly ever begin a call: its opening is put into the prompt, the rest is the model's.
+    forced = {"type": "function", "function": {"name": TOOL}}
+    for _ in range(MAX_ATTEMPTS):
+        response = await sample(history, tools=TOOLS, tool_choice=forced)
+        verdict = check_turn(response, {TOOL: []})
+        if verdict.flaw is None and any(call.arguments != "{}" for call in response.message.tool_calls):
+            break
+        history.branch(response, verdict.flaw.value if verdict.flaw is not None else "a call that asks nothing")
+    else:
+        raise NoUsableCall(f"{MAX_ATTEMPTS} attempts without a call that can be run; try another --seed")
+    history.append(response)
+
+    for call in response.message.tool_calls:
+        guide = MessageHistory(
+            [{"role": "system", "content": "You are a guide in Paris."}, {"role": "user", "content": call.arguments}]
+        )
+        told = await sample(guide)
+        guide.append(told)
+        message = Message("tool", told.message.text, tool_call_id=call.id, name=TOOL)
+        history.append(ToolResponse(message, tool=TOOL, duration=told.latency, chat=guide))
+    history.append(await sample(history, tools=TOOLS))
+
+    history.append({"role": "user", "content": "Sum up what is planned, in one sentence."})
+    history.append(await sample(history, tools=TOOLS))
+    history[1:] = [{"role": "user", "content": f"The plan: {history[-1]['content']} What is for the evening?"}]
+    history.append(await sample(history, tools=TOOLS))
+    return history
+
+
+async def picture(*, seed: int, max_tokens: int, width: int) -> str:
+    """The flowchart of one rollout; its samples are proven and counted on stderr."""
+    async with AsyncExitStack() as stack:
+        embedded = [ServerConfig(model_name="embedded", context=2048)]
+        server = await start_servers(embedded, settings=HermesAgentEnvConfig(), policy=None, stack=stack, training=True)
+        assert isinstance(server, TokenServer)
+        history = await play(server.for_rollout(), seed=seed, max_tokens=max_tokens)
+    for sample in samples(history):
+        turns = ", ".join(str(span.turn) for span in sample.spans)
+        problems = "; ".join(verify(sample)) or "proven"
+        print(
+            f"sample of {len(sample.tokens)} tokens, {sample.trained} trained (completions {turns}): {problems}",
+            file=sys.stderr,
+        )
+    return history.to_mermaid(width=width)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, default=101, help="of the first attempt (default: 101)")
+    parser.add_argument("--max-tokens", type=int, default=40, help="tokens of a completion (default: 40)")
+    parser.add_argument("--width", type=int, default=44, help="characters of a text (default: 44)")
+    arguments = parser.parse_args()
+    print(asyncio.run(picture(**vars(arguments))), end="")
+
+
+if __name__ == "__main__":
+    main()
