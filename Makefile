@@ -7,13 +7,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := backends environments inference lachesis tool_call_parsers tools trajectories
 CODE := $(PACKAGES) tests benchmarks scripts
+BENCHMARKS := agent_loop imports parsers message_graph token_turns token_exactness rollout_memory loop_lag serve_lag
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-vllm lint format docs bench lock clean
+.PHONY: help demo test test-torch test-vllm lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests"
+	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  mend what lint can mend"
@@ -30,6 +32,10 @@ demo: $(READY)
 
 test: lint
 	$(BIN)/pytest
+
+test-torch: $(READY)
+	@scripts/torch_venv.sh $(VENV) $(VENV)-torch
+	LACHESIS_NEED_TORCH=1 $(VENV)-torch/bin/python -m pytest tests/inference/test_forward_pass.py
 
 test-vllm: $(READY)
 	$(BIN)/pytest -s tests/vllm
@@ -48,9 +54,9 @@ docs: $(READY)
 	$(BIN)/python scripts/parsers_page.py
 
 bench: $(READY)
-	$(BIN)/python benchmarks/agent_loop.py
-	$(BIN)/python benchmarks/imports.py
-	$(BIN)/python benchmarks/parsers.py
+	@failed=; for name in $(BENCHMARKS); do \
+	  echo "== benchmarks/$$name.py"; $(BIN)/python -m benchmarks.$$name || failed="$$failed $$name"; \
+	done; test -z "$$failed" || { echo "over a limit:$$failed"; exit 1; }
 
 lock: $(READY)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras \

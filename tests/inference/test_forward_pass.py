@@ -28,7 +28,7 @@ from trajectories import MessageHistory, TokenSample, samples, verify
 from trajectories.tokens import MASKED, sampling_problem
 
 TOLERANCE: Final = 1e-3
-"""Largest difference at one token, in nats. llama.cpp's attention works in half precision, which makes up to 5e-4 of
+"""Largest difference at one token, in nats. llama.cpp's attention works in half precision, which makes up to 7e-4 of
 difference here; with a float32 cache and no flash attention it would be 5e-6."""
 TORCH: Final = "torch==2.13.0+cpu"
 TOOLS: Final[list[dict[str, Any]]] = [
@@ -66,8 +66,8 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
-    """Not in the lock file: pip would take a build for GPUs, of some GB. CI has it (`.ci/run`) and must not skip."""
-    if os.environ.get("CI") == "true":
+    """Not in the lock file: pip would take a build for GPUs, of some GB. `make test-torch` has it, and must not skip."""
+    if os.environ.get("LACHESIS_NEED_TORCH"):
         found = importlib.import_module("torch")
     else:
         step = f".venv/bin/pip install {TORCH} --extra-index-url https://download.pytorch.org/whl/cpu"
