@@ -113,6 +113,7 @@ class ServeRun(Generic[G]):
         self._refused: AppendFile | None = None
         self._keys = ItemKeys()
         self._draw = asyncio.Lock()
+        self._building = asyncio.Lock()
         self._again: deque[_Job] = deque()
         self._exhausted = False
         self._drawing: set[asyncio.Task[None]] = set()
@@ -330,7 +331,8 @@ class ServeRun(Generic[G]):
     async def _finish(self, job: _Job, group: G, step: int) -> None:
         info = self.delivery.info
         assert info is not None
-        verdict = await asyncio.to_thread(self.build, group, info)
+        async with self._building:  # threads that compute share one GIL with the loop: it waits for each of them
+            verdict = await asyncio.to_thread(self.build, group, info)
         if isinstance(verdict, Sendable):
             verdict = await self._spool(job.key, verdict, step)
         if isinstance(verdict, Unsendable):
@@ -406,7 +408,7 @@ class ServeRun(Generic[G]):
         working: set[asyncio.Task[None]] = {*self._playing, *evaluation}
         if self._playing and not self._hurry.is_set():
             self.tell(
-                f"{_groups(len(self._playing))} in flight have {self.settings.grace_period:g} s to finish; another "
+                f"in flight: {_groups(len(self._playing))}, with {self.settings.grace_period:g} s to finish; another "
                 "Ctrl-C or SIGTERM ends them at once"
             )
         hurry = asyncio.create_task(self._hurry.wait())

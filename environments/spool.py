@@ -317,7 +317,7 @@ class Spool:
             )
             raise RunFolderError(
                 f"the groups in {self.folder} were made with other settings ({shown}); start with the same ones to "
-                "deliver the rest of them, or choose another path"
+                "deliver the rest of them, or choose another path (env.spool_path)"
             )
 
     def _read(self) -> None:

@@ -201,7 +201,7 @@ class ManagedServer:
         return read_sampling(given, default_max_tokens=self.server.max_tokens)
 
     async def _generate(self, prefix: TokenPrefix, sampling: Sampling, n: int, split: Split) -> Answered:
-        answered = await self.server.generate(prefix.ids, sampling, n=n, split=split, near=self._near)
+        answered = await self.server.generate(prefix, sampling, n=n, split=split, near=self._near)
         self._near = answered.engine
         return answered
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 from inference.balancer import Balancer, Split
 from inference.completion_reader import CompletionReader
 from inference.engines.base import Generated, TokenEngine
+from inference.engines.prompt_ids import PromptIds
 from inference.managed_server import ManagedServer
 from inference.prompts import PromptBuilder
 from inference.sampling import LogprobsKind, Sampling
 from tool_call_parsers import ToolCallParser, get_parser
-from trajectories.messages import ChatResponse
+from trajectories import ChatResponse, TokenPrefix
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -68,7 +69,7 @@ class TokenServer(Balancer[TokenEngine]):
 
     async def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt: TokenPrefix,
         sampling: Sampling,
         *,
         n: int = 1,
@@ -76,6 +77,8 @@ class TokenServer(Balancer[TokenEngine]):
         near: TokenEngine | None = None,
     ) -> Answered:
         """`n` completions of the prompt, by `near` while it has room: it has the prompt's beginning in its cache."""
+
+        prompt_ids = PromptIds(prompt)
 
         async def send(engine: TokenEngine, retries: int | None) -> Answered:
             generated = await engine.generate(prompt_ids, sampling, n=n, max_retries=retries)

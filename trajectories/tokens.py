@@ -36,7 +36,7 @@ class TokenPrefix:
     Compared by identity: two prefixes may hold the same ids and still belong to two samplings.
     """
 
-    __slots__ = ("_hash", "_own", "length", "parent")
+    __slots__ = ("_hash", "_json", "_own", "length", "parent")
 
     def __init__(self, ids: Iterable[int] = (), parent: TokenPrefix | None = None) -> None:
         self.parent = parent
@@ -45,6 +45,7 @@ class TokenPrefix:
         self._hash.update(self._own)
         self.length: int = len(self._own) // 4 + (parent.length if parent is not None else 0)
         """Token ids in all."""
+        self._json: bytes | None = None
 
     def extend(self, ids: Iterable[int]) -> TokenPrefix:
         """These ids and then `ids`."""
@@ -74,6 +75,16 @@ class TokenPrefix:
     def ids(self) -> list[int]:
         """All ids, in order. O(length)."""
         return _unpack(b"".join(reversed([piece._own for piece in self.lineage()])))
+
+    def to_json(self) -> bytes:
+        """All ids as a compact JSON list: what a request for the next turn needs, at the cost of the new ids only."""
+        pieces = []
+        for piece in self.lineage():
+            if piece._json is None:
+                piece._json = ",".join(map(str, piece.own_ids)).encode()
+            if piece._json:
+                pieces.append(piece._json)
+        return b"[" + b",".join(reversed(pieces)) + b"]"
 
     def lineage(self) -> Iterator[TokenPrefix]:
         """This piece, its parent, and so on to the root."""

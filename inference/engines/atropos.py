@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from inference.engines.base import Generation
 from inference.engines.http_engine import Reading, SingleRequestEngine
+from inference.engines.prompt_ids import PromptIds
 from inference.engines.vllm import sampling_params
 from inference.errors import BadResponse
 from inference.sampling import LogprobsKind, Sampling
@@ -33,7 +34,7 @@ class AtroposEngine(SingleRequestEngine):
         broken = [reason for reason in reasons if reason in ("abort", "error")] if isinstance(reasons, list) else []
         return f"finish_reason {broken[0]!r}" if broken else None
 
-    def payload(self, prompt: list[int], sampling: Sampling, n: int) -> dict[str, Any]:
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """The prompt beside the sampling parameters."""
         params = {**self.extra(sampling), **sampling_params(sampling, n)}
         return {"prompt": {"prompt_token_ids": prompt}, **params}

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 
 from inference import wire
 from inference.engines.base import Generated, Generation
+from inference.engines.prompt_ids import PromptIds
 from inference.errors import BadResponse
 from inference.http_client import HttpClient, ServerSettings
 from inference.sampling import LogprobsKind, Sampling
@@ -80,7 +81,7 @@ class HttpEngine(HttpClient):
         """How a request was sampled, for the record of its tokens."""
         return {**self.settings.extra_body, **sampling.record(self.logprobs)}
 
-    def check_reading(self, reading: Reading, prompt: list[int], n: int) -> None:
+    def check_reading(self, reading: Reading, prompt: PromptIds, n: int) -> None:
         """Raise `BadResponse` unless the answer is one to this request."""
         if len(reading.generations) != n:
             raise BadResponse(
@@ -88,7 +89,7 @@ class HttpEngine(HttpClient):
             )
         self.check_prompt(prompt, reading.prompt_ids, reading.prompt_length)
 
-    def check_prompt(self, prompt: list[int], echoed: object, length: int | None) -> None:
+    def check_prompt(self, prompt: PromptIds, echoed: object, length: int | None) -> None:
         """Raise `BadResponse` if the prompt that the server repeats, or counts, is not the one that was sent."""
         if isinstance(echoed, list):
             length = len(echoed)
@@ -100,7 +101,7 @@ class HttpEngine(HttpClient):
                 f"the prompt had {len(prompt)} tokens, but the server sampled after {length}",
                 "let it neither truncate prompts (SGLang: --allow-auto-truncate) nor add tokens of its own",
             )
-        if echoed is not None and echoed != prompt:
+        if echoed is not None and echoed != prompt.ids:
             where = next(i for i, (sent, came) in enumerate(zip(prompt, echoed, strict=True)) if sent != came)
             raise BadResponse(
                 self.base_url,
@@ -164,7 +165,8 @@ class SingleRequestEngine(HttpEngine, ABC):
         prompt = check_request(prompt_ids, sampling, n)
         if n > 1 and sampling.temperature <= 0:  # vLLM refuses several greedy completions in one request
             return await one_by_one(self.generate(prompt, sampling, max_retries=max_retries) for _ in range(n))
-        answer = await self.send(self.url, self.payload(prompt, sampling, n), max_retries=max_retries)
+        payload = self.payload(prompt, sampling, n)
+        answer = await self.send(self.url, payload, max_retries=max_retries, echo=b'"prompt_token_ids":' + prompt.json)
         reading = self.read(answer.body)
         self.check_reading(reading, prompt, n)
         return Generated(
@@ -182,7 +184,7 @@ class SingleRequestEngine(HttpEngine, ABC):
         """Where the request goes."""
 
     @abstractmethod
-    def payload(self, prompt: list[int], sampling: Sampling, n: int) -> dict[str, Any]:
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """The request, every sampling parameter spelled out."""
 
     @abstractmethod
@@ -193,8 +195,8 @@ class SingleRequestEngine(HttpEngine, ABC):
 _UPDATE: Final = "its API is not the one that this kind of engine speaks: check openai.engine and its version"
 
 
-def check_request(prompt_ids: Sequence[int], sampling: Sampling, n: int) -> list[int]:
-    """The prompt as a list. Raises `ValueError` for what servers answer with something that was not asked for."""
+def check_request(prompt_ids: Sequence[int], sampling: Sampling, n: int) -> PromptIds:
+    """The prompt, ready to be sent. `ValueError` for what servers answer with something that was not asked for."""
     if not prompt_ids:
         raise ValueError("the prompt has no tokens; no engine samples after nothing")
     if sampling.max_tokens < 1:
@@ -202,7 +204,7 @@ def check_request(prompt_ids: Sequence[int], sampling: Sampling, n: int) -> list
     if n < 1:
         raise ValueError(f"n is {n}; ask for one completion or more")
     _refuse_reserved(sampling.extra, "extra_body")
-    return list(prompt_ids)
+    return prompt_ids if isinstance(prompt_ids, PromptIds) else PromptIds(prompt_ids)
 
 
 def list_of_objects(value: object) -> list[Mapping[str, Any]] | None:

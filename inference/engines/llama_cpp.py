@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Final
 
 from inference.engines.base import Generated
 from inference.engines.http_engine import HttpEngine, check_request, list_of_objects, one_by_one, text_or_none
+from inference.engines.prompt_ids import PromptIds
 from inference.errors import BadResponse
 from inference.http_client import Answer
 from inference.sampling import LogprobsKind, Sampling
@@ -45,7 +46,7 @@ class LlamaCppEngine(HttpEngine):
         each = (self._generate_one(prompt, replace(sampling, seed=seed), max_retries) for seed in seeds)
         return replace(await one_by_one(each), sampling=self.record(sampling))
 
-    def payload(self, prompt: list[int], sampling: Sampling) -> dict[str, Any]:
+    def payload(self, prompt: PromptIds, sampling: Sampling) -> dict[str, Any]:
         """A request for one completion, every sampler that could change the distribution spelled out or off."""
         return {
             **self.extra(sampling),
@@ -75,11 +76,11 @@ class LlamaCppEngine(HttpEngine):
             "stream": False,
         }
 
-    async def _generate_one(self, prompt: list[int], sampling: Sampling, max_retries: int | None) -> Generated:
+    async def _generate_one(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generated:
         async with self.place():  # held for the look-ups, too: they count on the slot's cache
             return await self._generate_in_place(prompt, sampling, max_retries)
 
-    async def _generate_in_place(self, prompt: list[int], sampling: Sampling, max_retries: int | None) -> Generated:
+    async def _generate_in_place(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generated:
         answer = await self._complete(self.payload(prompt, sampling), max_retries)
         body, attempts = answer.body, answer.attempts
         ids, listed = self._tokens(body)
@@ -120,7 +121,7 @@ class LlamaCppEngine(HttpEngine):
         retries = 0
         for candidates in _CANDIDATES:
             payload = {
-                **self.payload(context, Sampling(max_tokens=1)),
+                **self.payload(PromptIds(context), Sampling(max_tokens=1)),
                 "logit_bias": [[await self._plain_token(max_retries), _FORCED]],
                 "n_probs": candidates,
                 "cache_prompt": True,

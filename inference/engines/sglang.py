@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final
 
 from inference.engines.base import Generation
 from inference.engines.http_engine import Reading, SingleRequestEngine, join_versions, list_of_objects
+from inference.engines.prompt_ids import PromptIds
 from inference.errors import BadResponse
 from inference.http_client import ARRAY
 from inference.sampling import LogprobsKind, Sampling
@@ -54,7 +55,7 @@ class SGLangEngine(SingleRequestEngine):
                 return f"finish_reason {reason['type']!r}: {reason.get('message')}"
         return None
 
-    def payload(self, prompt: list[int], sampling: Sampling, n: int) -> dict[str, Any]:
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """Ids and `sampling_params`."""
         params: dict[str, Any] = {
             "n": n,

@@ -13,6 +13,7 @@ from inference.engines.http_engine import (
     list_of_objects,
     text_or_none,
 )
+from inference.engines.prompt_ids import PromptIds
 from inference.errors import BadResponse, RequestRejected
 from inference.sampling import LogprobsKind, Sampling
 
@@ -38,7 +39,7 @@ class VLLMCompletions(SingleRequestEngine):
         """Below the version."""
         return f"{self.base_url}/completions"
 
-    def payload(self, prompt: list[int], sampling: Sampling, n: int) -> dict[str, Any]:
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """A completion request of OpenAI's with vLLM's fields."""
         return {
             **self.extra(sampling),
@@ -98,7 +99,7 @@ class VLLMGenerate(SingleRequestEngine):
                 raise RequestRejected(self.base_url, error.status, error.body, _SCALE_OUT) from error
             raise
 
-    def payload(self, prompt: list[int], sampling: Sampling, n: int) -> dict[str, Any]:
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """Ids and `sampling_params`."""
         extra = self.extra(sampling)
         beside = {key: extra.pop(key) for key in _OF_THE_REQUEST & extra.keys()}
