@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from inference import wire
@@ -19,6 +20,7 @@ class CompletionReader:
     def __init__(self, tokenizer: Any, parser: ToolCallParser) -> None:
         self.tokenizer = tokenizer
         self.parser = parser
+        self._decode = _decoder(tokenizer)
         is_markup = getattr(parser, "is_markup", None)  # parsers from outside may need any of them
         special = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
         self._silent = frozenset(id for id, text in special if is_markup is not None and not is_markup(text))
@@ -26,8 +28,7 @@ class CompletionReader:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of all ids, special tokens spelled out."""
-        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
+        return self._decode(list(ids))
 
     def read(
         self,
@@ -86,6 +87,16 @@ class CompletionReader:
             return False
         opened = max((tail.rfind(marker) for marker in shape.opens), default=-1)
         return opened >= 0 and opened > max((tail.rfind(marker) for marker in shape.closes), default=-1)
+
+
+def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:
+    """`tokenizer.decode` with every token spelled out. Where transformers only wraps a fast tokenizer, that is asked
+    itself: the wrapping looks at each id and costs more than the decoding."""
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    own = getattr(type(tokenizer), "_decode", None)
+    if fast is not None and getattr(own, "__module__", "").startswith("transformers.tokenization_utils"):
+        return partial(fast.decode, skip_special_tokens=False)
+    return partial(tokenizer.decode, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
 def cut_at_stop(text: str, stop: Sequence[str], start: int = 0) -> str:

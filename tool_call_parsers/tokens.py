@@ -19,6 +19,7 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Final, Protocol, TypeAlias
 
 REPLACEMENT: Final = "\ufffd"
@@ -109,6 +110,7 @@ class TokenMap:
             tokenizer, "id_to_token", None
         )
         self._pieces: dict[int, tuple[str, bool]] = {}
+        self._whole: dict[int, str] = {}
         self._anchor, self._anchor_text = self._find_anchor()
         markers = {name for name in self._special.values() if _is_markup(name)}
         self._trie: _Trie = {}
@@ -138,7 +140,8 @@ class TokenMap:
         ids = _as_ids(token_ids)
         decoded = self._decode(ids) if text is None else text
         stream = TokenStream(self)
-        stream.feed(decoded, ids)
+        if not stream.take_whole(decoded, ids):
+            stream.feed(decoded, ids)
         return stream.finish()
 
     def _decode(self, ids: list[int]) -> str:
@@ -253,6 +256,32 @@ class TokenStream:
         if not self._failed:
             self._place()
         return "" if self._failed else self._scan()
+
+    def take_whole(self, text: str, ids: list[int]) -> bool:
+        """Take a whole completion at once, where its tokens are whole characters and simply follow one another.
+
+        False, and nothing is taken, where they do not: then `feed` looks at them one by one.
+        """
+        whole = self._map._whole
+        if not whole.keys() >= set(ids):  # seen for the first time, or a part of a character
+            pieces = zip(ids, map(self._map._piece, ids), strict=True)
+            whole |= {token_id: piece for token_id, (piece, partial) in pieces if not partial}
+            if not whole.keys() >= set(ids):
+                return False
+        texts = [whole[token_id] for token_id in ids]
+        if "".join(texts) != text:
+            return False
+        self._ends = list(accumulate(map(len, texts)))
+        self._starts = [0, *self._ends[:-1]] if ids else []
+        special = self._map._special
+        if not special.keys().isdisjoint(ids):
+            for token_id, start, piece in zip(ids, self._starts, texts, strict=True):
+                name = special.get(token_id)
+                if name and (offset := piece.find(name)) >= 0:
+                    self._genuine.append((start + offset, start + offset + len(name)))
+        self._parts, self._ids, self._next = [text], ids, len(ids)
+        self._tail, self._pos = text, len(text)
+        return True
 
     def finish(self) -> Aligned:
         """The whole completion. ValueError naming `token_ids` when they do not decode to the text."""
@@ -541,7 +570,10 @@ def _is_markup(name: str) -> bool:
 
 
 def _as_ids(token_ids: Iterable[Any]) -> list[int]:
+    ids = list(token_ids)
+    if set(map(type, ids)) <= {int}:
+        return ids
     try:
-        return [operator.index(token_id) for token_id in token_ids]
+        return [operator.index(token_id) for token_id in ids]
     except TypeError as error:
         raise TypeError(f"token_ids must be integers: {error}") from None
