@@ -45,7 +45,7 @@ _TICK = 1.0
 _LONGEST_DELAY = 60.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Job:
     """One item to be played."""
 
@@ -56,6 +56,8 @@ class _Job:
     """Groups of the run that had succeeded when it failed last."""
     alone: int = 0
     """Failures while it was the only item left."""
+    not_before: float = 0.0
+    """When it may be tried again, on the clock of `time.monotonic`."""
 
 
 class ServeRun(Generic[G]):
@@ -228,7 +230,7 @@ class ServeRun(Generic[G]):
         """Groups that may be begun now."""
         settings, info, status = self.settings, self.delivery.info, self.delivery.status
         busy = len(self._drawing) + len(self._playing)
-        if info is None or status is None or (self._exhausted and not self._again) or self._trained():
+        if info is None or status is None or (self._exhausted and not self._ripe()) or self._trained():
             return 0
         if self._is_down():
             return int(not busy and time.monotonic() >= self._begin_after)
@@ -315,18 +317,25 @@ class ServeRun(Generic[G]):
         async with self._draw:
             # While groups fail, other items are tried, too: it may be the doing of those that wait to be tried again.
             fresh_first = self._is_down() and len(self._again) < 2 * self.settings.max_workers
-            if self._again and not (fresh_first and not self._exhausted):
-                return self._again.popleft()
+            ripe = self._ripe()
+            if ripe is not None and not (fresh_first and not self._exhausted):
+                self._again.remove(ripe)
+                return ripe
             while not self._exhausted and not self._reason:
                 item = await self.next_item()
                 if item is None:
                     self._exhausted = True
-                    return self._again.popleft() if self._again else None
+                    break
                 key = self._keys.key(item)
                 if key not in self.spool.state.keys:
                     return _Job(item, key)
                 await asyncio.sleep(0)  # thousands may be done already, and the loop serves others, too
         return None
+
+    def _ripe(self) -> _Job | None:
+        """An item to be tried again whose pause is over."""
+        now = time.monotonic()
+        return next((job for job in self._again if job.not_before <= now), None)
 
     async def _finish(self, job: _Job, group: G, step: int) -> None:
         info = self.delivery.info
@@ -389,10 +398,12 @@ class ServeRun(Generic[G]):
         if job.failures >= MAX_ATTEMPTS or job.alone >= MAX_ATTEMPTS_ALONE:
             await self._leave_out(job.key, Unsendable("failed", reason))
             return
+        now = time.monotonic()
+        # Some groups still succeed when a server goes away: without a pause an item would use up its attempts by then.
+        job.not_before = now + self.settings.item_pause * 4 ** (job.failures - 1)
         self._again.append(job)
         if self._failed_in_a_row == MAX_ATTEMPTS:
             self.tell(f"groups fail: {reason}; they are played again, one at a time until one succeeds")
-        now = time.monotonic()
         if self._is_down() and now >= self._begin_after:  # groups fail together: one pause
             self._begin_after = now + self._delay
             self._delay = min(_LONGEST_DELAY, 2 * self._delay)

@@ -96,5 +96,7 @@ class ServeSettings:
     """Seconds for one group, 0 or less for any. A last resort: a rollout should have ended itself before."""
     grace_period: float = 60.0
     """Seconds that groups in flight get to finish when the run is stopped."""
+    item_pause: float = 5.0
+    """Seconds before an item whose group failed is played again; four times as long the next time."""
     window: int = 1
     """Batches that may lie at the API (see `environments.delivery`)."""

@@ -66,7 +66,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def torch() -> Iterator[Any]:
-    """Not in the lock file: pip would take a build for GPUs, of some GB. `make test-torch` has it, and must not skip."""
+    """Not in the lock file: pip would take a build for GPUs, of some GB. `make test-torch` has it and must not skip."""
     if os.environ.get("LACHESIS_NEED_TORCH"):
         found = importlib.import_module("torch")
     else:

@@ -86,7 +86,7 @@ class DeadlyApi(RolloutApi):
 
 def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = None, **changes: Any) -> ServeRun[int]:
     """A run over `count` groups; `changes` replace its arguments, or fields of its settings."""
-    settings = {"max_workers": 8, "grace_period": 5.0, "steps_per_eval": 0}
+    settings = {"max_workers": 8, "grace_period": 5.0, "steps_per_eval": 0, "item_pause": 0.05}
     settings |= {name: changes.pop(name) for name in list(changes) if name in ServeSettings.__slots__}
     arguments: dict[str, Any] = {
         "next_item": Items(count),

@@ -19,15 +19,6 @@ class Coins(ManyWords):
         return random.random()
 
 
-class Equal(ManyWords):
-    """The same reward for everybody."""
-
-    name = "equal"
-
-    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-        return 0.5
-
-
 class Raising(Coins):
     """A reward with a mistake in it."""
 
@@ -50,7 +41,7 @@ class Counted(Coins):
 
 
 ENVIRONMENTS: dict[str, type[HermesAgentBaseEnv]] = {
-    env.name: env for env in (Coins, Equal, Raising, Counted) if env.name is not None
+    env.name: env for env in (Coins, Raising, Counted) if env.name is not None
 }
 
 if __name__ == "__main__":
