@@ -12,10 +12,10 @@ import email.utils
 import json
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self
+from typing import Any, Final, Literal, NoReturn, Self, TypeAlias
 
 import aiohttp
 import orjson
@@ -28,6 +28,7 @@ _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s, so that it is we who close an idle connection and no request meets its end
 _RETRIED_STATUS = frozenset({408, 425, 429})
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
+Echo: TypeAlias = Callable[[], bytes]
 ARRAY: Final = "array"
 """The key under which `Answer.body` holds an answer that is a JSON array (several completions of one request)."""
 
@@ -135,12 +136,17 @@ class HttpClient:
         return await self.send(self.base_url + path, named, max_retries=max_retries)
 
     async def send(
-        self, url: str, payload: Mapping[str, Any], *, max_retries: int | None = None, echo: bytes | None = None
+        self,
+        url: str,
+        payload: Mapping[str, Any],
+        *,
+        max_retries: int | None = None,
+        echo: Echo | None = None,
     ) -> Answer:
         """POST `payload` as it is until an attempt answers, the retries are used up or the deadline passes.
 
-        `echo` is a field as JSON text, `"name":value`, that the server may repeat; a verbatim copy is read as null, for
-        comparing a long prompt as text takes a hundredth of the time that reading its numbers does.
+        `echo` gives a field as JSON text, `"name":value`, that the server may repeat; a verbatim copy is read as null,
+        for comparing a long prompt as text takes a hundredth of the time that reading its numbers does.
         """
         async with self.place():
             return await self.send_at_once(url, payload, max_retries=max_retries, echo=echo)
@@ -151,16 +157,21 @@ class HttpClient:
         return self._gate
 
     async def send_at_once(
-        self, url: str, payload: Mapping[str, Any], *, max_retries: int | None = None, echo: bytes | None = None
+        self,
+        url: str,
+        payload: Mapping[str, Any],
+        *,
+        max_retries: int | None = None,
+        echo: Echo | None = None,
     ) -> Answer:
         """`send` for who holds a place already."""
-        settings, session, body = self.settings, self._open_session(), _encode(payload)
+        settings, session = self.settings, self._open_session()
         retries = settings.max_retries if max_retries is None else max_retries
         deadline = time.monotonic() + settings.retry_deadline
         for attempt in range(1, retries + 2):
             started = time.monotonic()
             try:
-                answer = await self._request(session, "POST", url, body, echo=echo)
+                answer = await self._request(session, "POST", url, payload, echo=echo)
                 return Answer(answer, time.monotonic() - started, attempt)
             except _Failed as failure:
                 delay = _delay(attempt, failure.retry_after)
@@ -184,14 +195,15 @@ class HttpClient:
         session: aiohttp.ClientSession,
         method: str,
         url: str,
-        body: bytes | None,
+        payload: Mapping[str, Any] | None,
         *,
         expect_json: bool = True,
-        echo: bytes | None = None,
+        echo: Echo | None = None,
     ) -> dict[str, Any]:
         """One attempt: the decoded answer, `_Failed` for what may pass by itself, or the final error."""
         try:
-            async with session.request(method, url, data=body) as response:
+            # No name for the body: thousands of requests may be in flight, and aiohttp lets go of what it has sent.
+            async with session.request(method, url, data=None if payload is None else _encode(payload)) as response:
                 raw, status, headers = await response.read(), response.status, response.headers
         except TimeoutError as error:
             reason = str(error) or f"no answer within {self.settings.timeout:g} s"
@@ -200,7 +212,7 @@ class HttpClient:
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
-        answer = _decode(raw if echo is None else raw.replace(echo, echo.partition(b":")[0] + b":null"))
+        answer = _decode(raw if echo is None else _without_echo(raw, echo()))
         error_object = _error_of(answer)
         if status == 200 and error_object and "choices" not in (answer or {}):
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
@@ -257,6 +269,10 @@ def _plain(value: object) -> Any:
     if isinstance(value, Sequence):
         return list(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def _without_echo(raw: bytes, field: bytes) -> bytes:
+    return raw.replace(field, field.partition(b":")[0] + b":null")
 
 
 def _decode(raw: bytes) -> dict[str, Any] | None:

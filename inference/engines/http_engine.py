@@ -166,7 +166,9 @@ class SingleRequestEngine(HttpEngine, ABC):
         if n > 1 and sampling.temperature <= 0:  # vLLM refuses several greedy completions in one request
             return await one_by_one(self.generate(prompt, sampling, max_retries=max_retries) for _ in range(n))
         payload = self.payload(prompt, sampling, n)
-        answer = await self.send(self.url, payload, max_retries=max_retries, echo=b'"prompt_token_ids":' + prompt.json)
+        answer = await self.send(
+            self.url, payload, max_retries=max_retries, echo=lambda: b'"prompt_token_ids":' + prompt.json
+        )
         reading = self.read(answer.body)
         self.check_reading(reading, prompt, n)
         return Generated(

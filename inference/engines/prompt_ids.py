@@ -9,26 +9,29 @@ from trajectories import TokenPrefix
 
 
 class PromptIds(Sequence[int]):
-    """Token ids with their JSON text. A prompt of a rollout is long, and every turn sends all of it: as text it is made
-    of the texts of its pieces, and takes a twentieth of the memory of a list of numbers."""
+    """Token ids with their JSON text. A prompt of a rollout is long, and every turn sends all of it: as text it is put
+    together from the texts of its pieces, and nothing of it is kept here."""
 
-    __slots__ = ("_ids", "json", "length")
+    __slots__ = ("_ids", "_prefix")
 
     def __init__(self, ids: Sequence[int] | TokenPrefix) -> None:
-        prefix = ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
-        self.json = prefix.to_json()
-        self.length = prefix.length
-        self._ids: list[int] | TokenPrefix = prefix
+        self._prefix = ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
+        self._ids: list[int] | None = None
+
+    @property
+    def json(self) -> bytes:
+        """A compact JSON list."""
+        return self._prefix.to_json()
 
     @property
     def ids(self) -> list[int]:
         """As numbers; made when first asked for."""
-        if isinstance(self._ids, TokenPrefix):
-            self._ids = self._ids.ids
+        if self._ids is None:
+            self._ids = self._prefix.ids
         return self._ids
 
     def __len__(self) -> int:
-        return self.length
+        return self._prefix.length
 
     def __getitem__(self, index: Any) -> Any:
         return self.ids[index]
@@ -37,6 +40,6 @@ class PromptIds(Sequence[int]):
         return iter(self.ids)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(other) == self.length and list(other) == self.ids
+        return isinstance(other, Sequence) and len(other) == len(self) and list(other) == self.ids
 
     __hash__ = None  # type: ignore[assignment]

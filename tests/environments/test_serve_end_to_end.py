@@ -2,87 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from environments.atropos import APIServerConfig
 from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError
-from environments.training_groups import samples_from_atropos
 from inference.fake import FakeServer, ToolUser
-from tests.support.small_envs import ManyWords
-from tests.support.stock_run_api import StockRunApi, Trainer, run_api
-from trajectories import verify
+from tests.support.stock_run_api import StockRunApi, run_api
+from tests.support.training_runs import proven, serving, trained
 
 __all__ = ["run_api"]
-
-
-class CoinToss(ManyWords):
-    """Rewards that differ within a group, whatever a small model says."""
-
-    name = "coin-toss"
-
-    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-        return random.random()
-
-
-def serving(folder: Path, api: StockRunApi, server: APIServerConfig, **settings: Any) -> CoinToss:
-    chosen = {
-        "group_size": 2,
-        "max_num_workers": 2,
-        "max_token_length": 24,
-        "max_agent_turns": 2,
-        "max_resamples": 1,
-        "enabled_toolsets": ["terminal"],
-        "rollout_server_url": api.url,
-        "spool_path": str(folder / "spool"),
-        "data_dir_to_save_evals": str(folder / "eval"),
-        "total_steps": -1,
-        "steps_per_eval": 0,
-        **settings,
-    }
-    env = CoinToss(CoinToss.env_config_cls(**chosen), [server])
-    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
-    return env
-
-
-async def trained(env: CoinToss, api: StockRunApi, *, groups: int, steps: int) -> Trainer:
-    """Play the trainer beside `serve` until it has its groups; each step takes two of them."""
-    trainer = Trainer(api.url, batch_size=4, num_steps=steps)
-    await trainer.register()
-    await trainer.poll()
-    run = asyncio.create_task(env.env_manager())
-    taking = asyncio.create_task(take(trainer, groups))
-    done, _ = await asyncio.wait({run, taking}, return_when=asyncio.FIRST_COMPLETED)
-    for task in done:
-        task.result()
-    await taking
-    result = await run
-    assert result.step >= steps
-    return trainer
-
-
-async def take(trainer: Trainer, groups: int) -> None:
-    async with asyncio.timeout(300):  # a small model on a busy machine
-        while len(trainer.groups) < groups:
-            if not await trainer.poll():
-                await asyncio.sleep(0.1)
-
-
-def check(trainer: Trainer) -> list[Any]:
-    """Every sample of every group, proven."""
-    samples = []
-    for group in trainer.groups:
-        assert len(group["tokens"]) == len(group["scores"]) == 2
-        assert all(message["role"] for conversation in group["messages"] or () for message in conversation)
-        for sample in samples_from_atropos(group):
-            assert verify(sample) == []
-            samples.append(sample)
-    return samples
 
 
 @pytest.mark.model
@@ -90,7 +20,7 @@ async def test_serve_sends_what_the_embedded_model_sampled(tmp_path: Path, run_a
     async with run_api.wiped() as api:
         server = ServerConfig(model_name="embedded", parallel=2, context=2048)
         env = serving(tmp_path, api, server, include_messages=True)
-        samples = check(await trained(env, api, groups=2, steps=1))
+        samples = proven(await trained(env, api, groups=2, steps=1))
     assert len({sample.rollout_id for sample in samples}) == len(samples) == 4
     for sample in samples:
         assert sample.trained > 0
@@ -109,7 +39,7 @@ async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: Stock
             tokenizer_name=str(tmp_path / "tokenizer"),
         )
         env = serving(tmp_path, api, server, max_agent_turns=6, max_token_length=120)
-        samples = check(await trained(env, api, groups=6, steps=3))
+        samples = proven(await trained(env, api, groups=6, steps=3))
         sampled = {
             (tuple(seen.call.prompts[completion.prompt]), tuple(completion.ids))
             for seen in model.requests

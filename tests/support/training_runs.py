@@ -1,0 +1,80 @@
+"""`serve` with a trainer beside it: an environment whose rewards differ, and what the trainer got, proven."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from environments.atropos import APIServerConfig
+from environments.training_groups import samples_from_atropos
+from tests.support.small_envs import ManyWords
+from tests.support.stock_run_api import StockRunApi, Trainer
+from trajectories import TokenSample, verify
+
+
+class CoinToss(ManyWords):
+    """Rewards that differ within a group, whatever a small model says."""
+
+    name = "coin-toss"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return random.random()
+
+
+def serving(folder: Path, api: StockRunApi, server: APIServerConfig, **settings: Any) -> CoinToss:
+    chosen = {
+        "group_size": 2,
+        "max_num_workers": 2,
+        "max_token_length": 24,
+        "max_agent_turns": 2,
+        "max_resamples": 1,
+        "enabled_toolsets": ["terminal"],
+        "rollout_server_url": api.url,
+        "spool_path": str(folder / "spool"),
+        "data_dir_to_save_evals": str(folder / "eval"),
+        "total_steps": -1,
+        "steps_per_eval": 0,
+        **settings,
+    }
+    env = CoinToss(CoinToss.env_config_cls(**chosen), [server])
+    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
+    return env
+
+
+async def trained(env: CoinToss, api: StockRunApi, *, groups: int, steps: int) -> Trainer:
+    """Play the trainer beside `serve` until it has its groups; each step takes two of them."""
+    trainer = Trainer(api.url, batch_size=4, num_steps=steps)
+    await trainer.register()
+    await trainer.poll()
+    run = asyncio.create_task(env.env_manager())
+    taking = asyncio.create_task(take(trainer, groups))
+    done, _ = await asyncio.wait({run, taking}, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    await taking
+    result = await run
+    assert result.step >= steps
+    return trainer
+
+
+async def take(trainer: Trainer, groups: int) -> None:
+    async with asyncio.timeout(300):  # a small model on a busy machine
+        while len(trainer.groups) < groups:
+            if not await trainer.poll():
+                await asyncio.sleep(0.1)
+
+
+def proven(trainer: Trainer) -> list[TokenSample]:
+    """Every sample of every group, proven."""
+    samples = []
+    for group in trainer.groups:
+        assert len(group["tokens"]) == len(group["scores"]) == 2
+        assert all(message["role"] for conversation in group["messages"] or () for message in conversation)
+        for sample in samples_from_atropos(group):
+            assert verify(sample) == []
+            samples.append(sample)
+    return samples
