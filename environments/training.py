@@ -16,7 +16,7 @@ from environments.serve_settings import Sendable, ServeSettings, Verdict, verdic
 from environments.servers import Phase1CannotTrain, ServerConfigError, describe, token_engine
 from environments.spool import Spool
 from environments.training_groups import GroupSettings, RolloutSamples, SplitRollouts, build_group
-from inference import TokenServer, Unauthorized
+from inference import RequestRejected, TokenServer, Unauthorized
 from inference.sampling import read_sampling
 from trajectories import sampling_problem
 
@@ -185,7 +185,7 @@ async def play_whole_group(env: HermesAgentBaseEnv, item: Any, item_key: str) ->
     """`group_size` scored rollouts. One that ended without a score is played again, `max_infra_retries` times at most.
 
     Raises:
-        RunStopped: the server refuses the key.
+        RunStopped: the server refuses the key, or knows no such model or route.
     """
     config = env.config
     tools = env.tool_definitions()
@@ -200,7 +200,7 @@ async def play_whole_group(env: HermesAgentBaseEnv, item: Any, item_key: str) ->
             ]
         rollouts += [task.result() for task in tasks]
         for rollout in rollouts[first:]:
-            if isinstance(rollout.error, Unauthorized):
+            if _is_a_setting(rollout.error):
                 raise RunStopped(str(rollout.error)) from rollout.error
         scored = sum(rollout.reward is not None for rollout in rollouts)
         if scored == config.group_size:
@@ -245,3 +245,8 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
     if left_out:
         verdict = replace(verdict, detail=f"{verdict.detail}; the last one without: {left_out[-1].reason}")
     return replace(verdict, tokens=verdict.tokens + lost)
+
+
+def _is_a_setting(error: Exception | None) -> bool:
+    """Whether every request would fail like this: the key, the model's name or the kind of server is wrong."""
+    return isinstance(error, Unauthorized) or (isinstance(error, RequestRejected) and error.status == 404)

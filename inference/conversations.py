@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from trajectories import ChatResponse, Message, Node
 from trajectories.messages import as_message
+
+
+class Found(NamedTuple):
+    """A conversation that was looked up."""
+
+    nodes: tuple[Node, ...]
+    key: bytes
 
 
 class Conversations:
@@ -21,7 +28,7 @@ class Conversations:
     def __init__(self) -> None:
         self._nodes: dict[bytes, Node] = {}
 
-    def nodes(self, messages: Sequence[Message | Mapping[str, Any]]) -> tuple[Node, ...]:
+    def find(self, messages: Sequence[Message | Mapping[str, Any]]) -> Found:
         """The path of nodes of `messages`; those that are new are remembered."""
         path: list[Node] = []
         key = b""
@@ -32,16 +39,13 @@ class Conversations:
             if node is None:
                 node = self._nodes[key] = Node.after(path[-1] if path else None, message)
             path.append(node)
-        return tuple(path)
+        return Found(tuple(path), key)
 
-    def add(self, path: Sequence[Node], responses: Sequence[ChatResponse]) -> None:
-        """Remember what was sampled behind `path`. Of several that say the same, the first is gone on with."""
-        key = b""
-        for node in path:
-            key = _key(key, node.message)
+    def add(self, found: Found, responses: Sequence[ChatResponse]) -> None:
+        """Remember what was sampled behind a path. Of several that say the same, the first is gone on with."""
+        parent = found.nodes[-1] if found.nodes else None
         for response in responses:
-            parent = path[-1] if path else None
-            self._nodes.setdefault(_key(key, response.message), Node.after(parent, response.message, response))
+            self._nodes.setdefault(_key(found.key, response.message), Node.after(parent, response.message, response))
 
 
 def _key(before: bytes, message: Message) -> bytes:

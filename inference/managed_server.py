@@ -106,8 +106,12 @@ class ManagedServer:
     ) -> list[ChatResponse]:
         """`n` completions of one conversation: siblings, each with tokens of its own."""
         prompts, reader = self.server.prompts, self.server.reader
-        listed = None if isinstance(messages, MessageHistory) else self._conversations.nodes(messages)
-        prompt = prompts.prompt(messages.nodes() if isinstance(messages, MessageHistory) else listed or (), tools)
+        if isinstance(messages, MessageHistory):
+            found, nodes = None, messages.nodes()
+        else:
+            found = self._conversations.find(messages)
+            nodes = found.nodes
+        prompt = prompts.prompt(nodes, tools)
         prefix, opened = prompt.prefix, reader.opens_reasoning(prompt.tail)
         forced: list[int] = []
         if opening := forced_opening(self.server.parser, tools, tool_choice, reasoning_is_open=opened):
@@ -123,8 +127,8 @@ class ManagedServer:
             reading = reader.read(ids, offered, stop=sampling.stop, forced=len(forced), reasoning_is_open=opened)
             responses.append(self._response(reading, prefix, generation, sampling, answered, prompt.context))
         self._responses += responses
-        if listed is not None:
-            self._conversations.add(listed, responses)
+        if found is not None:
+            self._conversations.add(found, responses)
         return responses
 
     # What environments written for Atropos call

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from environments.process import RunStopped
 from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError
 from inference.fake import FakeServer, ToolUser
-from tests.support.stock_run_api import StockRunApi, run_api
+from tests.support.stock_run_api import StockRunApi, Trainer, run_api
 from tests.support.training_runs import proven, serving, trained
 
 __all__ = ["run_api"]
@@ -85,3 +86,20 @@ async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
         api = StockRunApi()  # never started: nothing may be sent
         with pytest.raises(error, match=told):
             await serving(tmp_path, api, server, **settings).env_manager()
+
+
+async def test_a_model_that_the_server_does_not_know_ends_the_run(tmp_path: Path, run_api: StockRunApi) -> None:
+    """Every request would fail alike, however often it is made."""
+    async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = ServerConfig(
+            base_url=model.base_url,
+            model_name="another",
+            server_type="vllm",
+            tokenizer_name=str(tmp_path / "tokenizer"),
+        )
+        trainer = Trainer(api.url, batch_size=4)
+        await trainer.register()
+        await trainer.poll()
+        with pytest.raises(RunStopped, match="check model_name"):
+            await serving(tmp_path, api, server).env_manager()

@@ -30,7 +30,6 @@ from trajectories.tokens import MASKED, sampling_problem
 TOLERANCE: Final = 1e-3
 """Largest difference at one token, in nats. llama.cpp's attention works in half precision, which makes up to 7e-4 of
 difference here; with a float32 cache and no flash attention it would be 5e-6."""
-TORCH: Final = "torch==2.13.0+cpu"
 TOOLS: Final[list[dict[str, Any]]] = [
     {"type": "function", "function": {"name": "weather", "description": "Weather", "parameters": {}}}
 ]
@@ -70,8 +69,7 @@ def torch() -> Iterator[Any]:
     if os.environ.get("LACHESIS_NEED_TORCH"):
         found = importlib.import_module("torch")
     else:
-        step = f".venv/bin/pip install {TORCH} --extra-index-url https://download.pytorch.org/whl/cpu"
-        found = pytest.importorskip("torch", reason=f"torch is not installed; for its CPU build: {step}")
+        found = pytest.importorskip("torch", reason="torch is not installed; `make test-torch` has it")
     threads = found.get_num_threads()
     found.set_num_threads(1)  # more of them wait for each other longer than a model of this size takes
     yield found
