@@ -125,7 +125,7 @@ class ManagedServer:
         for generation in answered.generated.generations:
             ids = [*forced, *self._without_end(generation.ids)]
             reading = reader.read(ids, offered, stop=sampling.stop, forced=len(forced), reasoning_is_open=opened)
-            responses.append(self._response(reading, prefix, generation, sampling, answered, prompt.context))
+            responses.append(self._response(reading, prefix, generation, answered, prompt.context))
         self._responses += responses
         if found is not None:
             self._conversations.add(found, responses)
@@ -167,7 +167,7 @@ class ManagedServer:
         for generation in answered.generated.generations:
             text = cut_at_stop(self.server.reader.decode(self._without_end(generation.ids)), sampling.stop)
             reading = wire.Reading(Message("assistant", text))
-            responses.append(self._response(reading, prefix, generation, sampling, answered, _TEXT))
+            responses.append(self._response(reading, prefix, generation, answered, _TEXT))
         self._responses += responses
         return completion(responses)
 
@@ -217,7 +217,6 @@ class ManagedServer:
         reading: wire.Reading,
         prefix: TokenPrefix,
         generation: Generation,
-        sampling: Sampling,
         answered: Answered,
         context: str,
     ) -> ChatResponse:
@@ -225,6 +224,9 @@ class ManagedServer:
         if finish is FinishReason.STOP and reading.message.tool_calls:
             finish = FinishReason.TOOL_CALLS  # OpenAI's word for a turn that the model ended with calls
         generated = answered.generated
+        last = self._responses[-1].sampling if self._responses else None
+        # One record for all turns: thousands of rollouts are in memory.
+        sampling = last if last is not None and last == generated.sampling else generated.sampling
         return ChatResponse(
             message=reading.message,
             finish_reason=finish,
@@ -235,7 +237,7 @@ class ManagedServer:
             latency=answered.latency,
             attempts=answered.attempts,
             server=answered.engine.base_url,
-            sampling=generated.sampling,
+            sampling=sampling,
             malformed_calls=reading.malformed_calls,
             tokens=SampledTokens.sample(
                 prefix,
