@@ -35,7 +35,7 @@ class Server(Protocol):
     async def close(self) -> None: ...
 
 
-class Answered(Protocol):
+class Timed(Protocol):
     """A dataclass that says how long its request took, and how often it was made."""
 
     @property
@@ -46,7 +46,7 @@ class Answered(Protocol):
 
 
 S = TypeVar("S", bound=Server)
-A = TypeVar("A", bound=Answered)
+A = TypeVar("A", bound=Timed)
 
 
 @dataclass(slots=True)
