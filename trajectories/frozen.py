@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NoReturn, TypeVar
 
 T = TypeVar("T")
@@ -60,30 +60,28 @@ def freeze(value: Any) -> Any:
     """A read-only deep copy of a JSON value. TypeError for what JSON cannot hold."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # an abstract base class is slow to ask
         return freeze_dict(value)
     if isinstance(value, (list, tuple)):
-        return FrozenList(freeze(item) for item in value)
+        return FrozenList([freeze(item) for item in value])
     raise TypeError(f"{type(value).__name__} is not a JSON value")
 
 
 def freeze_dict(mapping: Mapping[Any, Any]) -> FrozenDict:
     """`freeze` for a mapping; its keys must be text."""
-    return FrozenDict(_frozen_items(mapping.items()))
-
-
-def _frozen_items(items: Iterable[tuple[Any, Any]]) -> Iterable[tuple[str, Any]]:
-    for key, value in items:
-        if not isinstance(key, str):
-            raise TypeError(f"key {key!r} is not text")
-        yield key, freeze(value)
+    frozen = {key: value if type(value) is str else freeze(value) for key, value in mapping.items()}
+    if set(map(type, frozen)) - {str}:
+        for key in frozen:
+            if not isinstance(key, str):
+                raise TypeError(f"key {key!r} is not text")
+    return FrozenDict(frozen)
 
 
 def thaw(value: Any) -> Any:
     """A plain, editable deep copy of a frozen value."""
     if isinstance(value, str):
-        return value  # most values are text, and an abstract base class is slow to ask
-    if isinstance(value, Mapping):
+        return value  # most values are text
+    if isinstance(value, (dict, Mapping)):
         return {key: thaw(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [thaw(item) for item in value]

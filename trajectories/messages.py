@@ -45,6 +45,10 @@ REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """Where servers put reasoning, in the order in which they are believed; the last is a list of `{"text": ...}`."""
 
 
+_NOTHING = FrozenDict()
+"""Most messages and calls have no further fields; they all share this one."""
+
+
 class FinishReason(StrEnum):
     """Why the server stopped. Never invented: what a server does not say is `UNKNOWN`."""
 
@@ -67,7 +71,7 @@ class ToolCall:
     id: str
     name: str
     arguments: str
-    extra: Mapping[str, Any] = field(default_factory=FrozenDict, hash=False)
+    extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """What else the server said of the call (e.g. a provider's signature that it wants back)."""
 
     @classmethod
@@ -120,7 +124,7 @@ class Message:
     name: str | None = None
     reasoning: str | None = None
     """What the model thought before it answered; kept apart from `content`, sent back only as the server takes it."""
-    extra: Mapping[str, Any] = field(default_factory=FrozenDict, hash=False)
+    extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     """Fields of the API message that this class does not name, as they came (nulls left out)."""
 
     @classmethod
@@ -312,7 +316,7 @@ def _reasoning(message: Mapping[str, Any], index: int | None) -> str | None:
 def _extra(mapping: Mapping[str, Any], named: tuple[str, ...], at: str, index: int | None) -> Mapping[str, Any]:
     extra = {key: value for key, value in mapping.items() if key not in named and value is not None}
     if not extra:
-        return FrozenDict()
+        return _NOTHING
     try:
         return FrozenDict({key: freeze(value) for key, value in extra.items()})
     except TypeError as error:

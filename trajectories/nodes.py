@@ -6,10 +6,10 @@ import json
 import struct
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
-from typing import Any, TypeAlias
+from typing import Final, TypeAlias
 
-from trajectories.frozen import FrozenDict, freeze
-from trajectories.messages import ChatResponse, Message, ToolResponse
+from trajectories.frozen import FrozenDict, freeze, freeze_dict
+from trajectories.messages import ChatResponse, Message, ToolCall, ToolResponse
 from trajectories.tokens import TokenPrefix
 
 Origin: TypeAlias = ChatResponse | ToolResponse | None
@@ -28,23 +28,25 @@ class Item(FrozenDict):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One message in its context. Nodes are compared by identity: two samples may say the same and still be two."""
+    """One message in its context. Nodes are compared by identity: two samples may say the same and still be two.
+
+    What follows from the message (`item`, `digest`, `address`) is made when it is first asked for, which for most nodes
+    of most rollouts is late or never.
+    """
 
     parent: Node | None = field(repr=False)
     message: Message
+    """Nothing in it can change any more."""
     origin: Origin
     """The completion or tool result that the message came with; None for what was written into the conversation, edits
     included."""
-    digest: str
-    """Address of the content: a hash over the parent's digest and the message. Equal digests, equal conversations."""
-    item: Item = field(repr=False)
-    """The message as a read-only OpenAI dict, reasoning (if any) under `reasoning`."""
     sampled: bool = False
     """The origin is a completion, and these very ancestors are the context that it was sampled in. False for a
     completion that became context: behind an edit, or appended somewhere else."""
     source: Node | None = field(default=None, repr=False)
     """The node that this one is a copy or an edit of, or that it took the place of."""
-    _own: bytes = field(default=b"", repr=False)
+    _item: Item | None = field(default=None, repr=False)
+    _digest: str | None = field(default=None, init=False, repr=False)
     _address: str | None = field(default=None, init=False, repr=False)
 
     @classmethod
@@ -57,19 +59,46 @@ class Node:
         sampled: bool = True,
         source: Node | None = None,
     ) -> Node:
-        """The node that says `message` after `parent`. `sampled` only counts where `origin` is a completion."""
-        plain = message.to_openai(reasoning_field="reasoning")
-        item = Item([(key, freeze(value)) for key, value in plain.items()])
-        item.origin = origin
-        own = _digest_of(plain)
-        sampled = sampled and isinstance(origin, ChatResponse)
-        return cls(parent, message, origin, _chained(parent, own), item, sampled, source, own)
+        """The node that says `message` after `parent`. `sampled` only counts where `origin` is a completion.
+
+        TypeError for a message that holds what JSON cannot hold.
+        """
+        return cls(parent, _settled(message), origin, sampled and isinstance(origin, ChatResponse), source)
 
     @classmethod
     def copied(cls, parent: Node | None, source: Node) -> Node:
         """`source` once more, as context behind `parent`."""
-        digest = _chained(parent, source._own)
-        return cls(parent, source.message, source.origin, digest, source.item, False, source, source._own)
+        return cls(parent, source.message, source.origin, False, source, source._item)
+
+    @property
+    def item(self) -> Item:
+        """The message as a read-only OpenAI dict, reasoning (if any) under `reasoning`."""
+        item = self._item
+        if item is None:
+            plain = self.message.to_openai(reasoning_field="reasoning")
+            item = Item([(key, value if type(value) is str else freeze(value)) for key, value in plain.items()])
+            item.origin = self.origin
+            object.__setattr__(self, "_item", item)
+        return item
+
+    @property
+    def digest(self) -> str:
+        """Address of the content: a hash over the parent's digest and the message. Equal digests, equal conversations.
+
+        Kept from the first time on: each node of a conversation is hashed once.
+        """
+        line: list[Node] = []
+        node: Node | None = self
+        while node is not None and node._digest is None:
+            line.append(node)
+            node = node.parent
+        before = node._digest if node is not None else None
+        for node in reversed(line):
+            known = (before or "").encode() + _digest_of(node.message)
+            before = blake2b(known, digest_size=16).hexdigest()
+            object.__setattr__(node, "_digest", before)
+        assert before is not None
+        return before
 
     @property
     def address(self) -> str:
@@ -91,7 +120,7 @@ class Node:
     def says(self, message: Message) -> bool:
         """Whether the message is `message`, to the letter."""
         # == alone takes 1, 1.0 and True for the same.
-        return message == self.message and _digest_of(message.to_openai(reasoning_field="reasoning")) == self._own
+        return message == self.message and _digest_of(message) == _digest_of(self.message)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +144,40 @@ def nearest_sampled(node: Node | None, context: str | None = None) -> tuple[Toke
     return None, behind
 
 
-def _chained(parent: Node | None, own: bytes) -> str:
-    before = parent.digest.encode() if parent is not None else b""
-    return blake2b(before + own, digest_size=16).hexdigest()
+def _settled(message: Message) -> Message:
+    """The message with nothing in it that can change: itself, unless its maker left a dict or a list in it."""
+    content = message.content
+    texts: set[type] = {type(message.tool_call_id), type(message.name), type(message.reasoning)}
+    extras: set[type] = {type(message.extra)}
+    if type(content) is tuple:
+        extras.update(map(type, content))
+    else:
+        texts.add(type(content))
+    for call in message.tool_calls:
+        texts |= {type(call.id), type(call.name), type(call.arguments)}
+        extras.add(type(call.extra))
+    if texts <= _TEXT_OR_NONE and extras <= _FROZEN:
+        return message
+    return Message(
+        message.role,
+        tuple(map(freeze, content)) if isinstance(content, tuple) else freeze(content),
+        tuple(
+            ToolCall(freeze(call.id), freeze(call.name), freeze(call.arguments), freeze_dict(call.extra))
+            for call in message.tool_calls
+        ),
+        freeze(message.tool_call_id),
+        freeze(message.name),
+        freeze(message.reasoning),
+        freeze_dict(message.extra),
+    )
 
 
-def _digest_of(plain: dict[str, Any]) -> bytes:
+_TEXT_OR_NONE: Final = frozenset({str, type(None)})
+_FROZEN: Final = frozenset({FrozenDict})
+
+
+def _digest_of(message: Message) -> bytes:
+    plain = message.to_openai(reasoning_field="reasoning")
     # A model can write half a surrogate pair: let it pass.
     return blake2b(_canonical(plain).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from trajectories.frozen import thaw
 from trajectories.messages import ChatResponse
-from trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix
+from trajectories.tokens import MASKED, MASKED_LOGPROB, Floats, SampledTokens, TokenPrefix
 
 SAMPLE_SCHEMA: Final = "lachesis.sample/1"
 """Value of `schema` in the record of a sample."""
@@ -51,7 +51,7 @@ class Span:
     start: int
     end: int
     prefix_digest: str
-    """`digest_of(tokens[:start])`, taken when it was sampled: what the model was given."""
+    """`digest_of(tokens[:start])` of the prompt as it was recorded: what the model was given."""
     digest: str
     """`digest_of(tokens[:end])`."""
     logprobs_digest: str
@@ -176,7 +176,7 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
                 turn, response, told = trained
                 spans.append(_span(turn, response, told))
                 masks += ids
-                logprobs += told.logprobs
+                logprobs += told.logprobs[:]
                 end_of_turn.update(dict.fromkeys(told.end_of_turn))
             tokens += ids
         found.append(
@@ -203,7 +203,11 @@ def logprobs_digest(logprobs: Iterable[float]) -> str:
     Raises:
         TypeError, OverflowError: one is no number, or none that a float64 can hold.
     """
-    values = array("d", logprobs)
+    values = array("d")
+    if isinstance(logprobs, Floats):
+        values.frombytes(logprobs.packed)
+    else:
+        values.extend(logprobs)
     if sys.byteorder == "big":
         values.byteswap()
     return blake2b(values.tobytes(), digest_size=16).hexdigest()

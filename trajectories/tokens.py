@@ -11,7 +11,11 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from struct import error as StructError
+from struct import pack
 from typing import Any, Final
+
+import orjson
 
 _DIGEST_SIZE: Final = 16
 _UINT: Final = next(code for code in "IL" if array(code).itemsize == 4)
@@ -27,25 +31,28 @@ def digest_of(ids: Iterable[int]) -> str:
     Raises:
         ValueError: an id is no unsigned 32-bit number.
     """
-    return blake2b(_pack(ids), digest_size=_DIGEST_SIZE).hexdigest()
+    return blake2b(_little_endian(_words(ids)), digest_size=_DIGEST_SIZE).hexdigest()
 
 
 class TokenPrefix:
     """Immutable token ids: those of `parent`, then `own_ids`. Extending costs O(new ids) and shares the rest.
 
-    Compared by identity: two prefixes may hold the same ids and still belong to two samplings.
+    Compared by identity: two prefixes may hold the same ids and still belong to two samplings. Threads may read one at
+    the same time.
     """
 
-    __slots__ = ("_hash", "_json", "_own", "length", "parent")
+    __slots__ = ("_held", "_state", "length", "parent")
 
     def __init__(self, ids: Iterable[int] = (), parent: TokenPrefix | None = None) -> None:
         self.parent = parent
-        self._own: bytes = _pack(ids)
-        self._hash: blake2b = parent._hash.copy() if parent is not None else blake2b(digest_size=_DIGEST_SIZE)
-        self._hash.update(self._own)
-        self.length: int = len(self._own) // 4 + (parent.length if parent is not None else 0)
+        # Packed ids, or bytes: their JSON text, which is all that is kept from the first `to_json` on. Thousands of
+        # rollouts are in memory, and what was sent is asked for as numbers once, at the end. The swap is one
+        # assignment; who reads takes the attribute once.
+        self._held: array[int] | bytes = _words(ids)
+        self._state: blake2b | None = None
+        own = len(self._held)
+        self.length: int = own if parent is None else parent.length + own
         """Token ids in all."""
-        self._json: bytes | None = None
 
     def extend(self, ids: Iterable[int]) -> TokenPrefix:
         """These ids and then `ids`."""
@@ -59,32 +66,61 @@ class TokenPrefix:
 
     @property
     def digest(self) -> str:
-        """`digest_of(self.ids)`, kept up to date while the chain grew."""
-        return self._hash.hexdigest()
+        """`digest_of(self.ids)`. Found when it is asked for, and kept: each piece of a chain is hashed once."""
+        line = []
+        piece: TokenPrefix | None = self
+        while piece is not None and piece._state is None:
+            line.append(piece)
+            piece = piece.parent
+        for piece in reversed(line):
+            piece._hash(piece._packed())
+        assert self._state is not None
+        return self._state.hexdigest()
 
     @property
     def own_ids(self) -> list[int]:
         """The ids that this piece adds."""
-        return _unpack(self._own)
+        held = self._held
+        if not isinstance(held, bytes):
+            return held.tolist()
+        found: list[int] = orjson.loads(b"[%b]" % held)
+        # Samples want the ids and the digests of a chain, root first: that is the same text to be read.
+        if self._state is None and (self.parent is None or self.parent._state is not None):
+            self._hash(_little_endian(_words(found)))
+        return found
 
     @property
     def own_length(self) -> int:
-        return len(self._own) // 4
+        return self.length - (self.parent.length if self.parent is not None else 0)
 
     @property
     def ids(self) -> list[int]:
         """All ids, in order. O(length)."""
-        return _unpack(b"".join(reversed([piece._own for piece in self.lineage()])))
+        found: list[int] = []
+        for piece in reversed([*self.lineage()]):
+            found += piece.own_ids
+        return found
 
     def to_json(self) -> bytes:
         """All ids as a compact JSON list: what a request for the next turn needs, at the cost of the new ids only."""
-        pieces = []
-        for piece in self.lineage():
-            if piece._json is None:
-                piece._json = ",".join(map(str, piece.own_ids)).encode()
-            if piece._json:
-                pieces.append(piece._json)
-        return b"[" + b",".join(reversed(pieces)) + b"]"
+        return b"".join(self.json_pieces())
+
+    def json_pieces(self) -> list[bytes]:
+        """`to_json()` in pieces that are shared with this prefix, so that keeping them costs next to nothing."""
+        pieces = [b"]"]
+        piece: TokenPrefix | None = self
+        while piece is not None:
+            text = piece._held
+            if not isinstance(text, bytes):
+                text = piece._text()
+            if text:
+                pieces += (text, b",")
+            piece = piece.parent
+        if len(pieces) > 1:
+            pieces.pop()
+        pieces.append(b"[")
+        pieces.reverse()
+        return pieces
 
     def lineage(self) -> Iterator[TokenPrefix]:
         """This piece, its parent, and so on to the root."""
@@ -93,9 +129,29 @@ class TokenPrefix:
             yield piece
             piece = piece.parent
 
+    def _text(self) -> bytes:
+        held = self._held
+        if not isinstance(held, bytes):
+            self._held = held = orjson.dumps(held.tolist())[1:-1]
+        return held
+
+    def _hash(self, packed: bytes) -> None:
+        """Sets the state, when that of the parent is there."""
+        if self.parent is None:
+            state = blake2b(digest_size=_DIGEST_SIZE)
+        else:
+            assert self.parent._state is not None
+            state = self.parent._state.copy()
+        state.update(packed)
+        self._state = state
+
+    def _packed(self) -> bytes:
+        held = self._held
+        return _little_endian(held if not isinstance(held, bytes) else _words(self.own_ids))
+
     def __reduce__(self) -> tuple[object, ...]:
         # Flat: pickling parent pointers would recurse once per turn.
-        return (_chain, (tuple(piece._own for piece in self.lineage()),))
+        return (_chain, (tuple(piece._packed() for piece in self.lineage()),))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,7 +173,7 @@ class SampledTokens:
             raise ValueError("sampled ids need the prompt that they were sampled after as parent, be it an empty one")
         if len(self.logprobs) != self.after.own_length:
             raise ValueError(f"{self.after.own_length} sampled ids, but {len(self.logprobs)} logprobs")
-        object.__setattr__(self, "logprobs", _Floats(self.logprobs))
+        object.__setattr__(self, "logprobs", Floats(self.logprobs))
 
     @classmethod
     def sample(cls, prompt: TokenPrefix, ids: Iterable[int], logprobs: Sequence[float], **more: Any) -> SampledTokens:
@@ -139,23 +195,31 @@ class SampledTokens:
         return self.after.own_length
 
 
-class _Floats(Sequence[float]):
+class Floats(Sequence[float]):
     """Read-only float64 values in 8 bytes each."""
 
     __slots__ = ("_values",)
 
-    def __init__(self, values: Iterable[float]) -> None:
-        self._values = memoryview(array("d", values).tobytes()).cast("d")
+    def __init__(self, values: Sequence[float]) -> None:
+        try:
+            self._values = pack(f"{len(values)}d", *values)  # half the time of an array's
+        except StructError:
+            self._values = array("d", values).tobytes()  # says what is wrong with them
+
+    @property
+    def packed(self) -> bytes:
+        """The values in the machine's byte order."""
+        return self._values
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._values) // 8
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._values[index]
+        found = memoryview(self._values).cast("d")[index]
         return found.tolist() if isinstance(index, slice) else found
 
     def __iter__(self) -> Iterator[float]:
-        return iter(self._values)
+        return iter(memoryview(self._values).cast("d"))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
@@ -163,10 +227,10 @@ class _Floats(Sequence[float]):
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return repr(self._values.tolist())
+        return repr(list(self))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_Floats, (self._values.tolist(),))
+        return (Floats, (list(self),))
 
 
 def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
@@ -234,22 +298,26 @@ _CONSTRAINTS: Final = (
 )
 
 
-def _pack(ids: Iterable[int]) -> bytes:
+def _words(ids: Iterable[int]) -> array[int]:
     try:
-        words = array(_UINT, ids)
+        return array(_UINT, ids)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"token ids have to be whole numbers from 0 to 4294967295: {error}") from None
+
+
+def _little_endian(words: array[int]) -> bytes:
     if sys.byteorder == "big":
+        words = words[:]
         words.byteswap()
     return words.tobytes()
 
 
-def _unpack(data: bytes) -> list[int]:
+def _unpack(data: bytes) -> array[int]:
     words = array(_UINT)
     words.frombytes(data)
     if sys.byteorder == "big":
         words.byteswap()
-    return words.tolist()
+    return words
 
 
 def _chain(pieces: Sequence[bytes]) -> TokenPrefix:
