@@ -6,9 +6,10 @@ out of time, is a result. A caller can therefore tell a broken sandbox from a wr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 MAX_OUTPUT = 1_000_000
 """Bytes of stdout, and of stderr, that `Sandbox.exec` keeps unless told otherwise."""
@@ -39,18 +40,58 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a rollout asks for. Only what the backend enforces may be asked for: it refuses a field it cannot honour."""
+    """What a rollout asks for. A backend refuses a field that it cannot honour (`BackendUnavailable`); None is its own
+    default, which its documentation names."""
 
+    image: str | None = None
+    """What the inside is made from, in the backend's own terms: an image name, a file, a root folder."""
+    workdir: str | None = None
+    """Absolute folder inside in which commands start and relative paths begin; made if missing."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables to set inside. Nothing of the host's environment is passed on."""
     network: bool = False
     """Whether it may use the network. Locally that is the host's own, its loopback and abstract sockets included."""
-    disk_bytes: int = 1 << 30
-    """Size limit of the workspace and, separately, of /tmp and the home folder."""
+    cpus: float | None = None
+    """Processor time that everything inside may use, in processors."""
+    memory_bytes: int | None = None
+    """Memory of everything inside. A command that needs more is killed: exit code 137, and the sandbox lives on."""
+    pids: int | None = None
+    """Processes and threads inside, those of the backend included."""
+    disk_bytes: int | None = None
+    """Size limit of what can be written."""
+    wall_time: float | None = None
+    """Seconds that any one command may take, whatever `timeout` it was given; background processes likewise."""
     lifetime: float = 3600.0
     """Seconds after which the sandbox ends itself, whoever still holds it."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """`run_id` and `task_id`, for listings and error messages."""
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "memory_bytes", "pids", "disk_bytes", "wall_time", "lifetime"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} has to be positive, not {value!r}")
+        if self.workdir is not None and not self.workdir.startswith("/"):
+            raise ValueError(f"workdir has to be an absolute path, not {self.workdir!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A sandbox as the technology itself lists it, whoever made it, and whether or not that one still lives."""
+
+    backend: str
+    id: str
+    """The name that the backend gave it before it was created: `lachesis-` and random characters."""
+    run_id: str
+    task_id: str
+    owner: str
+    """The process that made it; see `owner.py`."""
+    orphan: bool
+    """Whether the owner is known to be gone. One on another machine is not."""
+    created: float
+    """Unix time in seconds, 0 when unknown."""
+    detail: str = ""
+    """One line in the technology's own terms: a state, a process id, a folder."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +108,8 @@ class ExecResult:
     stderr_elided: int = 0
     duration: float = 0.0
     """Seconds of wall-clock time."""
+    execution: str = ""
+    """Names the execution: `Sandbox.read_output` finds the whole of a truncated output by it."""
 
     @property
     def truncated(self) -> bool:
@@ -144,14 +187,28 @@ class Sandbox(Protocol):
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
         max_output: int = MAX_OUTPUT,
+        fresh: bool = False,
     ) -> ExecResult:
         """Run `command` with bash. `cd` and exported variables persist into the next `exec` without `cwd` and `env`.
+
+        With `fresh` it starts in `workdir` with the variables that the sandbox was made with, whatever earlier commands
+        changed, and changes nothing for later ones: for a reward that must not run with the agent's PATH.
 
         When `timeout` seconds are over, everything that the command started is killed. A child that the command left
         in the background lives on and does not delay the result.
 
         Raises:
             SandboxLost: the sandbox is gone. Whether the command ran is unknown; it is never run twice.
+        """
+        ...
+
+    async def read_output(
+        self, result: ExecResult, stream: Literal["stdout", "stderr"] = "stdout", *, offset: int = 0, limit: int
+    ) -> bytes:
+        """Bytes of the whole output behind a truncated result, also those that were elided from it.
+
+        Raises:
+            FileNotFoundError: it is not kept any more: only that of the last few truncated results is.
         """
         ...
 
@@ -163,6 +220,10 @@ class Sandbox(Protocol):
         """Background processes in the order they were started, ended ones included."""
         ...
 
+    async def stop_processes(self) -> None:
+        """Kill everything that runs inside, whatever started it. The sandbox itself stays usable."""
+        ...
+
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         """Raises `FileNotFoundError`, `IsADirectoryError` or `PermissionError` as the file system does."""
         ...
@@ -171,8 +232,59 @@ class Sandbox(Protocol):
         """Replace the file whole, making missing parent folders. Readers see the old file or the new one."""
         ...
 
+    def read_chunks(self, path: str) -> AsyncIterator[bytes]:
+        """The file's bytes from beginning to end, in constant memory at any size. Errors as `read_bytes`."""
+        ...
+
+    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes]) -> None:
+        """`write_bytes` in constant memory at any size: the file is replaced once all chunks have come."""
+        ...
+
+    async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
+        """Copy what is below the folder `local` of this machine into the folder `remote`, made if missing.
+
+        Contents, modes and symbolic links are kept, owners are not.
+        """
+        ...
+
+    async def download_dir(self, remote: str, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
+        """Copy what is below the folder `remote` into the folder `local` of this machine, made if missing.
+
+        Members that would land outside `local`, and devices, are refused.
+
+        Raises:
+            OSError: it cannot be read, or it holds more than `max_bytes` (what came before stays).
+        """
+        ...
+
     async def close(self) -> None:
         """End every process and remove every trace. May be called twice."""
+        ...
+
+
+@runtime_checkable
+class SupportsSnapshot(Protocol):
+    """A sandbox whose file system can be kept as an image."""
+
+    async def snapshot(self) -> str:
+        """Keep the file system as it is now; returns what to set `SandboxSpec.image` to for more of the same."""
+        ...
+
+
+@runtime_checkable
+class SupportsPty(Protocol):
+    """A sandbox that can give a program a terminal."""
+
+    async def open_pty(
+        self,
+        command: str,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Process:
+        """`Sandbox.start` with a terminal as standard input, output and error. Its `close_stdin` types Ctrl-D."""
         ...
 
 
@@ -193,5 +305,20 @@ class Backend(Protocol):
         Raises:
             BackendUnavailable: this machine cannot run it.
             BackendError: it failed this time; trying again may help.
+        """
+        ...
+
+    async def sandboxes(self) -> list[SandboxInfo]:
+        """Every sandbox of this project that the technology has, those of other processes and ended ones included.
+
+        Raises:
+            BackendUnavailable: the technology cannot be asked.
+        """
+        ...
+
+    async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
+        """Remove orphans, or with `everyone` living owners' sandboxes, too; with `run_id` only that run's.
+
+        Returns those that are removed. May be called by any process at any time.
         """
         ...

@@ -1,25 +1,45 @@
 """The near end of the executor's protocol: requests with numbers go out, answers with those numbers come back.
 
-Once a connection is lost it stays lost, and every request, waiting or new, raises `SandboxLost` with the same reason.
-The protocol itself is described in `executor.py`.
+A connection over one stream is lost with that stream. A resumable one dials again when its stream breaks and goes on
+where it was: no request is executed twice, no answer is lost. Once a connection is lost it stays lost, and every
+request, waiting or new, raises `SandboxLost` with the same reason. The protocol is described in `executor.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import struct
+import hmac
+import secrets
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any
 
 from .base import BackendError, SandboxLost
+from .stream import CHUNK, Attachment, Frame, prove
+from .stream import ByteStream as ByteStream
+from .stream import asyncio_stream as asyncio_stream
 
-PROTOCOL = 1
+PROTOCOL = 2
 PATIENCE = 60.0
 """Seconds beyond what a request may take by itself until a silent executor is given up."""
-_FRAME = struct.Struct("!II")
-_CHUNK = 1 << 18
+GRACE = 60.0
+"""Seconds for which a broken connection may be restored."""
+
+_WINDOW = 1 << 22  # bytes sent and not yet acknowledged at which the parts of a file wait
+_ACK_FRAMES, _ACK_BYTES = 16, 1 << 18  # an acknowledgement is due after so many
+_PING = 15.0  # seconds; a stream on which three pings in a row stay without an answer is given up
+_HANDSHAKE = 10.0  # seconds for which a peer may keep its attachment waiting
+_STAGGER = 1.0  # seconds after which another stream is tried beside one that is silent
+_HANDSHAKES = 16  # attachments that are tried at once
+_STRANGER = 4096  # bytes that a peer may send before it has shown who it is
+
+
+Dial = Callable[[], Awaitable[ByteStream]]
+"""Makes a stream to the executor: raises an `Exception` when that fails for now, `SandboxLost` when it always will."""
 
 
 @dataclass(slots=True)
@@ -28,19 +48,88 @@ class _Pending:
     parts: list[bytes] = field(default_factory=list)
 
 
-class Connection:
-    """One executor's byte stream. It belongs to the event loop that made it."""
+class _Unreachable(Exception):
+    """No stream could be attached in time; the message says why."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
+
+class _Unknown(Exception):
+    """Who answered does not know the session."""
+
+
+class Connection:
+    """The near end of one executor. It belongs to the event loop that made it."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        """Over one stream, that of an executor which was started without a mode: the end of it is the end."""
+        self._set_up()
+        self._attachment: Attachment | None = Attachment(stream)
+        self._begin(self._attachment)
+
+    def _set_up(self) -> None:
+        loop = asyncio.get_running_loop()
         self._pending: dict[int, _Pending] = {}
         self._last = 0
         self._lost: str | None = None
-        self.hello: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        """The executor's greeting."""
-        self.ended: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-        """Done at the end of the stream, with the reason that the executor gave, if it gave one."""
-        self._task = asyncio.create_task(self._read())
+        self._goodbye: str | None = None
+        self._leaving = False
+        self._progress = asyncio.Event()  # something was acknowledged, attached, or lost
+        self.hello: asyncio.Future[dict[str, Any]] = loop.create_future()
+        """The executor's greeting: `python` (its version, three integers), `pid`."""
+        self.ended: asyncio.Future[str | None] = loop.create_future()
+        """Done when nothing more will come, with the reason if one is known."""
+        # Of a resumable one:
+        self._dial: Dial | None = None
+        self._name, self._grace, self._sealed = "the sandbox", GRACE, False
+        self._token = b""
+        self._known = False  # whether the executor has taken the token
+        self._retained: deque[Frame] = deque()  # sent, not acknowledged
+        self._retained_bytes = 0
+        self._acknowledged = 0  # frames of ours, counted from the first
+        self._received = 0  # frames of theirs
+        self._due_frames = self._due_bytes = 0  # received since our last acknowledgement
+        self._unanswered = 0  # pings
+        self._ticker: asyncio.TimerHandle | None = None
+
+    @classmethod
+    async def resumable(
+        cls,
+        dial: Dial,
+        *,
+        name: str = "the sandbox",
+        grace: float = GRACE,
+        start_timeout: float = 60.0,
+        sealed: bool = False,
+    ) -> Connection:
+        """To an executor in mode `--dial` or `--listen`; returns when it is attached for the first time.
+
+        `dial` makes the streams, one after the other, now and after every cut. For one that breaks it is called for
+        `grace` seconds, then the connection is lost and so is the sandbox. With `sealed`, frames carry tags: for
+        streams that pass through a process of the sandbox, as with `--relay`. Messages begin with `name`.
+
+        Raises:
+            BackendError: the executor could not be reached within `start_timeout` seconds.
+            SandboxLost: `dial` said so.
+        """
+        self = cls.__new__(cls)
+        self._set_up()
+        self._dial, self._name, self._grace, self._sealed = dial, name, grace, sealed
+        self._token = secrets.token_bytes(32)
+        self._attachment = None
+        try:
+            attachment = await self._attach(start_timeout)
+        except _Unreachable as error:
+            raise BackendError(f"{name} could not be reached within {start_timeout:g} s: {error}") from None
+        self._begin(attachment)
+        self._tick()
+        return self
+
+    def _begin(self, attachment: Attachment) -> None:
+        self._task = asyncio.create_task(self._serve(attachment))
+        self._task.add_done_callback(self._finally)
+
+    def _finally(self, _: asyncio.Task[None]) -> None:
+        if not self.ended.done():  # a task that is cancelled before its first step never comes to its `finally`
+            self.ended.set_result(None)
 
     @property
     def lost(self) -> str | None:
@@ -53,7 +142,8 @@ class Connection:
         """Ask and wait. A request that is cancelled is cancelled inside, too.
 
         Raises:
-            SandboxLost: the connection is gone, or no answer came for `patience` seconds (None: waits for ever).
+            SandboxLost: the connection is gone, or no answer came for `patience` seconds (None: waits for ever),
+                cuts included.
             OSError: what the file system, or the process table, said.
             BackendError: the executor failed.
         """
@@ -64,16 +154,14 @@ class Connection:
         pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(patience):
-                with contextlib.suppress(OSError):  # the reader finds out why, and ends this request
-                    await self._send({"id": number, "op": op, **fields}, payload)
+                await self._send({"id": number, "op": op, **fields}, payload, pending)
                 header, data = await pending.answer
         except TimeoutError:
             reason = f"its executor has not answered {op!r} for {patience:g} s"
             self.fail(reason)
             raise SandboxLost(self._lost or reason) from None
         except asyncio.CancelledError:
-            if self._lost is None:
-                self._write({"op": "cancel", "target": number})
+            self.post("cancel", target=number)
             raise
         finally:
             self._pending.pop(number, None)
@@ -86,51 +174,273 @@ class Connection:
             raise BackendError(f"the executor failed at {op!r}: {error['message']}")
         raise OSError(error["errno"], error["message"], error["path"])
 
-    async def _send(self, header: dict[str, Any], payload: bytes) -> None:
-        """Write a request; a file goes in parts, so that other requests pass between them."""
-        view = memoryview(payload)
-        while header["op"] == "write" and len(view) > _CHUNK:
-            self._write({**header, "more": True}, view[:_CHUNK])
-            view = view[_CHUNK:]
-            await self._writer.drain()
-        self._write(header, view)
-        await self._writer.drain()
+    def post(self, op: str, **fields: Any) -> None:
+        """Send what has no answer: `cancel`, `drop`, `shutdown`. Nothing happens on a lost connection."""
+        if self._lost is None:
+            self._leaving = self._leaving or op == "shutdown"
+            self._write(Frame.of({"op": op, **fields}))
 
-    def _write(self, header: dict[str, Any], payload: bytes | memoryview = b"") -> None:
-        encoded = json.dumps(header).encode()
-        self._writer.writelines((_FRAME.pack(len(encoded), len(payload)), encoded, payload))
-
-    async def _read(self) -> None:
-        goodbye: str | None = None
-        try:
-            while True:
-                header_size, payload_size = _FRAME.unpack(await self._reader.readexactly(_FRAME.size))
-                header = json.loads(await self._reader.readexactly(header_size))
-                payload = await self._reader.readexactly(payload_size) if payload_size else b""
-                if header["id"] == 0:
-                    goodbye = header.get("bye", goodbye)
-                    if "hello" in header and not self.hello.done():
-                        self.hello.set_result(header)
-                    continue
-                pending = self._pending.get(header["id"])
-                if pending is None or pending.answer.done():
-                    continue  # whoever asked has gone
-                pending.parts.append(payload)
-                if not header.get("more"):
-                    pending.answer.set_result((header, b"".join(pending.parts)))
-        except (asyncio.IncompleteReadError, OSError):
-            pass
-        except ValueError as error:
-            goodbye = f"its stream is damaged ({error})"
-        finally:
-            if not self.ended.done():
-                self.ended.set_result(goodbye)
+    def shut_down(self) -> None:
+        """Tell the executor to end with everything inside; `ended` is done when it has."""
+        self.post("shutdown")
 
     def fail(self, reason: str) -> None:
-        """Declare the connection lost: every request ends with `reason`, which should read on after `sandbox X: `."""
+        """Declare the connection lost: every request raises `SandboxLost(reason)`. The first reason is kept."""
         if self._lost is None:
             self._lost = reason
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(SandboxLost(self._lost))
-        self._writer.transport.abort()
+        self._progress.set()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._drop_stream()
+        self._retained.clear()
+        if self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    # sending
+
+    async def _send(self, header: dict[str, Any], payload: bytes, pending: _Pending) -> None:
+        """Write a request; a file goes in parts, so that other requests pass between them."""
+        if header["op"] == "write" and len(payload) > CHUNK:
+            view = memoryview(payload)
+            while len(view) > CHUNK and not pending.answer.done():
+                self._write(Frame.of({**header, "more": True}, bytes(view[:CHUNK])))
+                view = view[CHUNK:]
+                await self._room()
+            payload = bytes(view)
+        self._write(Frame.of(header, payload))
+        if len(payload) > CHUNK:
+            await self._room()
+
+    async def _room(self) -> None:
+        """Wait until little is on its way. Returns, too, when the connection is lost."""
+        while self._lost is None:
+            attachment = self._attachment
+            if attachment is not None and self._retained_bytes < _WINDOW:
+                with contextlib.suppress(Exception):  # whoever reads finds out that it is broken
+                    await attachment.stream.drain()
+                return
+            if self._dial is None:
+                return  # the stream is gone, and whoever watches it says why
+            self._progress.clear()
+            await self._progress.wait()
+
+    def _write(self, frame: Frame) -> None:
+        if self._dial is not None:
+            self._retained.append(frame)
+            self._retained_bytes += frame.size
+        if self._attachment is not None:
+            self._attachment.write(frame)
+
+    def _forget(self, acknowledged: int) -> None:
+        """The other side has all frames up to this one."""
+        if not self._acknowledged <= acknowledged <= self._acknowledged + len(self._retained):
+            raise ValueError("it acknowledges what was never sent")
+        while self._acknowledged < acknowledged:
+            self._retained_bytes -= self._retained.popleft().size
+            self._acknowledged += 1
+        self._progress.set()
+
+    def _acknowledge(self, **more: Any) -> None:
+        self._due_frames = self._due_bytes = 0
+        if self._attachment is not None:
+            self._attachment.write(Frame.of({"id": 0, "ack": self._received, **more}))
+
+    def _tick(self) -> None:
+        """A link that swallows everything without an error is found out by pings that nobody answers."""
+        self._ticker = asyncio.get_running_loop().call_later(_PING, self._tick)
+        if self._attachment is not None:
+            self._unanswered += 1
+            if self._unanswered > 3:
+                self._attachment.stream.abort()
+            else:
+                self._acknowledge(ping=True)
+
+    # receiving
+
+    async def _serve(self, attachment: Attachment) -> None:
+        """From the first stream to the end of the last."""
+        reason: str | None = None
+        try:
+            while True:
+                cut = await self._read(attachment)
+                self._drop_stream()
+                if self._dial is None:
+                    reason = self._goodbye if cut is None else cut
+                    return
+                if self._goodbye is not None or self._leaving:
+                    reason = self._goodbye or "it was shut down"
+                    return
+                try:
+                    attachment = await self._attach(self._grace)
+                except _Unreachable as error:
+                    reason = f"its connection broke and could not be restored within {self._grace:g} s: {error}"
+                    return
+                except SandboxLost as error:
+                    reason = str(error)
+                    return
+        finally:
+            if not self.ended.done():
+                self.ended.set_result(reason)
+            if self._dial is not None:
+                self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
+
+    async def _read(self, attachment: Attachment) -> str | None:
+        """Until the stream's end, or its damage, which is described."""
+        try:
+            while True:
+                header, payload, size = await attachment.next()
+                self._unanswered = 0
+                if header.get("id") == 0:
+                    self._control(header)
+                    continue
+                self._received += 1
+                self._due_frames += 1
+                self._due_bytes += size
+                pending = self._pending.get(header["id"])
+                if pending is not None and not pending.answer.done():  # else whoever asked has gone
+                    pending.parts.append(payload)
+                    if not header.get("more"):
+                        pending.answer.set_result((header, b"".join(pending.parts)))
+                if self._dial is not None and (self._due_frames >= _ACK_FRAMES or self._due_bytes >= _ACK_BYTES):
+                    self._acknowledge()
+        except (ValueError, LookupError, TypeError) as error:
+            return f"its stream is damaged ({error})"
+        except Exception:  # what a broken stream raises is its maker's affair
+            return None
+
+    def _control(self, header: dict[str, Any]) -> None:
+        self._goodbye = header.get("bye", self._goodbye)
+        if "hello" in header and not self.hello.done():
+            self.hello.set_result(header)
+        if "ack" in header and self._dial is not None:
+            self._forget(header["ack"])
+
+    def _drop_stream(self) -> None:
+        if self._attachment is not None:
+            with contextlib.suppress(Exception):
+                self._attachment.stream.abort()
+            self._attachment = None
+
+    # attaching
+
+    async def _attach(self, seconds: float) -> Attachment:
+        """Dial until an executor proves to be ours, and send it again what it has not received.
+
+        Handshakes overlap: somebody who connects and says nothing does not keep the executor from being heard.
+
+        Raises:
+            _Unreachable: `seconds` are over.
+            SandboxLost: `dial` said so.
+        """
+        assert self._dial is not None
+        end = time.monotonic() + seconds
+        dial_at, backoff, unknown_since = 0.0, 0.05, 0.0
+        reason = "nothing answers"
+        dialling: asyncio.Task[ByteStream] | None = None
+        handshakes: set[asyncio.Task[tuple[Attachment, int]]] = set()
+        try:
+            while (now := time.monotonic()) < end:
+                if dialling is None and now >= dial_at and len(handshakes) < _HANDSHAKES:
+                    dialling = asyncio.ensure_future(_awaited(self._dial))
+                wake = end if dialling is not None else min(end, dial_at)
+                await _first([*handshakes, *([dialling] if dialling else [])], wake - now)
+                for handshake in [task for task in handshakes if task.done()]:
+                    handshakes.discard(handshake)
+                    error = handshake.exception()
+                    if error is None:
+                        attachment, received = handshake.result()
+                        self._resume(attachment, received)
+                        return attachment
+                    reason = str(error) or type(error).__name__
+                    dial_at = min(dial_at, time.monotonic() + 0.05)
+                    if isinstance(error, _Unknown):  # anybody can say that: it has to be said for a while
+                        unknown_since = unknown_since or time.monotonic()
+                        if time.monotonic() - unknown_since > 2.0:
+                            raise SandboxLost(reason)
+                if dialling is not None and dialling.done():
+                    error, task, dialling = dialling.exception(), dialling, None
+                    if error is None:
+                        handshakes.add(asyncio.create_task(self._shake_hands(task.result())))
+                        dial_at = time.monotonic() + _STAGGER
+                    elif isinstance(error, SandboxLost) or not isinstance(error, Exception):
+                        raise error
+                    else:
+                        reason = str(error) or type(error).__name__
+                        dial_at = time.monotonic() + backoff
+                        backoff = min(1.0, 2 * backoff)
+            raise _Unreachable(reason)
+        finally:
+            for handshake in handshakes:
+                handshake.cancel()
+            if dialling is not None:
+                dialling.add_done_callback(_abandon)
+                dialling.cancel()
+
+    async def _shake_hands(self, stream: ByteStream) -> tuple[Attachment, int]:
+        """Both sides show that they know the token; returns how many of our frames the other one has."""
+        attachment = Attachment(stream)
+        try:
+            async with asyncio.timeout(_HANDSHAKE):
+                hello, _, _ = await attachment.next(_STRANGER)
+                if hello.get("hello") != PROTOCOL:
+                    raise ValueError(f"it speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
+                far, near = str(hello["nonce"]), secrets.token_hex(16)
+                answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": self._received}
+                facts = (far, near, self._received, int(self._sealed))
+                if not hello["fresh"]:
+                    answer["proof"] = prove(self._token, "near", *facts)
+                elif not self._known:
+                    answer["token"] = self._token.hex()  # nothing that could listen has run there yet
+                else:
+                    raise _Unknown("its executor does not know the session: it was started anew")
+                attachment.write(Frame.of({**answer, "sealed": int(self._sealed)}))
+                await stream.drain()
+                reply, _, _ = await attachment.next(_STRANGER)
+                received = int(reply["received"])
+                proof = prove(self._token, "far", *facts, received)
+                if not hmac.compare_digest(proof, str(reply["proof"])):
+                    raise ValueError("who answers is not its executor")
+                if self._sealed:
+                    key = blake2b(f"frames {far} {near}".encode(), key=self._token, digest_size=32).digest()
+                    attachment.seal(key)
+                if not self.hello.done():
+                    self.hello.set_result(hello)
+                return attachment, received
+        except BaseException as error:
+            with contextlib.suppress(Exception):
+                stream.abort()
+            if isinstance(error, TimeoutError):
+                raise TimeoutError("who answers says nothing") from None
+            if isinstance(error, LookupError | TypeError):
+                raise ValueError("who answers is not an executor") from None
+            raise
+
+    def _resume(self, attachment: Attachment, received: int) -> None:
+        self._forget(received)
+        self._known = True
+        self._attachment = attachment
+        self._due_frames = self._due_bytes = self._unanswered = 0
+        for frame in self._retained:
+            attachment.write(frame)
+        self._progress.set()
+
+
+async def _awaited(dial: Dial) -> ByteStream:
+    return await dial()
+
+
+async def _first(tasks: list[asyncio.Task[Any]], seconds: float) -> None:
+    if tasks:
+        await asyncio.wait(tasks, timeout=max(0.0, seconds), return_when=asyncio.FIRST_COMPLETED)
+    else:
+        await asyncio.sleep(max(0.0, seconds))
+
+
+def _abandon(dialling: asyncio.Task[ByteStream]) -> None:
+    """A stream that came too late to be wanted."""
+    if not dialling.cancelled() and dialling.exception() is None:
+        with contextlib.suppress(Exception):
+            dialling.result().abort()

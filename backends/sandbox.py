@@ -5,10 +5,68 @@ A backend adds how the executor is started and how it is ended; a subclass of `E
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from .base import MAX_OUTPUT, BackendError, ExecResult, OutputChunk, Process, ProcessStatus
-from .connection import PATIENCE, Connection
+from .base import MAX_OUTPUT, BackendError, ExecResult, OutputChunk, Process, ProcessStatus, SandboxLost, SandboxSpec
+from .connection import GRACE, PATIENCE, PROTOCOL, Connection
+from .transfer import Transfer, download, upload
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """What an executor found where it runs."""
+
+    python: str | None
+    """Path of a Python >= 3.8, None where there is none."""
+
+
+async def initialise(
+    connection: Connection,
+    spec: SandboxSpec,
+    *,
+    workdir: str,
+    env: Mapping[str, str],
+    grace: float = GRACE,
+    start_timeout: float = PATIENCE,
+) -> Inside:
+    """Wait for the executor's greeting and tell it what `spec` asks of it: the first thing on every connection.
+
+    `workdir` (absolute) is made if missing. `env` are the backend's own variables, over which `spec.env` goes. `grace`
+    is for how long a resumable connection may be broken. Limits but `lifetime` and `wall_time` are the backend's.
+
+    Raises:
+        BackendError: the executor did not start, speaks another protocol, or cannot make `workdir`.
+    """
+    started: set[asyncio.Future[Any]] = {connection.hello, connection.ended}
+    await asyncio.wait(started, timeout=start_timeout, return_when=asyncio.FIRST_COMPLETED)
+    if not connection.hello.done():
+        if connection.ended.done():
+            raise BackendError(f"the executor did not start: {connection.ended.result() or 'its stream ended'}")
+        raise BackendError(f"the executor did not start within {start_timeout:g} s")
+    version = connection.hello.result()["hello"]
+    if version != PROTOCOL:
+        raise BackendError(f"the executor inside speaks protocol {version} instead of {PROTOCOL}; renew it there")
+    try:
+        found, _ = await connection.request(
+            "init",
+            workdir=workdir,
+            env={**env, **spec.env},
+            lifetime=spec.lifetime,
+            wall_time=spec.wall_time,
+            grace=grace,
+            memory=spec.memory_bytes,
+        )
+    except SandboxLost as error:
+        raise BackendError(f"the executor did not start: {error}") from None
+    except OSError as error:
+        raise BackendError(f"the working directory {workdir!r} cannot be used: {error}") from error
+    return Inside(python=found["python"])
 
 
 class ExecutorProcess:
@@ -51,11 +109,12 @@ class ExecutorProcess:
 
 
 class ExecutorSandbox:
-    """A sandbox with an executor inside. Subclasses override `close`."""
+    """A sandbox with an executor inside; it can give programs a terminal. Subclasses override `close`."""
 
     def __init__(self, connection: Connection, *, id: str, workdir: str, python: str | None) -> None:
         self._connection = connection
         self._id, self._workdir, self._python = id, workdir, python
+        self._transfers = itertools.count(1)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._id}{' (lost)' if self._connection.lost else ''}>"
@@ -81,6 +140,7 @@ class ExecutorSandbox:
         env: Mapping[str, str] | None = None,
         stdin: bytes | None = None,
         max_output: int = MAX_OUTPUT,
+        fresh: bool = False,
     ) -> ExecResult:
         """See `Sandbox.exec`. A `cwd` that does not exist is the command's failure: exit code 1, a message in stderr.
 
@@ -98,6 +158,7 @@ class ExecutorSandbox:
                 env=dict(env or {}),
                 stdin=stdin is not None,
                 max_output=max_output,
+                **({"fresh": True} if fresh else {}),
             )
         except OSError as error:  # not the command's: those are in its result
             raise BackendError(f"sandbox {self._id} cannot run commands: {error}") from error
@@ -109,13 +170,51 @@ class ExecutorSandbox:
             stdout_elided=header["stdout_elided"],
             stderr_elided=header["stderr_elided"],
             duration=header["duration"],
+            execution=header["execution"],
         )
+
+    async def read_output(
+        self, result: ExecResult, stream: Literal["stdout", "stderr"] = "stdout", *, offset: int = 0, limit: int
+    ) -> bytes:
+        """See `Sandbox.read_output`. That of the last four truncated results is kept, as far as there is room for it.
+
+        Raises:
+            FileNotFoundError: it is not kept any more.
+            OSError: it is kept up to an earlier byte than `offset` only.
+        """
+        if stream not in ("stdout", "stderr"):
+            raise ValueError(f"stream is 'stdout' or 'stderr', not {stream!r}")
+        if not (result.stdout_elided if stream == "stdout" else result.stderr_elided):
+            return (result.stdout if stream == "stdout" else result.stderr)[offset : offset + limit]
+        _, data = await self._connection.request(
+            "spilled", execution=result.execution, stream=stream, offset=offset, limit=limit
+        )
+        return data
 
     async def start(
         self, command: str, *, cwd: str | None = None, env: Mapping[str, str] | None = None
     ) -> ExecutorProcess:
+        return await self._start(command, cwd, env, None)
+
+    async def open_pty(
+        self,
+        command: str,
+        *,
+        rows: int = 24,
+        columns: int = 80,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> ExecutorProcess:
+        """See `SupportsPty.open_pty`. TERM is `xterm` unless `env` says otherwise."""
+        return await self._start(command, cwd, {"TERM": "xterm", **(env or {})}, [rows, columns])
+
+    async def _start(
+        self, command: str, cwd: str | None, env: Mapping[str, str] | None, terminal: list[int] | None
+    ) -> ExecutorProcess:
         try:
-            header, _ = await self._connection.request("start", command=command, cwd=cwd, env=dict(env or {}))
+            header, _ = await self._connection.request(
+                "start", command=command, cwd=cwd, env=dict(env or {}), terminal=terminal
+            )
         except OSError as error:
             raise BackendError(f"sandbox {self._id} cannot start processes: {error}") from error
         return ExecutorProcess(self._connection, header["process"], command)
@@ -124,12 +223,44 @@ class ExecutorSandbox:
         header, _ = await self._connection.request("processes")
         return [ExecutorProcess(self._connection, id, command) for id, command in header["processes"]]
 
+    async def stop_processes(self) -> None:
+        await self._connection.request("kill_all")
+
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
         _, data = await self._connection.request("read", path=path, offset=offset, limit=limit)
         return data
 
     async def write_bytes(self, path: str, data: bytes) -> None:
         await self._connection.request("write", data, path=path)
+
+    def _transfer(self, kind: str, path: str) -> Transfer:
+        return Transfer(self._connection, next(self._transfers), kind, path)
+
+    async def read_chunks(self, path: str) -> AsyncGenerator[bytes]:
+        async with self._transfer("read", path) as transfer, aclosing(transfer.parts()) as parts:
+            async for part in parts:
+                yield part
+
+    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes]) -> None:
+        async with self._transfer("write", path) as transfer:
+            async for chunk in chunks:
+                await transfer.push(chunk)
+            await transfer.commit()
+
+    async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
+        """See `Sandbox.upload_dir`. Hard links become files of their own; FIFOs, sockets and devices are left out."""
+        async with self._transfer("unpack", remote) as transfer:
+            await upload(transfer, os.fspath(local))
+
+    async def download_dir(self, remote: str, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
+        """See `Sandbox.download_dir`. Hard links become files of their own; FIFOs and sockets are left out, and the
+        owner may read and write everything.
+
+        Raises:
+            OSError: as there; with EPERM, and naming them, if members were refused: all others have then been copied.
+        """
+        async with self._transfer("pack", remote) as transfer:
+            await download(transfer, os.fspath(local), max_bytes)
 
     async def close(self) -> None:
         raise BackendError(f"{type(self).__name__} does not say how it is closed")

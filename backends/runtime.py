@@ -1,0 +1,358 @@
+"""The portable runtime: what the executor needs to run, in one folder that works inside any root file system.
+
+Images need have neither Python nor bash. The folder is made from this machine's own: the running interpreter, its
+dynamic loader and libraries, the modules that the executor imports, bash, and the executor. It appears inside at
+`RUNTIME`, read-only; its programs start directly, refer to nothing outside it, and set no variable that a command
+would inherit. About 20 MB, made once per version of its contents and kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import io
+import json
+import os
+import py_compile
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from . import elf, executor_code
+from .base import BackendError, BackendUnavailable
+
+RUNTIME = "/run/lachesis"
+"""Where the folder appears inside. Its programs work nowhere else."""
+_PYTHON, _BASH, _EXECUTOR = "bin/python3", "bin/bash", "executor.pyc"
+_LIBRARIES, _BASH_LIBRARIES = "lib", "lib/bash"
+_PREFIX, _BUILDING = "runtime-", "building-"
+_UNUSED = 30 * 86_400.0
+"""Seconds after which a version that no process has asked for is removed: longer than any sandbox lives."""
+_ABANDONED = 3_600.0
+"""Seconds after which an unfinished version belongs to a process that was killed."""
+
+# What it has loaded when it has imported what the executor imports. libgcc_s is loaded by the C library when a thread
+# is ended, not before.
+_PROBE = """
+import importlib, json, os, sys, types
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+try:
+    import ctypes
+    ctypes.CDLL("libgcc_s.so.1")
+except OSError:
+    pass
+modules = {}
+for module in list(sys.modules.values()):
+    file = getattr(module, "__file__", None)
+    if isinstance(module, types.ModuleType) and module.__name__ != "__main__" and file:
+        modules[module.__name__] = [os.path.abspath(file), hasattr(module, "__path__")]
+with open("/proc/self/maps") as maps:
+    mapped = maps.read()
+library = os.path.join(sys.platlibdir, os.path.basename(os.path.dirname(os.__file__)))
+print(json.dumps({"modules": modules, "maps": mapped, "library": library}))
+"""
+_ALWAYS = ("__future__", "encodings.utf_8", "encodings.ascii", "encodings.latin_1")
+"""Modules that are loaded without an import of theirs in the executor."""
+_BASH_PROBE = 'while read -r line; do echo "$line"; done </proc/$$/maps'
+# The loader would also load what the image's list names, which is made for the image's C library and not for this one.
+# The replacement is as long, and names nothing.
+_PRELOAD, _NO_PRELOAD = b"/etc/ld.so.preload\0", b"/run/lachesis/none\0"
+
+
+def runtime_command(*arguments: str) -> list[str]:
+    """The command line that starts the executor inside; `arguments` are the executor's own.
+
+    To be started in an environment without `LD_PRELOAD`. The image's bash is used when there is one.
+    """
+    python = [f"{RUNTIME}/{_PYTHON}", "-I", "-S", "-B", "-X", "utf8"]
+    return [*python, f"{RUNTIME}/{_EXECUTOR}", "--bash", f"{RUNTIME}/{_BASH}", *arguments]
+
+
+def portable_runtime() -> Path:
+    """The folder on this machine that is to appear inside at `RUNTIME`; readable by every user who reaches it.
+
+    The first call of a version takes about a second, and works with any number of processes at once.
+
+    Raises:
+        BackendUnavailable: this machine's Python or bash cannot be taken along.
+    """
+    python, bash = _interpreter(), _bash()
+    return cached(_PREFIX + _digest(python, bash), lambda folder: _make(folder, python, bash))
+
+
+def archive() -> bytes:
+    """A tar file of the portable runtime, to be unpacked at the root of a file system."""
+    folder = portable_runtime()
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        tar.add(folder, RUNTIME.lstrip("/"), filter=_impersonal)
+    return buffer.getvalue()
+
+
+def cached(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` of the user's cache (`$XDG_CACHE_HOME/lachesis`), filled by `make` when it is not there yet.
+
+    It appears in one step, finished, whoever else asks for it at the same time. Folders of the same kind (the part of
+    the name before the first "-") that nobody has asked for in 30 days are removed. Where the cache cannot be used, the
+    folder is one of this process.
+
+    Raises:
+        BackendError: it cannot be written; and what `make` raises.
+    """
+    root = _cache().root()
+    target = root / name
+    try:
+        os.utime(target)
+    except OSError:
+        pass  # not there
+    else:
+        return target
+    building = None
+    try:
+        building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
+        folder = building / name
+        folder.mkdir(mode=0o755)
+        make(folder)
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        _remove_old(root, name)
+    except OSError as error:
+        raise BackendError(f"the cache folder {target} cannot be made: {error}") from error
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def _impersonal(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    member.mtime = 0
+    return member
+
+
+class _Cache:
+    """The user's cache folder, or a folder of this process where that cannot be used."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._private: tempfile.TemporaryDirectory[str] | None = None
+
+    def root(self) -> Path:
+        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        with self._lock:
+            if self._private is None:
+                try:
+                    root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
+                    root.mkdir(mode=0o755, parents=True, exist_ok=True)
+                    facts = root.stat()
+                    # What others could write to, they could have us run.
+                    if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
+                        tempfile.TemporaryFile(dir=root).close()
+                        return root
+                except (OSError, RuntimeError):
+                    pass
+                self._private = tempfile.TemporaryDirectory(prefix="lachesis-cache-")
+            return Path(self._private.name)
+
+
+@functools.cache
+def _cache() -> _Cache:
+    return _Cache()
+
+
+def _interpreter() -> Path:
+    """The running interpreter, that of the virtual environment's base."""
+    return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
+
+
+def _bash() -> Path:
+    found = shutil.which("bash") or shutil.which("bash", path="/bin:/usr/bin:/usr/local/bin")
+    if found is None:
+        raise BackendUnavailable(
+            "the portable runtime needs bash on this machine. Next step: install it (package bash)"
+        )
+    return Path(found).resolve()
+
+
+def _digest(python: Path, bash: Path) -> str:
+    """What a version is made from, told apart by what is cheap to know."""
+    digest = hashlib.sha256()
+    for path in (python, bash, Path(sys.base_prefix)):
+        facts = path.stat()
+        size = facts.st_size if path.is_file() else 0
+        changed = facts.st_mtime_ns if path.is_file() else 0
+        digest.update(f"{path} {size} {changed}\n".encode())
+    digest.update(sys.version.encode() + _own_code() + executor_code.source())
+    return digest.hexdigest()[:20]
+
+
+@functools.cache
+def _own_code() -> bytes:
+    return Path(__file__).read_bytes() + Path(elf.__file__).read_bytes()
+
+
+def _remove_old(root: Path, current: str) -> None:
+    """Remove what has not been used for long, and what was never finished. Others may be doing the same."""
+    kind = current.partition("-")[0] + "-"
+    now = time.time()
+    for entry in root.iterdir():
+        if entry.name == current or not entry.name.startswith((kind, _BUILDING)):
+            continue
+        try:
+            unused = now - entry.lstat().st_mtime
+            if unused > (_ABANDONED if entry.name.startswith(_BUILDING) else _UNUSED):
+                doomed = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
+                entry.rename(doomed / "old")  # in one step: nobody finds half of it
+                shutil.rmtree(doomed, ignore_errors=True)
+        except OSError:
+            continue
+
+
+def _make(folder: Path, python: Path, bash: Path) -> None:
+    _fill(folder, python, bash)
+    _try(folder)
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" or ".so" in path.name else 0o644)
+
+
+def _modules() -> list[str]:
+    return [*_ALWAYS, *executor_code.modules()]
+
+
+def _run(command: list[str], what: str | Path) -> str:
+    # The environment is empty: a PYTHONHOME or LD_LIBRARY_PATH of ours would lead astray.
+    try:
+        done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise _not_portable(what, error) from error
+    if done.returncode != 0:
+        reason = done.stderr.strip().replace("\n", "; ") or f"exit code {done.returncode}"
+        raise _not_portable(what, reason)
+    return done.stdout
+
+
+def _mapped(maps: str) -> list[Path]:
+    """The files in a /proc/PID/maps, in the order of their addresses."""
+    paths = (line.split(None, 5)[5:] for line in maps.splitlines())
+    return [Path(path) for path in dict.fromkeys(found[0] for found in paths if found) if path.startswith("/")]
+
+
+def _fill(folder: Path, python: Path, bash: Path) -> None:
+    probe = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _PROBE, *_modules()]
+    found: dict[str, Any] = json.loads(_run(probe, python))
+    library = folder / found["library"]
+    dynamic = library / "lib-dynload"  # found by this name, even when it is empty
+    for name in ("bin", _LIBRARIES, _BASH_LIBRARIES):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    dynamic.mkdir(parents=True)
+    extensions = set()
+    for name, (file, is_package) in found["modules"].items():
+        path = Path(file)
+        if path.suffix == ".py" and path.is_file():
+            place = library.joinpath(*name.split("."))
+            place = place / "__init__.pyc" if is_package else place.with_name(place.name + ".pyc")
+            mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+            py_compile.compile(file, str(place), f"{name}.py", doraise=True, invalidation_mode=mode)
+        elif ".so" in path.suffixes and "." not in name:
+            extensions.add(path.resolve())
+            (dynamic / path.name).write_bytes(_library(path))
+        else:
+            raise _not_portable(python, f"its module {name} is {file}, which is not a file of a standard installation")
+    mapped = [path for path in _mapped(found["maps"]) if path.resolve() not in extensions]
+    placed: dict[str, Path] = {}
+    _place(folder, python, _PYTHON, mapped, [_LIBRARIES], placed)
+    maps = _run([str(bash), "--norc", "--noprofile", "-c", _BASH_PROBE], bash)
+    _place(folder, bash, _BASH, _mapped(maps), [_BASH_LIBRARIES, _LIBRARIES], placed)
+    (folder / _EXECUTOR).write_bytes(executor_code.bytecode())
+
+
+def _place(
+    folder: Path, program: Path, name: str, mapped: list[Path], libraries: list[str], placed: dict[str, Path]
+) -> None:
+    """Copy a program as `name`, and its loader and libraries into the first of `libraries`.
+
+    `placed` has what other programs brought along, file by name: what is the same is not copied again.
+    """
+    loader = Path(_read(program).interpreter or "").resolve()
+    if loader.name.startswith(("ld-musl", "libc.musl")):
+        raise _not_portable(program, "it is made for the C library musl")
+    places = {_loader_name(program): loader}
+    for path in mapped:
+        if path not in (program, loader) and _is_elf(path):
+            places[_read(path).soname or path.name] = path
+    for soname, path in places.items():
+        if placed.get(soname) == path:
+            continue
+        data = path.read_bytes().replace(_PRELOAD, _NO_PRELOAD) if path == loader else _library(path)
+        (folder / libraries[0] / soname).write_bytes(data)
+        placed.setdefault(soname, path)
+    home = libraries[0] if (folder / libraries[0] / _loader_name(program)).exists() else libraries[-1]
+    try:
+        data = _read(program).program(
+            interpreter=f"{RUNTIME}/{home}/{_loader_name(program)}",
+            library_path=":".join(f"{RUNTIME}/{library}" for library in libraries),
+        )
+    except elf.NotPortable as error:
+        raise _not_portable(program, error) from error
+    (folder / name).write_bytes(data)
+
+
+def _loader_name(program: Path) -> str:
+    return Path(_read(program).interpreter or "").name
+
+
+def _read(path: Path) -> elf.Elf:
+    try:
+        return elf.Elf(path.read_bytes())
+    except elf.NotPortable as error:
+        raise _not_portable(path, error) from error
+
+
+def _library(path: Path) -> bytes:
+    return _read(path).library()
+
+
+def _is_elf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"  # the C library also maps its locales
+
+
+def _not_portable(what: str | Path, reason: object) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{what} cannot be taken along into sandboxes: {reason}. Next step: use a Python that is linked dynamically "
+        "against glibc (Debian's, pyenv's), or a backend that runs the image's own"
+    )
+
+
+def _try(folder: Path) -> None:
+    """Run both programs from the folder, by their loaders: what they load has to be in it."""
+    for name, libraries, arguments in (
+        (_PYTHON, [_LIBRARIES], ["-I", "-S", "-B", "-c", _PROBE, *_modules()]),
+        (_BASH, [_BASH_LIBRARIES, _LIBRARIES], ["--norc", "--noprofile", "-c", _BASH_PROBE]),
+    ):
+        program = folder / name
+        interpreter = elf.Elf(program.read_bytes()).interpreter or ""
+        loader = folder / os.path.relpath(interpreter, RUNTIME)
+        loader.chmod(0o755)
+        program.chmod(0o755)
+        path = ":".join(str(folder / library) for library in libraries)
+        output = _run(
+            [str(loader), "--library-path", path, str(program), *arguments], f"{name} of the portable runtime"
+        )
+        maps = json.loads(output)["maps"] if name == _PYTHON else output
+        outside = [file for file in _mapped(maps) if not file.is_relative_to(folder.resolve())]
+        outside = [file for file in outside if _is_elf(file)]
+        if outside:
+            raise BackendUnavailable(f"{name} of the portable runtime still needs {outside[0]} of this machine")

@@ -1,0 +1,156 @@
+"""Streams of bytes as the executor's protocol uses them: frame by frame, with tags where others could interfere."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import struct
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Protocol
+
+CHUNK = 1 << 18
+"""Bytes that are read at once, and of a part of a file."""
+_FRAME = struct.Struct("!II")
+_SMALL = 1 << 16  # bytes of a payload that are copied to its header rather than written apart
+_HEADER = 1 << 26  # bytes of a header above which the stream is damaged for certain
+
+
+class ByteStream(Protocol):
+    """Two directions of bytes. Whatever it raises means that it is broken."""
+
+    async def read(self, n: int) -> bytes:
+        """At least one byte and at most `n`; empty at the end."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Never blocks: what cannot be sent now is buffered."""
+        ...
+
+    async def drain(self) -> None:
+        """Wait until little is buffered."""
+        ...
+
+    def abort(self) -> None:
+        """Close it at once, whatever is buffered. May be called more than once."""
+        ...
+
+
+class _StreamPair:
+    def __init__(self, reader: Any, writer: Any) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def read(self, n: int) -> bytes:
+        return bytes(await self._reader.read(n))
+
+    def write(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def drain(self) -> None:
+        await self._writer.drain()
+
+    def abort(self) -> None:
+        if not self._writer.is_closing():  # asyncio's pipes cannot be aborted twice
+            transport = getattr(self._writer, "transport", None) or self._writer.channel
+            transport.abort()
+
+
+def asyncio_stream(reader: Any, writer: Any) -> ByteStream:
+    """A reader and a writer of asyncio, or of asyncssh (in binary mode), as one stream."""
+    return _StreamPair(reader, writer)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame as it is sent; `head` is its lengths, its header and, where it is small, its payload."""
+
+    head: bytes
+    payload: bytes
+
+    @classmethod
+    def of(cls, header: dict[str, Any], payload: bytes = b"") -> Frame:
+        encoded = json.dumps(header).encode()
+        head = _FRAME.pack(len(encoded), len(payload)) + encoded
+        return cls(head + payload, b"") if len(payload) <= _SMALL else cls(head, payload)
+
+    @property
+    def size(self) -> int:
+        return len(self.head) + len(self.payload)
+
+
+class Seal:
+    """Tags of the frames of one attachment in one direction: nobody in between can add, change or replay any."""
+
+    SIZE = 16
+
+    def __init__(self, key: bytes, sender: bytes) -> None:
+        self._key, self._sender, self._count = key, sender, 0
+
+    def tag(self, *parts: bytes | memoryview) -> bytes:
+        mac = blake2b(self._count.to_bytes(8, "big"), key=self._key, digest_size=self.SIZE, person=self._sender)
+        self._count += 1
+        for part in parts:
+            mac.update(part)
+        return mac.digest()
+
+
+def prove(token: bytes, sender: str, *facts: object) -> str:
+    message = " ".join([sender, *(str(fact) for fact in facts)])
+    return blake2b(message.encode(), key=token, digest_size=32).hexdigest()
+
+
+class Attachment:
+    """One stream, read and written frame by frame."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self.stream = stream
+        self._buffer = bytearray()
+        self._sealing: Seal | None = None
+        self._opening: Seal | None = None
+
+    def seal(self, key: bytes) -> None:
+        """From here on, frames of both directions carry tags."""
+        self._sealing, self._opening = Seal(key, b"near"), Seal(key, b"far")
+
+    def write(self, frame: Frame) -> None:
+        with contextlib.suppress(Exception):  # whoever reads finds out that it is broken
+            if self._sealing is not None:
+                tag = self._sealing.tag(frame.head, frame.payload)
+                frame = Frame(frame.head, frame.payload + tag) if frame.payload else Frame(frame.head + tag, b"")
+            self.stream.write(frame.head)
+            if frame.payload:
+                self.stream.write(frame.payload)
+
+    async def next(self, limit: int | None = None) -> tuple[dict[str, Any], bytes, int]:
+        """The next frame: its header, its payload, its size in bytes. Frames above `limit` bytes are refused.
+
+        Raises:
+            EOFError: the stream has ended.
+            ValueError: what came is not a frame, or is one by somebody else.
+        """
+        buffer = self._buffer
+        await self._fill(_FRAME.size)
+        header_size, payload_size = _FRAME.unpack_from(buffer)
+        header_end = _FRAME.size + header_size
+        size = header_end + payload_size
+        if header_size > _HEADER or (limit is not None and size > limit):
+            raise ValueError("it is damaged: a frame is too large")
+        tag_size = Seal.SIZE if self._opening is not None else 0
+        await self._fill(size + tag_size)
+        with memoryview(buffer) as view:
+            if self._opening is not None and not hmac.compare_digest(
+                self._opening.tag(view[:size]), view[size : size + tag_size]
+            ):
+                raise ValueError("a frame is not by the executor")
+            header = json.loads(bytes(view[_FRAME.size : header_end]))
+            payload = bytes(view[header_end:size])
+        del buffer[: size + tag_size]
+        return header, payload, size
+
+    async def _fill(self, size: int) -> None:
+        while len(self._buffer) < size:
+            data = await self.stream.read(max(CHUNK, size - len(self._buffer)))
+            if not data:
+                raise EOFError("it was closed by the other side")
+            self._buffer += data

@@ -1,0 +1,295 @@
+"""Files and folders of any size on their way into a sandbox or out of it, part by part, in constant memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import io
+import os
+import stat
+import tarfile
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from types import TracebackType
+from typing import Any, BinaryIO, TypeVar, cast
+
+from .connection import Connection
+
+PART = 1 << 18
+"""Bytes of a part; the executor accepts and sends no larger ones."""
+DEPTH = 8
+"""Parts on their way at once."""
+
+T = TypeVar("T")
+
+
+class Transfer:
+    """A file or a folder that the executor holds open; entering opens it, leaving before `commit` undoes it.
+
+    `kind` is `read` or `write` (a file), `pack` or `unpack` (a folder, as a tar archive).
+    """
+
+    def __init__(self, connection: Connection, id: int, kind: str, path: str) -> None:
+        self._connection, self._id, self._kind, self._path = connection, id, kind, path
+        self._moving: deque[asyncio.Task[tuple[dict[str, Any], bytes]]] = deque()
+
+    async def __aenter__(self) -> Transfer:
+        try:
+            await self._connection.request("open", transfer=self._id, kind=self._kind, path=self._path)
+        except asyncio.CancelledError:
+            self._connection.post("drop", transfer=self._id)
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for task in self._moving:
+            task.cancel()
+        self._moving.clear()
+        self._connection.post("drop", transfer=self._id)
+
+    def _request(self, op: str, payload: bytes = b"") -> None:
+        self._moving.append(asyncio.create_task(self._connection.request(op, payload, transfer=self._id)))
+
+    async def parts(self) -> AsyncGenerator[bytes]:
+        """What it holds, from beginning to end. Raises `OSError`."""
+        while True:
+            while len(self._moving) < DEPTH:
+                self._request("pull")
+            header, data = await self._moving[0]
+            self._moving.popleft()
+            if data:
+                yield data
+            if header["end"]:
+                return
+
+    async def push(self, data: bytes) -> None:
+        """Add to it; returns when there is room for more. Raises `OSError`, that of earlier parts included."""
+        for begin in range(0, len(data), PART):
+            while len(self._moving) >= DEPTH:
+                await self._moving[0]
+                self._moving.popleft()
+            self._request("push", bytes(data[begin : begin + PART]))
+            await asyncio.sleep(0)  # parts go out in the order in which they were made
+
+    async def commit(self) -> None:
+        """All is pushed: put it in its place. Raises `OSError`."""
+        while self._moving:
+            await self._moving[0]
+            self._moving.popleft()
+        await self._connection.request("commit", transfer=self._id)
+
+
+async def upload(transfer: Transfer, folder: str) -> None:
+    """Pack `folder` into an open `unpack`."""
+    from .executor import pack  # one description of what is packed, on both sides
+
+    def run(call: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        with io.BufferedWriter(_Pushing(lambda data: call(transfer.push(data))), PART) as file:
+            pack(folder, cast(BinaryIO, file))
+
+    await _in_thread(run)
+    await transfer.commit()
+
+
+async def download(transfer: Transfer, folder: str, max_bytes: int | None) -> None:
+    """Unpack an open `pack` into `folder`; see `ExecutorSandbox.download_dir`."""
+    async with contextlib.aclosing(transfer.parts()) as parts:
+
+        def run(call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> None:
+            file = io.BufferedReader(_Pulling(lambda: call(_next(parts))), PART)
+            unpack(cast(BinaryIO, file), folder, max_bytes)
+
+        await _in_thread(run)
+
+
+async def _next(parts: AsyncGenerator[bytes]) -> bytes:
+    return await anext(parts, b"")
+
+
+class _Pushing(io.RawIOBase):
+    def __init__(self, push: Callable[[bytes], None]) -> None:
+        self._push = push
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._push(bytes(data))
+        return len(data)
+
+
+class _Pulling(io.RawIOBase):
+    def __init__(self, pull: Callable[[], bytes]) -> None:
+        self._pull = pull
+        self._rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._rest:
+            self._rest = memoryview(self._pull())
+        size = min(len(buffer), len(self._rest))
+        buffer[:size] = self._rest[:size]
+        self._rest = self._rest[size:]
+        return size
+
+
+async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None]) -> None:
+    """Run `run(call)` in a thread of its own, where `call` waits for a coroutine of this loop.
+
+    A thread of its own, because it waits for the loop: a pool's would be taken from those that the loop waits for.
+    When this is cancelled the thread is told by its next `call`, and has ended when this returns.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+    stopping = threading.Event()
+    calling: set[asyncio.Future[Any]] = set()
+
+    async def perform(coroutine: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.ensure_future(coroutine)
+        calling.add(task)
+        try:
+            if stopping.is_set():
+                task.cancel()
+            return await task
+        finally:
+            calling.discard(task)
+
+    def call(coroutine: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(perform(coroutine), loop).result()
+
+    def finish(error: BaseException | None) -> None:
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    def body() -> None:
+        error: BaseException | None = None
+        try:
+            run(call)
+        except BaseException as caught:
+            error = OSError(errno.ECANCELED, "cancelled") if isinstance(caught, asyncio.CancelledError) else caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended first
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=body, name="transfer", daemon=True).start()
+    try:
+        await asyncio.shield(done)
+    except asyncio.CancelledError:
+        stopping.set()
+        for task in list(calling):
+            task.cancel()
+        with contextlib.suppress(BaseException):
+            await done
+        raise
+
+
+# --- a tar archive onto this machine ---------------------------------------------------------------------------------
+
+
+def unpack(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
+    """Extract a tar stream that is not trusted below `folder`.
+
+    Every folder on the way is opened without following links, so nothing can land elsewhere; a link is made only if it
+    stays below `folder`, whichever other links it leads through.
+
+    Raises:
+        OSError: more than `max_bytes` bytes of contents; with EPERM, members were refused, all others are there.
+    """
+    refused: list[str] = []
+    modes: list[tuple[str, int]] = []
+    size = 0
+    os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    root = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
+            for member in archive:
+                archive.members = []  # type: ignore[attr-defined]  # or it would remember every one
+                size += member.size if member.isreg() else 0
+                if max_bytes is not None and size > max_bytes:
+                    raise OSError(errno.EFBIG, f"it holds more than {max_bytes} bytes", folder)
+                try:
+                    _extract(archive, member, root)
+                except _Refused as error:
+                    refused.append(f"{member.name} ({error})")
+                if member.isdir():
+                    modes.append((member.name, member.mode))
+        for name, mode in reversed(modes):  # at the end: a folder may be one that nothing can be written to
+            with contextlib.suppress(_Refused), _opened(root, _split(name)) as inner:
+                os.fchmod(inner, mode & 0o777 | 0o700)
+    except tarfile.TarError as error:
+        raise OSError(errno.EIO, f"what came is damaged: {error}", folder) from None
+    finally:
+        os.close(root)
+    if refused:
+        named = ", ".join(refused[:5]) + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
+        raise OSError(errno.EPERM, f"refused {named}; everything else was copied", folder)
+
+
+class _Refused(Exception):
+    """A member is not extracted."""
+
+
+def _split(name: str) -> list[str]:
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts:
+        raise _Refused("it would land outside")
+    return parts
+
+
+@contextlib.contextmanager
+def _opened(root: int, parts: list[str]) -> Iterator[int]:
+    """A descriptor of the folder below `root`, made if missing."""
+    fd = os.dup(root)
+    try:
+        for part in parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(part, dir_fd=fd)
+            try:
+                inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
+            except OSError as error:
+                if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                    raise _Refused("there is something that is no folder in its way") from None
+                raise
+            os.close(fd)
+            fd = inner
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> None:
+    parts = _split(member.name)
+    if member.isdir():
+        with _opened(root, parts):
+            return
+    if not parts or not (member.isreg() or member.issym()):
+        raise _Refused("it is neither a file nor a folder nor a symbolic link")
+    if member.issym():
+        steps = member.linkname.split("/")
+        ups = sum(step == ".." for step in steps)
+        if steps[0] == "" or ups > len(parts) - 1 or ".." in steps[ups:]:
+            raise _Refused(f"it links to {member.linkname}")
+    *folders, name = parts
+    with _opened(root, folders) as parent:
+        with contextlib.suppress(FileNotFoundError):
+            if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
+                raise _Refused("there is a folder of that name")
+            os.unlink(name, dir_fd=parent)
+        if member.issym():
+            os.symlink(member.linkname, name, dir_fd=parent)
+            return
+        fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=parent)
+        with os.fdopen(fd, "wb") as target:
+            source = archive.extractfile(member)
+            while source is not None and (data := source.read(PART)):
+                target.write(data)
+            target.flush()
+            os.fchmod(fd, member.mode & 0o777 | 0o600)
+            os.utime(fd, (member.mtime, member.mtime))
