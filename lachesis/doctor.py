@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from backends import create_backend
+from backends import cgroups, create_backend
 
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",
@@ -43,10 +43,18 @@ async def examine() -> list[Finding]:
             "python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer", needed=True
         ),
         Finding("bubblewrap", sandbox.ok, sandbox.detail, sandbox.fix, needed=True),
+        _limits(),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
         *(_key(name, use) for name, use in KEYS.items()),
     ]
+
+
+def _limits() -> Finding:
+    available = cgroups.find()
+    enforced = len(available.parents) == 3
+    fix = "" if enforced else f"to limit local sandboxes, {cgroups.next_step(available)}"
+    return Finding("limits of sandboxes", enforced, cgroups.describe(available), fix)
 
 
 def _model() -> Finding:

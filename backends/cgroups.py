@@ -1,0 +1,326 @@
+"""Limits on processor time, memory and processes, by the kernel's control groups, of version 1 or 2.
+
+A sandbox' group lies below the group of the process that makes it wherever the kernel allows that, so that the limits
+of that process (a container's, a batch job's) hold for its sandboxes, too. Version 2 does not allow it for a group that
+has processes of its own; there the nearest group above takes its place.
+
+    available = cgroups.find()
+    group = available.create("lachesis-0123", Limits(memory_bytes=1 << 30))
+    ...                               # a starting process writes "0" into each of `group.open()`
+    group.kill(); group.remove()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .base import BackendError, BackendUnavailable, SandboxSpec
+
+_PARENT = "lachesis"
+_PERIOD = 100_000
+"""Microseconds over which processor time is measured out."""
+_LEAST_QUOTA = 1_000
+_FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
+"""Field of `SandboxSpec` -> controller."""
+_TRACKER = "pids"
+"""The controller of version 1 by which what runs in a group is found and ended: without new ones a fork bomb ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a group may use; None is no limit."""
+
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    """Memory without swap, files on a tmpfs included."""
+    pids: int | None = None
+
+    @classmethod
+    def of(cls, spec: SandboxSpec) -> Limits:
+        return cls(spec.cpus, spec.memory_bytes, spec.pids)
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) is not None for name in _FIELDS)
+
+    def controllers(self) -> set[str]:
+        return {controller for name, controller in _FIELDS.items() if getattr(self, name) is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroups:
+    """Where this process may make groups."""
+
+    version: int
+    """1, 2, or 0 where there is none at all."""
+    parents: Mapping[str, Path] = field(default_factory=dict)
+    """Controller -> the folder below which groups that need it are made."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Controller -> why there is no such folder."""
+
+    @property
+    def tracks(self) -> bool:
+        """Whether a group can be made only to find and end what runs in it."""
+        return bool(self.parents) if self.version == 2 else _TRACKER in self.parents
+
+    def require(self, limits: Limits) -> None:
+        """Raises `BackendUnavailable` naming the first field of `limits` that cannot be enforced here."""
+        for name, controller in _FIELDS.items():
+            if getattr(limits, name) is not None and controller not in self.parents:
+                reason = self.refused.get(controller, f"there is no cgroup controller {controller!r}")
+                step = f"{next_step(self)}; or leave it out"
+                raise BackendUnavailable(f"{name} cannot be enforced on this machine: {reason}. Next step: {step}")
+
+    def group(self, name: str, limits: Limits) -> Cgroup:
+        """The group that `create` would make.
+
+        Raises:
+            BackendUnavailable: one of the limits cannot be enforced here.
+        """
+        self.require(limits)
+        wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
+        return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
+
+    def create(self, name: str, limits: Limits) -> Cgroup:
+        """An empty group with these limits.
+
+        Raises:
+            BackendUnavailable: one of them cannot be enforced here.
+            BackendError: the kernel refused.
+        """
+        group = self.group(name, limits)
+        try:
+            for folder in group.folders:
+                self._make(folder)
+            self._limit(name, limits)
+        except OSError as error:
+            group.remove(patience=0.0)
+            raise BackendError(f"the cgroup of {name} cannot be made: {error}") from error
+        return group
+
+    def _make(self, folder: Path) -> None:
+        for attempt in range(10):  # the last sandbox of another process may take the parent away in between
+            folder.parent.mkdir(exist_ok=True)
+            try:
+                if self.version == 2:
+                    _enable(folder.parent, self.parents)
+                folder.mkdir()
+                return
+            except FileNotFoundError:
+                if attempt == 9:
+                    raise
+
+    def _limit(self, name: str, limits: Limits) -> None:
+        def write(controller: str, file: str, value: object, *, may_lack: bool = False) -> None:
+            path = self.parents[controller] / _PARENT / name / file
+            if not may_lack or path.exists():
+                path.write_text(str(value))
+
+        if limits.cpus is not None:
+            quota = max(_LEAST_QUOTA, round(limits.cpus * _PERIOD))
+            if self.version == 2:
+                write("cpu", "cpu.max", f"{quota} {_PERIOD}")
+            else:
+                write("cpu", "cpu.cfs_period_us", _PERIOD)
+                write("cpu", "cpu.cfs_quota_us", quota)
+        if limits.memory_bytes is not None:
+            if self.version == 2:
+                write("memory", "memory.max", limits.memory_bytes)
+                write("memory", "memory.swap.max", 0, may_lack=True)  # kernels without accounting of swap
+            else:
+                write("memory", "memory.limit_in_bytes", limits.memory_bytes)
+                write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, may_lack=True)
+                write("memory", "memory.swappiness", 0, may_lack=True)
+        if limits.pids is not None:
+            write("pids", "pids.max", limits.pids)
+
+
+@dataclass(frozen=True, slots=True)
+class Cgroup:
+    """A group that exists: one folder in version 2, one per controller in version 1."""
+
+    folders: tuple[Path, ...]
+
+    def open(self) -> list[int]:
+        """Descriptors for a process that is to join: it writes "0" into each, before it runs anything."""
+        opened: list[int] = []
+        try:
+            for folder in self.folders:
+                opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        except OSError as error:
+            for fd in opened:
+                os.close(fd)
+            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
+        return opened
+
+    def processes(self) -> set[int]:
+        found: set[int] = set()
+        for folder in self.folders:
+            with contextlib.suppress(OSError):
+                found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
+        return found - {0}  # 0: one that this PID namespace cannot see
+
+    def out_of_memory(self) -> int:
+        """How many processes the kernel has killed because of the memory limit."""
+        for folder in self.folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with contextlib.suppress(OSError):
+                    words = (folder / name).read_text().split()
+                    return int(words[words.index("oom_kill") + 1])
+        return 0
+
+    def kill(self, patience: float = 5.0) -> bool:
+        """Kill everything in it, also what forks faster than it can be listed. Whether nothing is left."""
+        end = time.monotonic() + patience
+        for folder in self.folders:
+            for name, value in (("cgroup.kill", "1"), ("pids.max", "0")):
+                if (folder / name).exists():
+                    with contextlib.suppress(OSError):
+                        (folder / name).write_text(value)
+        while True:
+            left = self.processes()
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            if not left or time.monotonic() > end:
+                return not left
+            time.sleep(0.002)
+
+    def remove(self, patience: float = 5.0) -> bool:
+        """Remove it, waiting for its last processes to be gone, and the folder around it when it was the last.
+
+        Whether it is gone. Blocks: for worker threads only.
+        """
+        end = time.monotonic() + patience
+        gone = True
+        for folder in self.folders:
+            pause = 0.001
+            while True:
+                try:
+                    folder.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError as error:
+                    if error.errno != errno.EBUSY or time.monotonic() > end:
+                        gone = False
+                        break
+                time.sleep(pause)
+                pause = min(2 * pause, 0.05)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+        return gone
+
+
+def find() -> Cgroups:
+    """What the running process may use, tried with a group of its own that is removed again."""
+    if not Path("/proc/self/cgroup").exists():
+        return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"))
+    own = dict(_own_groups())
+    legacy = {controller: own[controller] for controller in _FIELDS.values() if controller in own}
+    return _find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""])
+
+
+def describe(available: Cgroups) -> str:
+    """One line: which fields of `SandboxSpec` can be enforced, and why others cannot."""
+    usable = [name for name, controller in _FIELDS.items() if controller in available.parents]
+    missing = {available.refused.get(each, "not there") for each in _FIELDS.values() if each not in available.parents}
+    told = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
+    return told + (f"; others not: {'; '.join(sorted(missing))}" if missing else "")
+
+
+def next_step(available: Cgroups) -> str:
+    """How this process gets cgroups that it may divide."""
+    if os.geteuid() != 0 and available.version == 2:
+        return "start it with: systemd-run --user --scope -p Delegate=yes COMMAND"
+    if os.geteuid() != 0:
+        return "run it as root"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return "give this container its cgroups writable, or use a backend whose engine sets limits"
+    return "mount the cgroups writable, with all controllers"
+
+
+def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
+    """`(controller, (mount point, folder of this process' group))`; the controller of version 2 is ''."""
+    paths = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        paths.update(dict.fromkeys(controllers.split(","), path))
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        before, _, after = line.partition(" - ")
+        root, mount = before.split()[3:5]
+        kind, _, options = after.split()[:3]
+        names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
+        for controller in names:
+            if controller in paths:
+                # In a container the mount begins at `root`, of which /proc may or may not know.
+                path = paths[controller]
+                inside = os.path.relpath(path, root) if Path(path).is_relative_to(root) else "."
+                folder = Path(mount) if inside == "." else Path(mount) / inside
+                yield controller, (Path(mount), folder if folder.is_dir() else Path(mount))
+
+
+def _probe_name() -> str:
+    return f"probe-{os.getpid()}-{time.monotonic_ns()}"
+
+
+def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
+    """Make and remove a group with the controllers' limits. Returns what went wrong."""
+    tried = {"cpus": 1, "memory_bytes": 1 << 30, "pids": 1 << 10}
+    limits = Limits(**{name: value for name, value in tried.items() if _FIELDS[name] in controllers})
+    try:
+        group = available.create(_probe_name(), limits)
+        for fd in group.open():
+            os.close(fd)
+        group.remove(0.5)
+    except BackendError as error:
+        return str(error.__cause__ or error)
+    return None
+
+
+def _find_legacy(own: Mapping[str, tuple[Path, Path]]) -> Cgroups:
+    parents, refused = {}, {}
+    for controller, (_, folder) in own.items():
+        failure = _try(Cgroups(1, {controller: folder}), [controller])
+        if failure is None:
+            parents[controller] = folder
+        else:
+            refused[controller] = failure
+    return Cgroups(1, parents, refused)
+
+
+def _find_unified(mount: Path, own: Path) -> Cgroups:
+    wanted = list(_FIELDS.values())
+    failure = "there is no cgroup of version 2"
+    candidates = [folder for folder in (own, *own.parents) if folder.is_relative_to(mount)]
+    for folder in candidates:
+        try:
+            present = (folder / "cgroup.controllers").read_text().split()
+            usable = [each for each in wanted if each in present]
+            if not usable or not os.access(folder / "cgroup.procs", os.W_OK):
+                failure = f"{folder} is not for this user to divide" if usable else f"{folder} has no controllers"
+                continue
+            _enable(folder, usable)
+        except OSError as error:
+            failure = f"{folder} cannot be divided: {error}"
+            continue
+        tried = _try(Cgroups(2, dict.fromkeys(usable, folder)), usable)
+        if tried is None:
+            refused = {each: f"{folder} does not have it" for each in wanted if each not in usable}
+            return Cgroups(2, dict.fromkeys(usable, folder), refused)
+        failure = tried
+    return Cgroups(2, {}, dict.fromkeys(wanted, failure))
+
+
+def _enable(folder: Path, controllers: Iterable[str]) -> None:
+    """Hand the controllers on to the groups below `folder`."""
+    control = folder / "cgroup.subtree_control"
+    lacking = sorted(set(controllers) - set(control.read_text().split()))
+    if lacking:
+        control.write_text(" ".join(f"+{each}" for each in lacking))

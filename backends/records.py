@@ -1,0 +1,181 @@
+"""What this user's processes have running on this machine: one small file per sandbox, written before it is made.
+
+Whoever is killed leaves its records behind; the next process finds by them what else may be left (`owner.py` says
+whose they were).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from .base import BackendError, SandboxInfo, SandboxSpec
+from .owner import ID_PREFIX, is_gone, this_owner
+
+_RECORD = "sandbox.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A sandbox that is being made, or exists."""
+
+    backend: str
+    id: str
+    run_id: str
+    task_id: str
+    owner: str
+    created: float
+    """Unix time in seconds."""
+    detail: str
+    groups: tuple[str, ...] = ()
+    """Folders of its cgroup."""
+    pid: int = 0
+    """Its first process on this machine, 0 before that is started."""
+    start: str = ""
+    """When that process was started: the number alone comes round again."""
+
+    @classmethod
+    def new(cls, backend: str, id: str, spec: SandboxSpec, detail: str) -> Record:
+        labels = spec.labels
+        return cls(backend, id, labels.get("run_id", ""), labels.get("task_id", ""), this_owner(), time.time(), detail)
+
+    @property
+    def orphan(self) -> bool:
+        """Whether its owner is gone. These files are this machine's own: what is from before its last boot is, too."""
+        return is_gone(self.owner) or _boot(self.owner) != _boot(this_owner())
+
+    @property
+    def reachable(self) -> bool:
+        """Whether its processes, if there are any, can be seen from here: those of another container cannot."""
+        return self.orphan or _place(self.owner) == _place(this_owner())
+
+    @property
+    def runs(self) -> bool:
+        """Whether its first process is seen to be there."""
+        return self.pid > 0 and _place(self.owner) == _place(this_owner()) and start_time(self.pid) == self.start
+
+    def started(self, pid: int) -> Record:
+        return replace(self, pid=pid, start=start_time(pid))
+
+    def info(self) -> SandboxInfo:
+        detail = f"{self.detail}, process {self.pid}" if self.runs else f"{self.detail}, no process"
+        return SandboxInfo(
+            backend=self.backend,
+            id=self.id,
+            run_id=self.run_id,
+            task_id=self.task_id,
+            owner=self.owner,
+            orphan=self.orphan,
+            created=self.created,
+            detail=detail,
+        )
+
+
+def start_time(pid: int) -> str:
+    """Clock ticks from boot to the process' start; empty when it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
+
+
+def _place(owner: str) -> str:
+    return owner.partition(".")[0]  # boot and PID namespace
+
+
+def _boot(owner: str) -> str:
+    return owner.partition("-")[0]
+
+
+def folder(id: str = "") -> Path:
+    """Where a sandbox' record is, and whatever else of it is on disk; without `id`, where all are."""
+    return Path(tempfile.gettempdir()) / f"{ID_PREFIX}{os.getuid()}" / id
+
+
+def prepare() -> Path:
+    """Make the folder of all, which is nobody else's business.
+
+    Raises:
+        BackendError: somebody else has made it, or it cannot be made.
+    """
+    path = folder()
+    try:
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        facts = path.lstat()
+    except OSError as error:
+        raise BackendError(f"{path} cannot be made: {error}. Next step: set TMPDIR to a folder that exists") from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+        raise BackendError(f"{path} is not a folder of this user alone. Next step: remove it, or set TMPDIR")
+    return path
+
+
+def save(record: Record) -> None:
+    """Write it for the first time, or over what was known before."""
+    path = folder(record.id)
+    try:
+        for attempt in range(10):  # whoever forgets the last one may take the folder of all away in between
+            try:
+                path.mkdir(mode=0o700, exist_ok=True)
+                break
+            except FileNotFoundError:
+                if attempt == 9:
+                    raise
+                prepare()
+        (path / "new.json").write_text(json.dumps(asdict(record)))
+        (path / "new.json").replace(path / _RECORD)
+    except OSError as error:
+        raise BackendError(f"{path} cannot be written: {error}") from error
+
+
+def forget(id: str) -> None:
+    """Remove its folder with all that is in it. What is not there is no error."""
+    path = folder(id)
+    for _ in range(3):  # a folder without permissions, and one that something still writes into
+        if path.exists():
+            shutil.rmtree(path, onerror=lambda _, failed, __: _permit(Path(failed)))
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
+
+
+def _permit(failed: Path) -> None:
+    for path in (failed.parent, failed):
+        with contextlib.suppress(OSError):
+            if not path.is_symlink():
+                path.chmod(0o700)
+
+
+def all_records(backend: str) -> Iterator[Record]:
+    """Every record that can be read; one that a crash left half written is removed."""
+    try:
+        entries = sorted(folder().iterdir())
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            fields = json.loads((entry / _RECORD).read_text())
+            record = Record(**{**fields, "groups": tuple(fields["groups"])})
+        except OSError:
+            if entry.name.startswith(ID_PREFIX) and _age(entry) > 600.0:
+                forget(entry.name)
+            continue
+        except (ValueError, TypeError, KeyError):  # another version's
+            continue
+        if record.backend == backend and record.id == entry.name:
+            yield record
+
+
+def _age(entry: Path) -> float:
+    try:
+        return time.time() - entry.lstat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,236 @@
+"""Starting processes from a helper process, which costs the event loop nothing and ends them when their owner ends.
+
+Forking blocks a whole Python process, threads and all, until the child has started its program: with many sandboxes
+at once, for tens of milliseconds. And the kernel ties "die with your parent" to the parent's thread, which a worker
+thread outlives only by luck. The helper (`spawn_server.py`) is small, has one thread and lives as long as its owner:
+whatever it has started gets SIGKILL when either dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .base import BackendError
+
+_SERVER = Path(__file__).with_name("spawn_server.py")
+_PATIENCE = 60.0
+_FIRST_FILE = 20
+"""Number of the first descriptor that is passed on by `Spawner.spawn`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A tmpfs of bounded size that only the new process and its descendants see."""
+
+    mount: str
+    """An existing folder of this machine."""
+    size: int
+    """Bytes of everything in it together."""
+    folders: Sequence[tuple[str, int]] = ()
+    """Folders to make in it, with their modes; parents first."""
+
+
+def numbers(count: int) -> range:
+    """The descriptors by which the first `count` of `Spawner.spawn`'s `files` are known to the new process."""
+    return range(_FIRST_FILE, _FIRST_FILE + count)
+
+
+class Child:
+    """A process that was started by the helper, which it keeps alive. It has to be `release`d."""
+
+    def __init__(self, pid: int, handle: int, replies: socket.socket, spawner: Spawner) -> None:
+        self.pid = pid
+        self._handle, self._replies = handle, replies
+        self._spawner: Spawner | None = spawner
+        self._code: int | None = None
+
+    @property
+    def code(self) -> int | None:
+        """Exit code, negative for a signal; None while it runs, or as long as nobody has waited."""
+        return self._code
+
+    def kill(self) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, signal.SIGKILL)
+
+    async def exited(self, timeout: float) -> bool:
+        """Wait for its end. False when `timeout` seconds pass first."""
+        loop = asyncio.get_running_loop()
+        news = asyncio.Event()
+        end = loop.time() + timeout
+        while not self._look():
+            fd = self._waits_on()
+            loop.add_reader(fd, news.set)
+            try:
+                async with asyncio.timeout_at(end):
+                    await news.wait()
+            except TimeoutError:
+                return self._look()
+            finally:
+                loop.remove_reader(fd)
+            news.clear()
+        return True
+
+    def wait(self, timeout: float) -> bool:
+        """`exited` for worker threads."""
+        end = time.monotonic() + timeout
+        while not self._look():
+            poll = select.poll()
+            poll.register(self._waits_on(), select.POLLIN)
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                return self._look()
+        return True
+
+    def release(self) -> None:
+        """Close the descriptors; the process itself lives on while anything else holds its spawner."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+            self._replies.close()
+            self._spawner = None
+
+    def _waits_on(self) -> int:
+        return self._handle if self._replies.fileno() < 0 else self._replies.fileno()
+
+    def _look(self) -> bool:
+        """Take what the helper has said; when it is gone, its children are being killed."""
+        if self._code is not None:
+            return True
+        if self._replies.fileno() >= 0:
+            try:
+                message = self._replies.recv(4096)
+            except BlockingIOError:
+                return False
+            except OSError:
+                message = b""
+            if message:
+                self._code = int(json.loads(message)["exit"])
+                return True
+            self._replies.close()
+        poll = select.poll()
+        poll.register(self._handle, select.POLLIN)
+        if poll.poll(0):
+            self._code = -signal.SIGKILL
+        return self._code is not None
+
+
+class Spawner:
+    """The near end. Thread-safe; everything but the constructor blocks for milliseconds: for worker threads only."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._requests: socket.socket | None = None
+        self._end: weakref.finalize[[socket.socket, subprocess.Popen[bytes], int], Spawner] | None = None
+
+    def spawn(
+        self,
+        argv: Sequence[str],
+        *,
+        stream: int,
+        errors: int,
+        files: Sequence[int] = (),
+        groups: Sequence[int] = (),
+        disk: Disk | None = None,
+    ) -> Child:
+        """Start `argv`, whose first item is a path, with an empty environment, in a session of its own.
+
+        Args:
+            stream: its standard input and output.
+            errors: its standard error; why it could not be started is written there, too (exit code 126).
+            files: descriptors to pass on; it knows them by `numbers`.
+            groups: descriptors of the `cgroup.procs` that it joins before it runs anything.
+
+        Raises:
+            BackendError: it could not even be tried.
+        """
+        described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
+        described["disk"] = disk and {"mount": disk.mount, "size": disk.size, "folders": list(disk.folders)}
+        job = os.memfd_create("job")
+        try:
+            with open(os.dup(job), "wb") as file:  # noqa: PTH123
+                file.write(json.dumps(described).encode())
+            os.lseek(job, 0, os.SEEK_SET)
+            return self._ask(job, [stream, errors, *groups, *files])
+        finally:
+            os.close(job)
+
+    def _ask(self, job: int, fds: list[int]) -> Child:
+        for attempt in (1, 2):  # the helper may have been killed since it was last used
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            try:
+                with theirs:
+                    socket.send_fds(self._helper(again=attempt == 2), [b"spawn"], [job, theirs.fileno(), *fds])
+                ours.settimeout(_PATIENCE)
+                message, handles, _, _ = socket.recv_fds(ours, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+                if message:
+                    answer = json.loads(message)
+                    if "error" in answer:
+                        raise BackendError(f"a process could not be started: {answer['error']}")
+                    ours.setblocking(False)
+                    return Child(answer["pid"], handles[0], ours, self)
+                reason = "the helper process has ended"
+            except OSError as error:
+                reason = str(error)
+            except BaseException:
+                ours.close()
+                raise
+            ours.close()
+        raise BackendError(f"a process could not be started: {reason}")
+
+    def _helper(self, again: bool) -> socket.socket:
+        with self._lock:
+            # A forked copy of this process needs a helper of its own: this one's children end with this process.
+            if self._requests is None or self._owner != os.getpid() or again:
+                self._start()
+            assert self._requests is not None
+            return self._requests
+
+    def _start(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        owner = os.pidfd_open(os.getpid())
+        try:
+            command = [sys.executable, "-I", "-S", "-B", str(_SERVER), str(theirs.fileno()), str(owner)]
+            process = subprocess.Popen(
+                command,
+                env={},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), owner),
+                start_new_session=True,  # Ctrl-C is for the owner
+                cwd="/",
+            )
+        except OSError as error:
+            ours.close()
+            raise BackendError(f"the helper process that starts sandboxes cannot be started: {error}") from error
+        finally:
+            theirs.close()
+            os.close(owner)
+        if self._end is not None:
+            self._end()
+        self._owner, self._requests = os.getpid(), ours
+        self._end = weakref.finalize(self, _end, ours, process, os.getpid())
+
+
+def _end(requests: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
+    """Let the helper go; what it has started goes with it."""
+    requests.close()
+    if owner == os.getpid():
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5.0)
