@@ -1,0 +1,505 @@
+"""Sandboxes that are containers of a Docker engine, or of podman behind its Docker-compatible socket.
+
+The executor is the container's only program and its PID 1. When it has had no connection for `grace` seconds, or
+`lifetime` is over, it ends, and the engine removes the container: nothing of this process is needed for that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import platform
+import secrets
+import tarfile
+import time
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import aiodocker
+
+from . import docker_container as containers
+from . import runtime
+from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from .connection import Connection
+from .docker_client import (
+    PATIENCE,
+    Engine,
+    EngineError,
+    Facts,
+    advice,
+    client,
+    description,
+    explained,
+    facts,
+    find_engine,
+    request,
+    upload,
+)
+from .docker_container import ID, LABEL, OWNER, Account, Image, Options
+from .docker_images import Pull, ensure_image
+from .docker_link import Link, RelayLink, SocketLink, remove_stale_folders, runtime_volume, tar_of
+from .owner import ID_PREFIX, is_gone, new_id, this_owner
+from .sandbox import ExecutorSandbox, initialise
+
+T = TypeVar("T")
+START_TIMEOUT = 120.0
+"""Seconds from a started container to its executor's first word: engines crawl when many containers start."""
+SNAPSHOTS = "lachesis-snapshot"
+"""Repository of the images that `snapshot` makes, labelled `lachesis.snapshot`."""
+
+
+class DockerBackend:
+    """Containers without capabilities, without network unless asked for, and with bounded processes.
+
+    Defaults for what a spec leaves open: `image` is the constructor's; `workdir` is the image's, else /workspace for
+    root, else the user's home; `pids` is 1024; cpus, memory and disk are the engine's, which mostly means unlimited.
+
+    `disk_bytes` is enforced by the storage driver where it can (xfs with pquota, btrfs, zfs), for the whole root. Where
+    it cannot, the root is read-only, and the working directory, /tmp and /var/tmp are in memory, each limited to
+    `disk_bytes`; this is refused when the working directory is part of the image.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        image: str = "python:3.12-slim",
+        pull: Pull = "missing",
+        progress: Callable[[str], None] | None = None,
+        transport: Literal["auto", "socket", "exec"] = "auto",
+        user: str | None = None,
+        network: str = "bridge",
+        read_only: bool = False,
+        runtime: str | None = None,
+        capabilities: Sequence[str] = (),
+        grace: float = 60.0,
+        parallel: int | None = None,
+    ) -> None:
+        """`url` is the engine's (`unix://`, `tcp://`, `https://`, `ssh://`); without it, `DOCKER_HOST`, the Docker
+        CLI's context, or the first usual socket, podman's included. It is looked for when it is needed.
+
+        Args:
+            image: for specs without one.
+            pull: whether a missing image is pulled; `progress` gets a line for each step of that.
+            transport: "socket" has the executor dial a socket of this machine, "exec" goes through the engine's exec;
+                "auto" takes the former where the engine shares this machine's files.
+            user: user, or user:group, inside; the image's own without it.
+            network: the engine's network for specs that ask for one.
+            read_only: nothing is writable but /tmp, /var/tmp and, unless it is part of the image, the working
+                directory: all in memory, limited to `disk_bytes` each.
+            runtime: the OCI runtime, such as `runsc`; the engine's default without it.
+            capabilities: those that are not dropped, such as `CHOWN`.
+            grace: seconds for which the connection to a sandbox may be interrupted.
+            parallel: containers that are created or removed at once, by default two per processor of the engine: with
+                more, each waits longer and all together take as long.
+        """
+        if transport not in ("auto", "socket", "exec"):
+            raise ValueError(f"transport is 'auto', 'socket' or 'exec', not {transport!r}")
+        if pull not in ("missing", "always", "never"):
+            raise ValueError(f"pull is 'missing', 'always' or 'never', not {pull!r}")
+        if grace <= 0 or (parallel is not None and parallel < 1):
+            raise ValueError("grace and parallel have to be positive")
+        self._url, self._image, self._pull, self._progress = url, image, pull, progress
+        self._transport, self._grace, self._parallel = transport, grace, parallel
+        self._options = Options(user, network, read_only, runtime, tuple(capabilities))
+        self._found: tuple[Engine, Facts] | None = None
+        self._quota = True  # until the engine says otherwise
+        self._accounts: dict[tuple[str, str], Account] = {}  # by image and user
+        self._volume: str | None = None  # with the portable runtime, once it is there
+        self._parts: dict[tuple[str, str], bool] = {}  # by image and path
+        # A backend serves any number of event loops; these belong to one each.
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._locks: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"DockerBackend(url={self._url!r}, image={self._image!r})"
+
+    @property
+    def name(self) -> str:
+        return "docker"
+
+    async def check(self) -> Availability:
+        try:
+            engine, found = await self._engine(again=True)
+            await asyncio.to_thread(runtime.portable_runtime)
+        except BackendUnavailable as error:
+            detail, _, fix = str(error).partition(": ")
+            return Availability(False, detail, fix)
+        except BackendError as error:
+            return Availability(False, str(error), advice(error))
+        return Availability(True, description(found, engine))
+
+    async def _engine(self, again: bool = False) -> tuple[Engine, Facts]:
+        if self._found is None or again:
+            engine = find_engine(self._url)
+            async with client(engine) as docker:
+                found = await facts(docker, engine)
+            if found.architecture != platform.machine():
+                raise BackendUnavailable(
+                    f"the engine at {engine.url} runs {found.architecture} and this machine is {platform.machine()}: "
+                    "the executor comes from here, so use an engine of the same architecture"
+                )
+            await asyncio.to_thread(remove_stale_folders)
+            self._found = engine, found
+        return self._found
+
+    def _lock(self) -> asyncio.Lock:
+        """Held for what is done once for all sandboxes."""
+        return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+
+    def _slot(self) -> asyncio.Semaphore:
+        loop = asyncio.get_running_loop()
+        if loop not in self._slots:
+            processors = self._found[1].cpus if self._found is not None else 1
+            self._slots[loop] = asyncio.Semaphore(self._parallel or max(4, int(2 * processors)))
+        return self._slots[loop]
+
+    # creating
+
+    async def create(self, spec: SandboxSpec) -> DockerSandbox:
+        id = new_id()
+        labels = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
+        name = f"sandbox {id}" + (f" ({labels})" if labels else "")
+        try:
+            engine, found = await self._engine()
+        except EngineError as error:
+            raise BackendUnavailable(str(error)) from error
+        async with client(engine, found.api) as docker:
+            making = _Making(self, spec, id, name, engine, found, docker)
+            try:
+                return await making.sandbox()
+            except BaseException:
+                await _finish(making.undo())
+                raise
+
+    async def _ensure_image(self, docker: aiodocker.Docker, engine: Engine, name: str) -> Image:
+        # One at a time: a hundred sandboxes that start together pull a missing image once.
+        async with self._lock():
+            return Image.of(await ensure_image(docker, engine, name, self._pull, self._progress))
+
+    # finding and removing
+
+    async def sandboxes(self) -> list[SandboxInfo]:
+        engine, found = await self._engine()
+        async with client(engine, found.api) as docker:
+            return await _listed(docker, engine)
+
+    async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
+        """See `Backend.reap`. Uploads that were broken off, and folders of sockets, go with their owners."""
+        engine, found = await self._engine()
+        async with client(engine, found.api) as docker:
+            listed = await _listed(docker, engine)
+            victims = [
+                info for info in listed if (info.orphan or everyone) and (run_id is None or info.run_id == run_id)
+            ]
+            stale = [row["Id"] for row in await _rows(docker, engine, "upload") if is_gone(row["Labels"][OWNER])]
+            names = [*(info.id for info in victims), *stale]
+            removed = await asyncio.gather(
+                *(self._remove(docker, engine, name) for name in names), return_exceptions=True
+            )
+        await asyncio.to_thread(remove_stale_folders)
+        for failure in removed:
+            if failure is not None:
+                raise failure
+        return victims
+
+    async def _remove(self, docker: aiodocker.Docker, engine: Engine, id: str) -> None:
+        """Until it is gone, whatever it was doing."""
+        container = docker.containers.container(id)
+        async with self._slot():
+            with explained(engine, f"removing the container of sandbox {id}"):
+                async with asyncio.timeout(PATIENCE):
+                    while True:
+                        try:
+                            await container.delete(force=True, v=True)
+                        except aiodocker.DockerError as error:
+                            if error.status == 404:
+                                return
+                            if error.status not in (409, 500):  # it is being removed; or it was ending just now
+                                raise
+                        status, _, _ = await request(docker, "GET", f"containers/{id}/json")
+                        if status == 404:
+                            return
+                        await asyncio.sleep(0.02)
+
+
+async def _listed(docker: aiodocker.Docker, engine: Engine) -> list[SandboxInfo]:
+    # A container that somebody made from a snapshot may have its labels, but not its name.
+    rows = await _rows(docker, engine, "id")
+    return [containers.listed(row) for row in rows if f"/{row['Labels'][ID]}" in row.get("Names", [])]
+
+
+async def _rows(docker: aiodocker.Docker, engine: Engine, label: str) -> list[dict[str, Any]]:
+    filters = json.dumps({"label": [LABEL + label]})
+    with explained(engine, "listing containers"):
+        async with asyncio.timeout(PATIENCE):
+            found = await docker.containers.list(all=1, filters=filters)
+    return [dict(container._container) for container in found]
+
+
+async def _finish(work: Awaitable[T]) -> T:
+    """The result of `work`, which is completed even if whoever waits is cancelled: then that is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        with contextlib.suppress(Exception):
+            task.result()
+        raise cancelled
+    return task.result()
+
+
+class _Making:
+    """A sandbox on its way into being; `undo` removes what there is of it."""
+
+    def __init__(
+        self,
+        backend: DockerBackend,
+        spec: SandboxSpec,
+        id: str,
+        name: str,
+        engine: Engine,
+        facts: Facts,
+        docker: aiodocker.Docker,
+    ) -> None:
+        self.backend, self.spec, self.id, self.name = backend, spec, id, name
+        self.engine, self.facts = engine, facts
+        self.docker = docker  # closed when the sandbox is made
+        self.created = time.time()
+        self.labels = containers.labels(id, spec, this_owner(), self.created)
+        self.asked = False  # whether the engine may have a container of that name
+        self.link: Link | None = None
+        self.connection: Connection | None = None
+
+    async def sandbox(self) -> DockerSandbox:
+        backend, spec, options = self.backend, self.spec, self.backend._options
+        image = await backend._ensure_image(self.docker, self.engine, spec.image or backend._image)
+        async with backend._slot():
+            user = options.user if options.user is not None else image.user
+            account = containers.ROOT if containers.is_root(user) else await self._account(image, user)
+            workdir = containers.workdir(spec, image, account)
+            in_memory = await self._create(image, workdir, account)
+            with explained(self.engine, f"starting the container of {self.name}"):
+                async with asyncio.timeout(PATIENCE):
+                    await self.docker.containers.container(self.id).start()
+            assert self.link is not None
+            try:
+                self.connection = await Connection.resumable(
+                    self.link.dial,
+                    name=self.name,
+                    grace=backend._grace,
+                    start_timeout=START_TIMEOUT,
+                    sealed=self.link.sealed,
+                )
+            except SandboxLost as error:
+                raise BackendError(f"{self.name} could not be started: {error}") from None
+        env = containers.environment(image, account, workdir, read_only=in_memory)
+        inside = await initialise(self.connection, spec, workdir=workdir, env=env, grace=backend._grace)
+        return DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
+
+    async def undo(self, strict: bool = False) -> None:
+        """Raises `BackendError` with `strict` alone: without, something is being raised already."""
+        if self.connection is not None:
+            self.connection.fail(f"{self.name} was never ready")
+        else:
+            self.backend._volume = None  # it may be what is missing
+        try:
+            if self.asked:
+                async with client(self.engine, self.facts.api) as docker:
+                    await self.backend._remove(docker, self.engine, self.id)
+        except BackendError:
+            if strict:
+                raise
+        finally:
+            if self.link is not None:
+                self.link.close()
+
+    async def still_there(self) -> None:
+        """Raises `SandboxLost` when the container has ended, and tells why."""
+        try:
+            async with asyncio.timeout(5.0), client(self.engine, self.facts.api) as docker:
+                status, _, body = await request(docker, "GET", f"containers/{self.id}/json")
+                if status == 200 and json.loads(body)["State"].get("Running", True):
+                    return
+                if status not in (200, 404):
+                    return
+                filters = json.dumps({"container": [self.id], "event": ["die", "died", "oom", "kill"]})
+                span = {"since": f"{self.created - 5:.0f}", "until": f"{time.time():.3f}", "filters": filters}
+                _, _, body = await request(docker, "GET", "events", span)
+                events = [json.loads(line) for line in body.splitlines() if line.strip()]
+        except Exception:  # the engine does not answer, so nothing is known
+            return
+        raise SandboxLost(containers.ending(events, self.spec))
+
+    # the container
+
+    async def _create(self, image: Image, workdir: str, account: Account) -> bool:
+        """Create it, with the link and the way of limiting the disk that this engine allows.
+
+        Returns whether what can be written is in memory.
+        """
+        backend, limited = self.backend, self.spec.disk_bytes is not None
+        is_root = account == containers.ROOT
+        while True:
+            quota = limited and backend._quota and not backend._options.read_only
+            in_memory = backend._options.read_only or (limited and not quota)
+            scratch = ["/tmp", "/var/tmp"] if in_memory else []
+            missing = (in_memory or not is_root) and not await self._is_in(image, workdir)
+            if in_memory:
+                if missing:
+                    scratch.insert(0, workdir)
+                elif limited and workdir not in scratch:
+                    raise BackendUnavailable(
+                        f"disk_bytes cannot be enforced in {workdir}: it is part of the image, and the engine's "
+                        f"storage ({self.facts.storage}) cannot limit it; set workdir to a folder that is not in the "
+                        "image, or leave disk_bytes out"
+                    )
+            if self.link is None:
+                self.link = await self._open_link(image)
+            config = containers.container(
+                self.spec,
+                image,
+                self.facts,
+                backend._options,
+                workdir=workdir if is_root else "/",
+                command=runtime.runtime_command(*self.link.arguments),
+                mounts=self.link.mounts,
+                labels=self.labels,
+                scratch=list(dict.fromkeys(scratch)),
+                quota=quota,
+            )
+            try:
+                await self._ask(config)
+                if missing and not in_memory:
+                    await self._make_folder(workdir, account)
+                return in_memory
+            except EngineError as error:
+                if quota and error.status in (400, 500) and containers.is_quota_refusal(str(error)):
+                    backend._quota = False
+                elif backend._transport == "auto" and containers.is_missing_source(str(error)):
+                    self.link.close()
+                    backend._transport, self.link = "exec", None
+                else:
+                    raise
+
+    async def _ask(self, config: dict[str, Any]) -> None:
+        """Create a container of this sandbox' name. It is waited for even when cancelled: `undo` has to see it."""
+        self.asked = True
+        with explained(self.engine, f"creating the container of {self.name}"):
+            await _finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
+
+    async def _open_link(self, image: Image) -> Link:
+        how = self.backend._transport
+        if how == "exec" or (how == "auto" and (not self.engine.is_local or self.facts.selinux)):
+            async with self.backend._lock():
+                if self.backend._volume is None:
+                    self.backend._volume = await runtime_volume(self.docker, self.engine, image.id)
+            return RelayLink(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
+        await asyncio.to_thread(runtime.portable_runtime)
+        return SocketLink(self.id, self.still_there)
+
+    async def _make_folder(self, path: str, account: Account) -> None:
+        """What the user could not make by itself."""
+        folder = tarfile.TarInfo(path.lstrip("/"))
+        folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o755, account.uid, account.gid
+        with explained(self.engine, f"making {path} in {self.name}"):
+            async with asyncio.timeout(PATIENCE):
+                await upload(self.docker, self.id, "/", tar_of(folder))
+
+    # what an image is like inside
+
+    async def _account(self, image: Image, user: str) -> Account:
+        known = self.backend._accounts.get((image.id, user))
+        if known is None:
+            lines: list[str] = []
+            async with self._unstarted(image) as container:
+                with contextlib.suppress(aiodocker.DockerError):  # it has none
+                    archive = await container.get_archive("/etc/passwd")
+                    file = archive.extractfile("passwd")
+                    lines = file.read().decode(errors="replace").splitlines() if file else []
+            known = self.backend._accounts[image.id, user] = containers.account(user, lines)
+        return known
+
+    async def _is_in(self, image: Image, path: str) -> bool:
+        known = self.backend._parts.get((image.id, path))
+        if known is None:
+            async with self._unstarted(image) as container:
+                status, _, _ = await request(self.docker, "HEAD", f"containers/{container.id}/archive", {"path": path})
+            known = self.backend._parts[image.id, path] = status == 200
+        return known
+
+    @contextlib.asynccontextmanager
+    async def _unstarted(self, image: Image) -> AsyncIterator[aiodocker.docker.DockerContainer]:
+        """A container of the sandbox' name to look into, which makes way for the real one afterwards."""
+        await self._ask({"Image": image.id, "Entrypoint": ["/never-started"], "Labels": self.labels})
+        with explained(self.engine, "looking into the image"):
+            async with asyncio.timeout(PATIENCE):
+                yield self.docker.containers.container(self.id)
+                await self.docker.containers.container(self.id).delete(force=True, v=True)
+
+
+class DockerSandbox(ExecutorSandbox):
+    """A container whose PID 1 is the executor."""
+
+    def __init__(
+        self, making: _Making, connection: Connection, *, workdir: str, python: str | None, in_memory: bool
+    ) -> None:
+        super().__init__(connection, id=making.id, workdir=workdir, python=python)
+        self._making, self._in_memory = making, in_memory
+        self._end: asyncio.Task[None] | None = None
+        self._watch = asyncio.create_task(self._clean_up())
+
+    async def _clean_up(self) -> None:
+        """A sandbox that ended of itself leaves nothing, even if nobody closes it."""
+        await asyncio.wait([self._connection.ended])
+        self._end = self._end or asyncio.create_task(self._making.undo(strict=True))
+        with contextlib.suppress(BackendError):
+            await asyncio.shield(self._end)
+
+    async def close(self) -> None:
+        """See `Sandbox.close`.
+
+        Raises:
+            BackendError: the engine does not answer. What was inside has ended all the same; `reap` removes the rest.
+        """
+        self._connection.shut_down()  # reaches it even if the engine is gone
+        self._connection.fail(f"{self._making.name} was closed")
+        self._watch.cancel()
+        end = self._end
+        if end is None or (end.done() and (end.cancelled() or end.exception() is not None)):
+            self._end = asyncio.create_task(self._making.undo(strict=True))
+        assert self._end is not None
+        await _finish(self._end)
+
+    async def snapshot(self) -> str:
+        """Keep the root file system as an image `lachesis-snapshot:ID-N`; /tmp and the like are part of it.
+
+        Images stay until they are removed: docker image prune --all --filter label=lachesis.snapshot
+
+        Raises:
+            BackendUnavailable: what can be written is in memory, and no part of the root.
+            SandboxLost: the sandbox is gone.
+        """
+        making = self._making
+        if self._connection.lost is not None:
+            raise SandboxLost(self._connection.lost)
+        if self._in_memory:
+            raise BackendUnavailable(
+                f"{making.name} cannot be kept as an image: with read_only or disk_bytes its files are in memory; "
+                "leave these out, or use an engine whose storage driver limits the disk"
+            )
+        tag = f"{self.id.removeprefix(ID_PREFIX)}-{secrets.token_hex(4)}"
+        marks = {ID: "", f"{LABEL}snapshot": self.id, f"{LABEL}snapshot.run_id": making.spec.labels.get("run_id", "")}
+        with explained(making.engine, f"keeping {making.name} as an image"):
+            config = {"Entrypoint": [], "Cmd": ["/bin/sh"], "Labels": marks}
+            async with client(making.engine, making.facts.api) as docker:
+                await docker.containers.container(self.id).commit(repository=SNAPSHOTS, tag=tag, config=config)
+        return f"{SNAPSHOTS}:{tag}"

@@ -1,0 +1,293 @@
+"""What the engine is asked for: pure functions from a spec, an image and the engine's facts to a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .base import BackendUnavailable, SandboxInfo, SandboxSpec
+from .docker_client import Facts
+from .owner import is_gone
+
+LABEL = "lachesis."
+ID, OWNER = f"{LABEL}id", f"{LABEL}owner"
+PIDS = 1024
+"""Processes allowed where the spec says nothing: a fork bomb is never the whole machine's affair."""
+_SHM_BYTES = 64 << 20
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a backend's owner chose for all its sandboxes; see `DockerBackend`."""
+
+    user: str | None = None
+    network: str = "bridge"
+    read_only: bool = False
+    runtime: str | None = None
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """What matters of an image."""
+
+    id: str
+    env: Mapping[str, str]
+    workdir: str
+    """Empty where the image names none."""
+    user: str
+    volumes: tuple[str, ...]
+    has_healthcheck: bool = False
+
+    @classmethod
+    def of(cls, inspected: Mapping[str, Any]) -> Image:
+        """From the engine's description."""
+        config = inspected.get("Config") or inspected.get("ContainerConfig") or {}
+        variables = (line.partition("=") for line in config.get("Env") or [])
+        return cls(
+            id=str(inspected["Id"]),
+            env={name: value for name, _, value in variables if name},
+            workdir=str(config.get("WorkingDir") or "").rstrip("/"),
+            user=str(config.get("User") or ""),
+            volumes=tuple(config.get("Volumes") or ()),
+            has_healthcheck=bool(config.get("Healthcheck")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom the commands run as."""
+
+    home: str
+    uid: int
+    gid: int
+    name: str | None = None
+
+
+ROOT = Account("/root", 0, 0, "root")
+
+
+def is_root(user: str) -> bool:
+    return user.partition(":")[0] in ("", "0", "root")
+
+
+def account(user: str, passwd: Iterable[str]) -> Account:
+    """The account of `user`, a name or a number with or without a group, by the lines of the image's /etc/passwd.
+
+    Raises:
+        BackendUnavailable: it is a name that is not there.
+    """
+    wanted, _, group = user.partition(":")
+    for line in passwd:
+        fields = line.rstrip("\n").split(":")
+        if len(fields) >= 6 and wanted in (fields[0], fields[2]):
+            gid = group if group.isdigit() else fields[3]
+            return Account(fields[5] or "/", int(fields[2]), int(gid), fields[0])
+    if not wanted.isdigit():
+        raise BackendUnavailable(f"the image has no user {wanted!r}: use a number, or a name of its /etc/passwd")
+    return Account("/", int(wanted), int(group) if group.isdigit() else 0)
+
+
+def workdir(spec: SandboxSpec, image: Image, account: Account) -> str:
+    """The spec's, else the image's, else /workspace for root and the home, or /tmp, for others."""
+    home = account.home if account.home != "/" else "/tmp"
+    return spec.workdir or image.workdir or ("/workspace" if account == ROOT else home)
+
+
+def environment(image: Image, account: Account, workdir: str, *, read_only: bool) -> dict[str, str]:
+    """Variables of commands, before the spec's: the image's own and what programs cannot do without."""
+    names = {"USER": account.name, "LOGNAME": account.name} if account.name else {}
+    home = workdir if read_only or account.home == "/" else account.home
+    return {"PATH": _PATH, "LANG": "C.UTF-8", "TERM": "dumb", "HOME": home, **names, **image.env}
+
+
+def labels(id: str, spec: SandboxSpec, owner: str, created: float) -> dict[str, str]:
+    return {
+        ID: id,
+        f"{LABEL}run_id": spec.labels.get("run_id", ""),
+        f"{LABEL}task_id": spec.labels.get("task_id", ""),
+        OWNER: owner,
+        f"{LABEL}created": f"{created:.3f}",
+    }
+
+
+def listed(row: Mapping[str, Any]) -> SandboxInfo:
+    """A row of the engine's list of containers."""
+    found = row.get("Labels") or {}
+    try:
+        created = float(found.get(f"{LABEL}created", ""))
+    except ValueError:
+        created = 0.0
+    who = found.get(OWNER, "")
+    return SandboxInfo(
+        backend="docker",
+        id=found[ID],
+        run_id=found.get(f"{LABEL}run_id", ""),
+        task_id=found.get(f"{LABEL}task_id", ""),
+        owner=who,
+        orphan=is_gone(who),
+        created=created,
+        detail=f"{row.get('State', '?')}, image {row.get('Image', '?')}",
+    )
+
+
+_MASKED = [
+    # Docker's own list, which this one takes the place of.
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+    # For root alone, and a container's root is the kernel's.
+    "/proc/kallsyms",
+    "/proc/pagetypeinfo",
+    "/proc/slabinfo",
+    "/proc/vmallocinfo",
+]
+_READ_ONLY = [
+    "/proc/bus",
+    "/proc/fs",
+    "/proc/irq",
+    "/proc/sys",
+    "/proc/sysrq-trigger",
+    # PID 1 is the executor, with the same user: a command could have the kernel take the executor's memory first.
+    "/proc/1/autogroup",
+    "/proc/1/oom_adj",
+    "/proc/1/oom_score_adj",
+    "/proc/1/task/1/oom_adj",
+    "/proc/1/task/1/oom_score_adj",
+    "/proc/pressure",
+]
+
+
+def container(
+    spec: SandboxSpec,
+    image: Image,
+    facts: Facts,
+    options: Options,
+    *,
+    workdir: str,
+    command: Sequence[str],
+    mounts: Sequence[Mapping[str, Any]],
+    labels: Mapping[str, str],
+    scratch: Sequence[str],
+    quota: bool,
+) -> dict[str, Any]:
+    """The configuration of a container that runs nothing but `command`, the executor.
+
+    The engine makes `workdir`, as root's. `scratch` are folders in memory, each limited to `disk_bytes`; where there
+    are any, the rest is read-only. With `quota` the engine limits the root itself.
+
+    Raises:
+        BackendUnavailable: the engine cannot enforce what the spec asks for.
+    """
+    host: dict[str, Any] = {
+        "AutoRemove": True,
+        "CapDrop": ["ALL"],
+        "CapAdd": list(options.capabilities),
+        "SecurityOpt": ["no-new-privileges"],
+        "MaskedPaths": _MASKED,
+        "ReadonlyPaths": _READ_ONLY,
+        "NetworkMode": options.network if spec.network else "none",
+        "LogConfig": {"Type": "none", "Config": {}},
+        "Mounts": list(mounts),
+        **limits(spec, facts),
+    }
+    if options.runtime:
+        host["Runtime"] = options.runtime
+    if spec.disk_bytes is not None:
+        host["ShmSize"] = min(_SHM_BYTES, spec.disk_bytes)
+        if image.volumes:
+            raise BackendUnavailable(
+                f"disk_bytes cannot be enforced for this image: it declares volumes ({', '.join(image.volumes)}), "
+                "which no limit holds for; leave disk_bytes out, or use an image without VOLUME"
+            )
+    if scratch:
+        size = "" if spec.disk_bytes is None else f",size={spec.disk_bytes}"
+        host["ReadonlyRootfs"] = True
+        host["Tmpfs"] = dict.fromkeys(scratch, f"rw,exec,nosuid,nodev,mode=1777{size}")
+    elif quota:
+        host["StorageOpt"] = {"size": str(spec.disk_bytes)}
+    config: dict[str, Any] = {
+        "Image": image.id,
+        "Entrypoint": list(command),
+        "Cmd": [],
+        # The runtime's loader would obey it. What commands get is said to the executor, not here: here everybody who
+        # may look at containers could read it.
+        "Env": ["LD_PRELOAD="] if "LD_PRELOAD" in image.env else [],
+        "WorkingDir": workdir,
+        "Hostname": "sandbox",
+        "Labels": dict(labels),
+        "StopSignal": "SIGKILL",
+        "HostConfig": host,
+    }
+    if image.has_healthcheck:
+        config["Healthcheck"] = {"Test": ["NONE"]}
+    if options.user is not None:
+        config["User"] = options.user
+    return config
+
+
+def limits(spec: SandboxSpec, facts: Facts) -> dict[str, Any]:
+    """Processor time, memory without swap, and processes."""
+    host: dict[str, Any] = {}
+    if spec.memory_bytes is not None:
+        _require(facts.memory_limit, "memory_bytes", facts)
+        host["Memory"] = host["MemorySwap"] = spec.memory_bytes
+    if spec.cpus is not None and spec.cpus < facts.cpus:  # the engine refuses more processors than there are
+        _require(facts.cpu_limit, "cpus", facts)
+        host["NanoCpus"] = max(int(spec.cpus * 1e9), 10_000_000)
+    if spec.pids is not None:
+        _require(facts.pids_limit, "pids", facts)
+    if facts.pids_limit:
+        host["PidsLimit"] = spec.pids or PIDS
+    return host
+
+
+def _require(works: bool, field: str, facts: Facts) -> None:
+    if not works:
+        why = "a rootless engine needs cgroup v2 with delegation" if facts.rootless else "its cgroups do not allow it"
+        raise BackendUnavailable(
+            f"{field} cannot be enforced by this engine ({facts.product} {facts.version}): {why}; leave {field} out, "
+            "or use an engine whose `docker info` shows no warning about it"
+        )
+
+
+def is_quota_refusal(message: str) -> bool:
+    """Whether the engine refused a size for the root. Drivers word it differently."""
+    text = message.lower()
+    return ("storage" in text and ("opt" in text or "size" in text)) or "quota" in text
+
+
+def is_missing_source(message: str) -> bool:
+    """Whether a folder of this machine does not exist where the engine is."""
+    text = message.lower()
+    return "bind source path does not exist" in text or ("statfs" in text and "no such file" in text)
+
+
+def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
+    """Why a container ended, by what the engine remembers of it."""
+    exit_code, out_of_memory, killed = None, False, False
+    for event in events:
+        action = str(event.get("Action") or event.get("status") or "")
+        out_of_memory = out_of_memory or action == "oom"
+        killed = killed or action == "kill"
+        if action in ("die", "died"):
+            exit_code = ((event.get("Actor") or {}).get("Attributes") or {}).get("exitCode")
+    if exit_code is None:
+        return "its container is gone"
+    if out_of_memory and str(exit_code) == "137" and not killed:
+        limit = f" (memory_bytes is {spec.memory_bytes})" if spec.memory_bytes else ""
+        return f"it ran out of memory as a whole{limit}"
+    if killed:
+        return f"its container was killed or removed by somebody else (exit code {exit_code})"
+    return f"its container ended (exit code {exit_code})"

@@ -1,0 +1,150 @@
+"""Images for Docker sandboxes: looking one up, pulling it when it is missing, and saying why that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+import logging
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import aiodocker
+
+from .base import BackendError, BackendUnavailable
+from .docker_client import PATIENCE, Engine, EngineError, explained
+
+Pull = Literal["missing", "always", "never"]
+HUB = "docker.io"
+_LOG = logging.getLogger(__name__)
+
+
+async def ensure_image(
+    docker: aiodocker.Docker, engine: Engine, name: str, pull: Pull, progress: Callable[[str], None] | None
+) -> dict[str, Any]:
+    """What the engine says about the image `name`, which is pulled first where `pull` says so.
+
+    `progress` gets a line about each step; without it they are logged.
+
+    Raises:
+        BackendUnavailable: the image is not there and cannot be had, with the reason and the next step.
+        EngineError: the engine failed.
+    """
+    if pull != "always":
+        try:
+            return await _inspect(docker, engine, name)
+        except EngineError as error:
+            if error.status == 400:
+                raise BackendUnavailable(f"{name!r} names no image ({error}); write it as REPOSITORY:TAG") from None
+            if error.status != 404:
+                raise
+    if pull == "never":
+        raise BackendUnavailable(
+            f"image {name!r} is not on the engine and pull is 'never': docker pull {name}, or docker build -t {name} ."
+        )
+    await _pull(docker, engine, name, progress or _LOG.info)
+    return await _inspect(docker, engine, name)
+
+
+async def _inspect(docker: aiodocker.Docker, engine: Engine, name: str) -> dict[str, Any]:
+    with explained(engine, f"image {name!r}"):
+        async with asyncio.timeout(PATIENCE):
+            return await docker.images.inspect(name)
+
+
+async def _pull(docker: aiodocker.Docker, engine: Engine, name: str, progress: Callable[[str], None]) -> None:
+    registry, qualified = split_name(name)
+    try:
+        credentials = await asyncio.to_thread(read_credentials, registry)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        _LOG.warning("no credentials for %s could be read (%s); pulling without", registry, type(error).__name__)
+        credentials = None
+    progress(f"pulling image {name} from {registry}")
+    layers: dict[str, str] = {}
+    try:
+        with explained(engine, f"pulling image {name!r}"):
+            async for event in docker.images.pull(qualified if credentials else name, auth=credentials, stream=True):
+                status, layer = str(event.get("status", "")), str(event.get("id", ""))
+                if status and layers.get(layer) != status:  # not the many byte counts in between
+                    layers[layer] = status
+                    progress(f"{name}: {layer + ': ' if layer else ''}{status}")
+    except EngineError as error:
+        raise pull_failure(name, registry, bool(credentials), error) from error
+
+
+def pull_failure(name: str, registry: str, with_credentials: bool, error: EngineError) -> BackendError:
+    """What to tell the user, by the engine's words: they differ between engines, versions and registries."""
+    text = str(error).lower().replace(name.lower(), "")
+    if error.status == 0 and "cannot be reached" in text:
+        return error
+    if any(word in text for word in ("no such host", "dial tcp", "timeout", "refused", "unreachable", "tls", "eof")):
+        return BackendUnavailable(
+            f"image {name!r} is not on the engine, and its registry {registry} cannot be reached from there ({error}); "
+            f"check the network, or bring the image by `docker save` and `docker load`"
+        )
+    if any(word in text for word in ("unauthorized", "authentication required", "denied", "no basic auth")):
+        who = "these credentials do not allow it" if with_credentials else "there are no credentials for it"
+        return BackendUnavailable(
+            f"image {name!r} is refused by {registry}: it does not exist, or {who} ({error}); docker login {registry}"
+        )
+    if any(
+        word in text for word in ("not found", "manifest unknown", "does not exist", "no such image", "invalid ref")
+    ):
+        return BackendUnavailable(f"there is no image {name!r} in {registry} ({error}); check its name and tag")
+    return BackendError(f"image {name!r} could not be pulled from {registry}: {error}")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The registry of an image, and its name with the registry in front."""
+    first, slash, _ = name.partition("/")
+    if slash and ("." in first or ":" in first or first == "localhost"):
+        return first, name
+    return HUB, f"{HUB}/{name if slash else 'library/' + name}"
+
+
+def read_credentials(registry: str, folder: Path | None = None) -> dict[str, str] | None:
+    """What `docker login` kept for this registry, in the form that the engine takes; None without any.
+
+    Raises:
+        OSError, ValueError, subprocess.SubprocessError: they cannot be read, or the helper that keeps them failed.
+    """
+    folder = folder or Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except FileNotFoundError:
+        return None
+    names = ["https://index.docker.io/v1/", HUB] if registry == HUB else [registry, f"https://{registry}"]
+    helpers = config.get("credHelpers") or {}
+    for name in names:
+        helper = helpers.get(name) or config.get("credsStore")
+        if helper:
+            found = _ask_helper(helper, name)
+            if found:
+                return found
+        entry = (config.get("auths") or {}).get(name) or {}
+        if entry.get("identitytoken"):
+            return {"identitytoken": entry["identitytoken"], "serveraddress": name}
+        with contextlib.suppress(binascii.Error, UnicodeDecodeError):
+            user, colon, password = base64.b64decode(entry.get("auth", "")).decode().partition(":")
+            if colon:
+                return {"username": user, "password": password, "serveraddress": name}
+    return None
+
+
+def _ask_helper(helper: str, name: str) -> dict[str, str] | None:
+    # The helper's own protocol: the name on its standard input, JSON on its output, so that no secret is in argv.
+    done = subprocess.run(
+        [f"docker-credential-{helper}", "get"], input=name.encode(), capture_output=True, timeout=30, check=False
+    )
+    if done.returncode != 0:
+        return None  # it keeps nothing for this name
+    answer = json.loads(done.stdout)
+    user, secret = str(answer["Username"]), str(answer["Secret"])
+    if user == "<token>":
+        return {"identitytoken": secret, "serveraddress": name}
+    return {"username": user, "password": secret, "serveraddress": name}
