@@ -1,0 +1,380 @@
+"""Sandboxes by Apptainer or Singularity: images of high-performance computing, without a daemon and without privileges.
+
+No instance is started: the sandbox is one `exec` whose program is the executor, PID 1 of a namespace of its own. It
+lives as long as its stream, and so no longer than its owner, however that one ends.
+
+Apptainer always runs as for a plain user, root's included: what real root starts has neither a limit on what it writes
+nor a user namespace around it. Everything that is written goes into one tmpfs of bounded size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import os
+import pwd
+import re
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from . import cgroups
+from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec
+from .host_sandbox import HostSandbox, HostSandboxes, Plan
+from .runtime import RUNTIME, cached, portable_runtime, runtime_command
+from .singularity_images import Images, Progress
+
+WORKDIR, HOME = "/workspace", "/home/agent"
+_DISK = 1 << 30
+_PIDS = 2048
+_MEBIBYTE = 1 << 20
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_INSTALL = "install apptainer (https://apptainer.org/docs/admin/main/installation.html), or set `binary` to it"
+_VERSION = re.compile(r"(?:apptainer|singularity(?:-ce|-pro)?) version \S+")
+# Whatever an installation's own file says about mounts of the host does not hold for sandboxes.
+_CONFIGURATION = """\
+allow setuid = no
+allow pid ns = yes
+allow user ns = yes
+allow ipc ns = yes
+allow uts ns = yes
+config passwd = no
+config group = no
+config resolv_conf = {resolv_conf}
+mount proc = yes
+mount sys = no
+mount dev = minimal
+mount devpts = yes
+mount home = no
+mount tmp = yes
+mount hostfs = no
+mount slave = yes
+user bind control = yes
+enable fusemount = no
+enable overlay = yes
+enable underlay = yes
+sessiondir max size = {size}
+memory fs type = tmpfs
+root default capabilities = no
+systemd cgroups = no
+"""
+_OF_INIT = ("autogroup", "clear_refs", "coredump_filter", "oom_adj", "oom_score_adj", "sched", "timerslack_ns")
+"""Files of a process in /proc that others of the same user can write to."""
+_ENVIRONMENT_PROBE = "import json, os; print(json.dumps(dict(os.environ)))"
+_OWN_VARIABLES = re.compile(r"(?:APPTAINER|SINGULARITY)|(?:PS1|PROMPT_COMMAND|PWD|OLDPWD|SHLVL|_|HOME|LC_CTYPE)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Installation:
+    """An Apptainer or Singularity that was seen working."""
+
+    path: str
+    version: str
+    configurable: bool = True
+    """Whether it takes a configuration of ours. One with setuid programs does so from root alone."""
+
+
+class SingularityBackend:
+    """Sandboxes from root folders, SIF files and images of registries, in about a tenth of a second each.
+
+    Inside, everything may be written to; the image itself stays as it is. What belongs, in a root folder, to another
+    user or group than those who make the sandbox can only be read.
+
+    `cpus`, `memory_bytes` and `pids` (2048 unless given) need cgroups that this process may write to. `disk_bytes` is
+    1 GiB unless given, in memory; `memory_bytes` includes what is written there.
+    """
+
+    def __init__(
+        self,
+        binary: str | os.PathLike[str] | None = None,
+        *,
+        image: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """
+        Args:
+            binary: the program; without it, `apptainer` or else `singularity` on PATH.
+            image: what sandboxes are made from whose spec names no image.
+            progress: gets a line of text at a time while an image is pulled; without it, they are logged.
+        """
+        self._binary = None if binary is None else os.fspath(binary)
+        self._image = None if image is None else os.fspath(image)
+        self._images = Images(progress)
+        self._host = HostSandboxes(self.name)
+        # Apart from the threads that start sandboxes: those of other images need not wait for a pull.
+        self._pulls = ThreadPoolExecutor(64, "lachesis-image")
+        self._lock = threading.Lock()  # held by worker threads only: it works for any number of event loops
+        self._installation: Installation | None = None
+        self._environments: dict[Path, dict[str, str]] = {}
+
+    def __repr__(self) -> str:
+        return f"SingularityBackend(binary={self._binary!r}, image={self._image!r})"
+
+    @property
+    def name(self) -> str:
+        return "singularity"
+
+    async def check(self) -> Availability:
+        return await self._host.in_thread(self._check)
+
+    def _check(self) -> Availability:
+        try:
+            with self._lock:
+                self._installation, availability = find(self._binary)
+            limits = cgroups.describe(self._host.available())
+        except BackendError as error:
+            return Availability(False, str(error), "see the message")
+        return (
+            replace(availability, detail=f"{availability.detail}; limits: {limits}")
+            if self._installation
+            else availability
+        )
+
+    def _found(self) -> Installation:
+        with self._lock:
+            if self._installation is None:
+                self._installation, availability = find(self._binary)
+                if self._installation is None:
+                    raise BackendUnavailable(
+                        f"backend 'singularity' cannot make sandboxes: {availability.detail}. "
+                        f"Next step: {availability.fix}"
+                    )
+            return self._installation
+
+    async def create(self, spec: SandboxSpec) -> HostSandbox:
+        """See `Backend.create`. An image that is new here is pulled or unpacked first."""
+        reference = spec.image if spec.image is not None else self._image
+        if reference is None:
+            raise BackendUnavailable(
+                "backend 'singularity' needs an image. Next step: set `image` to a root folder, a SIF file, or a "
+                "reference like docker://debian:12"
+            )
+        finding = self._pulls.submit(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
+        image = await asyncio.wrap_future(finding)
+        sandbox = await self._host.create(spec, lambda spec: self._plan(spec, reference, image))
+        try:
+            await _name_user(sandbox)
+        except BaseException:
+            await asyncio.shield(sandbox.close())
+            raise
+        return sandbox
+
+    async def sandboxes(self) -> list[SandboxInfo]:
+        return await self._host.sandboxes()
+
+    async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
+        """See `Backend.reap`. With `everyone`, an owner finds its sandbox lost."""
+        return await self._host.reap(run_id=run_id, everyone=everyone)
+
+    # In worker threads: everything below blocks.
+
+    def _plan(self, spec: SandboxSpec, reference: str, image: Path) -> Plan:
+        installation = self._found()
+        return Plan(
+            command(installation, image, runtime_command(), disk_bytes=spec.disk_bytes, network=spec.network),
+            workdir=spec.workdir or WORKDIR,
+            env={**_environment(), **self._image_environment(installation, image)},
+            detail=reference,
+            pids=_PIDS,
+        )
+
+    def _image_environment(self, installation: Installation, image: Path) -> dict[str, str]:
+        """What the image's own start-up files set, asked for once per image; a bare root folder has none."""
+        if not (image / ".singularity.d" / "env").is_dir():
+            return {}
+        if image not in self._environments:
+            inner = [*runtime_command()[:1], "-I", "-S", "-c", _ENVIRONMENT_PROBE]
+            output = _run(command(installation, image, inner, disk_bytes=None, network=False), f"the image {image}")
+            found: dict[str, str] = json.loads(output)
+            self._environments[image] = {
+                name: value for name, value in found.items() if not _OWN_VARIABLES.match(name) and value
+            }
+        return self._environments[image]
+
+
+def find(binary: str | None = None) -> tuple[Installation | None, Availability]:
+    """The first installation that works: `binary` alone where it is given, else those on PATH. Blocks."""
+    on_path = [shutil.which(name) for name in ("apptainer", "singularity")]
+    candidates = [binary] if binary is not None else [path for path in on_path if path is not None]
+    failure = ""
+    for candidate in candidates:
+        try:
+            told = subprocess.run([candidate, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failure = failure or f"{candidate}: {error}"
+            continue
+        version = _VERSION.search(told.stdout)
+        if version is None:  # there is a game of that name
+            said = (told.stdout or told.stderr).strip().partition("\n")[0]
+            failure = failure or f"{candidate} is not Apptainer; it says {said[:100]!r}"
+            continue
+        for configurable in (True, False):
+            installation = Installation(candidate, version[0], configurable)
+            problem = _try(installation)
+            if problem is None:
+                weaker = "" if configurable else ", size of disks as set by its administrator"
+                return installation, Availability(True, f"{version[0]} ({candidate}){weaker}")
+            failure = failure or f"{candidate} ({version[0]}) does not work: {problem}"
+    if not candidates:
+        return None, Availability(False, "neither apptainer nor singularity is on PATH", _INSTALL)
+    return None, Availability(False, failure, _fix(failure))
+
+
+def _try(installation: Installation) -> str | None:
+    """Run a whole sandbox, in an empty root. Returns what went wrong, None when nothing did."""
+    with tempfile.TemporaryDirectory(prefix="lachesis-") as image:
+        Path(image).chmod(0o755)
+        inner = [f"{RUNTIME}/bin/bash", "--norc", "--noprofile", "-c", ":"]
+        try:
+            _run(command(installation, Path(image), inner, disk_bytes=None, network=False), installation.path)
+        except BackendError as error:
+            return str(error)
+    return None
+
+
+def _fix(failure: str) -> str:
+    if "namespace" in failure or "ermitted" in failure or "uid_map" in failure:
+        return (
+            "let this user make user namespaces: sudo sysctl kernel.unprivileged_userns_clone=1 (Debian), "
+            "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 23.10 and later), user.max_user_namespaces=15000"
+        )
+    return _INSTALL
+
+
+def command(
+    installation: Installation, image: Path, inner: Sequence[str], *, disk_bytes: int | None, network: bool
+) -> list[str]:
+    """The command line that runs `inner` as PID 1 of a new sandbox made from the folder `image`. Blocks.
+
+    Raises:
+        BackendUnavailable: `disk_bytes` cannot be enforced.
+    """
+    arguments = [*_as_plain_user(), installation.path, "--silent", "--nocolor"]
+    if installation.configurable:
+        arguments += ["--config", str(_configuration(_DISK if disk_bytes is None else disk_bytes, network))]
+    elif disk_bytes is not None:
+        raise BackendUnavailable(
+            f"disk_bytes cannot be enforced: {installation.path} has setuid programs and takes no configuration of "
+            "others than root. Next step: use an installation without them, or leave disk_bytes out"
+        )
+    arguments += ["exec", "--containall", "--cleanenv", "--no-eval", "--no-init", "--writable-tmpfs", "--no-home"]
+    arguments += ["--no-mount", "sys,hostfs,bind-paths", "--hostname", "sandbox", "--pwd", "/"]
+    arguments += [] if network else ["--net", "--network", "none"]
+    for folder in ["/dev/shm", *([] if _is_ours(image / HOME.lstrip("/")) else [HOME])]:
+        arguments += ["--scratch", folder]
+    for source, target in [(str(portable_runtime()), RUNTIME), *_hidden_proc()]:
+        arguments += ["--mount", f'type=bind,"src={source}",dst={target},ro']
+    return [*arguments, str(image), *inner]
+
+
+def _as_plain_user() -> list[str]:
+    """A user namespace in which root is somebody else. It has to be somebody who is known on this machine."""
+    if os.geteuid() != 0:
+        return []
+    unshare = shutil.which("unshare", path=os.environ.get("PATH", "") + ":/usr/bin:/bin")
+    if unshare is None:
+        raise BackendUnavailable("root needs the program `unshare` here. Next step: install util-linux")
+    return [unshare, "--user", f"--map-user={_uid()}", f"--map-group={_uid()}", "--"]
+
+
+def _uid() -> int:
+    """The agent's user id inside."""
+    if os.geteuid() != 0:
+        return os.geteuid()
+    try:
+        return pwd.getpwuid(1000).pw_uid
+    except KeyError:
+        return 65534
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return folder.is_dir() and folder.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _configuration(disk_bytes: int, network: bool) -> Path:
+    size = disk_bytes // _MEBIBYTE
+    if size == 0:
+        raise BackendUnavailable(
+            f"disk_bytes of {disk_bytes} cannot be enforced: Apptainer counts in MiB. Next step: set it to {_MEBIBYTE} "
+            "or more"
+        )
+    text = _CONFIGURATION.format(size=size, resolv_conf="yes" if network else "no")
+
+    def write(folder: Path) -> None:
+        (folder / "apptainer.conf").write_text(text)
+
+    return cached(f"singularity-{hashlib.sha256(text.encode()).hexdigest()[:20]}", write) / "apptainer.conf"
+
+
+def _hidden_proc() -> list[tuple[str, str]]:
+    """Mounts that take away what only kernel uid 0 may do in /proc: without capabilities, it may still write there.
+
+    The executor's own settings go, too: with its oom_score_adj raised, the kernel would end it in place of a command.
+    """
+    mounts = []
+    if os.geteuid() == 0:
+        for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
+            if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
+                continue  # processes, self, net, and what belongs to the new IPC namespace
+            if entry.is_dir(follow_symlinks=False):
+                mounts.append((entry.path, entry.path))
+            else:
+                mode = entry.stat(follow_symlinks=False).st_mode
+                if mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
+                    mounts.append((os.devnull, entry.path))  # bound without device access: cannot be opened
+        own = [f"/proc/1/{task}{name}" for name in _OF_INIT for task in ("", "task/1/")]
+        mounts += [(os.devnull, place) for place in own if Path(place).exists()]
+    return mounts
+
+
+def _environment() -> dict[str, str]:
+    """Every variable that is set inside, before the image's own and `SandboxSpec.env`."""
+    return {
+        "PATH": _PATH,
+        "HOME": HOME,
+        "USER": "agent",
+        "LOGNAME": "agent",
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        "TERM": "dumb",
+    }
+
+
+async def _name_user(sandbox: HostSandbox) -> None:
+    """Give the agent's user and group a name where the image has none for their numbers."""
+    uid = _uid()
+    for path, line in (
+        ("/etc/passwd", f"agent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n"),
+        ("/etc/group", f"agent:x:{uid}:\n"),
+    ):
+        with contextlib.suppress(OSError):
+            try:
+                known = await sandbox.read_bytes(path)
+            except FileNotFoundError:
+                known = b""
+            if not re.search(rb"^[^:\n]*:[^:\n]*:%d:" % uid, known, re.MULTILINE):
+                newline = b"" if not known or known.endswith(b"\n") else b"\n"
+                await sandbox.write_bytes(path, known + newline + line.encode())
+
+
+def _run(argv: Sequence[str], what: str) -> str:
+    try:
+        done = subprocess.run(
+            argv, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BackendError(f"{what} cannot be run: {error}") from error
+    if done.returncode != 0:
+        reason = done.stderr.strip().replace("\n", "; ") or f"exit code {done.returncode}"
+        raise BackendError(f"{what} cannot be run: {reason}")
+    return done.stdout

@@ -1,0 +1,104 @@
+"""Images for Apptainer: whatever is named becomes a root folder, once.
+
+A folder starts in a tenth of a second for every user; a SIF file would have to be mounted by root, by FUSE, or be
+unpacked again for each sandbox.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import logging
+import os
+import re
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .base import BackendError, BackendUnavailable
+from .runtime import cached
+
+Progress = Callable[[str], None]
+_LOG = logging.getLogger(__name__)
+_REFERENCE = re.compile(r"(?:docker|docker-daemon|docker-archive|library|oci|oci-archive|oras|shub|https?):")
+_LEVEL = re.compile(r"^(?:INFO|WARNING|ERROR|FATAL):\s+")
+_REFUSED = re.compile(r"unknown|not.found|no such|unauthorized|denied|forbidden", re.IGNORECASE)
+"""What a registry says that will say the same next time."""
+
+
+class Images:
+    """Root folders by name; those that had to be made are in the user's cache folder (`runtime.cached`)."""
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self._progress = progress or _LOG.info
+        self._lock = threading.Lock()
+        self._busy: dict[str, threading.Lock] = {}
+
+    def folder(self, command: Sequence[str], image: str) -> Path:
+        """The root folder of `image`: a folder, a SIF file or a reference; pulled or unpacked when it is new.
+
+        `command` is how Apptainer is run. A reference is pulled once, whatever its tag comes to mean later. Blocks,
+        maybe for minutes.
+
+        Raises:
+            BackendUnavailable: there is nothing of that name.
+            BackendError: it could not be pulled or unpacked.
+        """
+        if _REFERENCE.match(image):
+            return self._made(command, image, image)
+        path = Path(image).absolute()
+        if path.is_dir():
+            return path
+        if not path.is_file():
+            raise BackendUnavailable(
+                f"there is no image {image!r}: neither a folder nor a file. Next step: name one that exists, or a "
+                "reference like docker://debian:12"
+            )
+        facts = path.stat()
+        return self._made(command, str(path), f"{path} {facts.st_size} {facts.st_mtime_ns}")
+
+    def _made(self, command: Sequence[str], source: str, version: str) -> Path:
+        with self._lock:
+            busy = self._busy.setdefault(version, threading.Lock())
+        with busy:  # one of many sandboxes pulls, the others wait
+            name = f"image-{hashlib.sha256(version.encode()).hexdigest()[:20]}"
+            return cached(name, lambda folder: self._build(command, source, folder / "root")) / "root"
+
+    def _build(self, command: Sequence[str], source: str, target: Path) -> None:
+        # As a plain user, so that everything in it becomes this user's: what belongs to others could not be changed.
+        argv = [*command, "--nocolor", "build", "--fix-perms", "--sandbox", str(target), source]
+        said: collections.deque[str] = collections.deque(maxlen=5)
+        try:
+            with subprocess.Popen(
+                argv,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+            ) as process:
+                assert process.stderr is not None
+                for line in process.stderr:
+                    if line.startswith("FATAL"):
+                        said.clear()
+                    text = _LEVEL.sub("", line.strip())
+                    if text:
+                        said.append(text)
+                        self._progress(f"{source}: {text}")
+        except OSError as error:
+            raise BackendError(f"the image {source!r} cannot be made: {error}") from error
+        if process.returncode != 0:
+            reason = "; ".join(said)[:1000].rstrip(": ") or f"exit code {process.returncode}"
+            refused = _REFUSED.search(reason) and "no such host" not in reason
+            raise (BackendUnavailable if refused else BackendError)(
+                f"the image {source!r} cannot be made: {reason}. Next step: check its name, the network, and for a "
+                "registry that asks who you are `apptainer registry login`; or pull it elsewhere and name the file"
+            )
+
+
+def _environment() -> dict[str, str]:
+    """The user's own, for proxies and logins. Of a plain user, Apptainer would look for settings in another home."""
+    settings = {f"{name}_CONFIGDIR": str(Path.home() / f".{name.lower()}") for name in ("APPTAINER", "SINGULARITY")}
+    return {**settings, **os.environ}
