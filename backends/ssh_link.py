@@ -1,0 +1,461 @@
+"""One ssh connection, kept for as long as something uses it: byte streams to far sockets, and a hub on the far machine.
+
+Streams are forwarded sockets, which servers do not count as sessions; the hub (`ssh_remote.py`) takes one session,
+whatever the number of sandboxes. Both come back by themselves, over a new connection, after the old one has broken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+import secrets
+import shlex
+import socket
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import asyncssh
+
+from . import executor_code
+from .base import BackendError, BackendUnavailable
+from .connection import ByteStream, asyncio_stream
+
+T = TypeVar("T")
+CONNECT_TIMEOUT, LOGIN_TIMEOUT, HUB_TIMEOUT = 15.0, 30.0, 60.0
+KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
+"""A connection on which nothing comes back for 15 to 20 seconds is given up, and a new one made."""
+IDLE = 10.0
+"""Seconds that a connection is kept with nothing to do."""
+_FAR_FILES = ("ssh_walls.py", "ssh_supervisor.py", "ssh_remote.py")
+_LOADER = """\
+import sys, types
+sys.modules["backends"] = types.ModuleType("backends")
+for name, source in FILES:
+    module = sys.modules["backends." + name[:-3]] = types.ModuleType("backends." + name[:-3])
+    module.__package__ = "backends"
+    exec(compile(source, name, "exec"), module.__dict__)
+module.main(sys.argv[2:])
+"""
+# Read by sys.stdin.buffer, which reads ahead: nothing else is sent before the program has answered.
+_BOOTSTRAP = (
+    "import sys; sys.version_info >= (3, 8) or sys.exit('python3 is older than 3.8'); "
+    "exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'far', 'exec'))"
+)
+_SHELL = 'p=$1; shift; test -n "$p" || p=/usr/bin/python3; test -x "$p" || p=python3; exec "$p" -I -S -c "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to connect to, and how. What is None comes from the ssh configuration."""
+
+    host: str
+    port: int | None = None
+    username: str | None = None
+    client_keys: tuple[str, ...] | None = field(default=None, repr=False)
+    known_hosts: str | None = None
+    config: tuple[str, ...] | None = None
+    python: str = ""
+    """Path of the far Python; empty: /usr/bin/python3, or the one on PATH."""
+    folder: str = ""
+    """Far folder of this user's sandboxes; empty: /tmp/lachesis-ssh-UID."""
+
+    @property
+    def name(self) -> str:
+        user = f"{self.username}@" if self.username else ""
+        return f"{user}{self.host}" + (f":{self.port}" if self.port else "")
+
+    @property
+    def command(self) -> str:
+        """An ssh command line with which a person can try the same."""
+        user = f"{self.username}@" if self.username else ""
+        return "ssh" + (f" -p {self.port}" if self.port else "") + f" {user}{self.host}"
+
+
+class LinkLost(BackendError):
+    """The ssh connection, or the hub behind it, went away in the middle of a request."""
+
+
+def _shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task that several wait for, or in the end nobody."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return task
+
+
+@functools.cache
+def _far_program() -> bytes:
+    files = [(name, Path(__file__).with_name(name).read_text()) for name in _FAR_FILES]
+    return f"FILES = {files!r}\n{_LOADER}".encode()
+
+
+class _HostKeys(asyncssh.SSHClient):
+    """Looks keys up in known_hosts, and remembers what was found: the library does not tell unknown from changed."""
+
+    def __init__(self, files: Sequence[str]) -> None:
+        self._files = files
+        self.known = False
+        self.shown = ""
+        """Fingerprint of the key that was refused."""
+
+    def match(self, host: str, address: str, port: int | None) -> Any:
+        found = asyncssh.match_known_hosts(list(self._files) or b"", host, address, port)
+        self.known = bool(found[0] or found[1])
+        return found
+
+    def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
+        self.shown = f"{key.get_algorithm()} {key.get_fingerprint()}"
+        return False
+
+
+async def connect(target: Target) -> asyncssh.SSHClientConnection:
+    """Raises `BackendUnavailable` with the reason and the next step: host key, login, network."""
+    given: dict[str, Any] = {
+        "host": target.host,
+        "connect_timeout": CONNECT_TIMEOUT,
+        "login_timeout": LOGIN_TIMEOUT,
+        "keepalive_interval": KEEPALIVE_INTERVAL,
+        "keepalive_count_max": KEEPALIVE_COUNT,
+        "agent_forwarding": False,
+    }
+    for option in ("port", "username", "client_keys", "known_hosts", "config"):
+        value = getattr(target, option)
+        if value is not None:
+            given[option] = list(value) if isinstance(value, tuple) else value
+    if target.client_keys is not None:
+        given["agent_path"] = None  # its keys would go first, and servers count attempts
+    keys: _HostKeys | None = None
+    try:
+        options = await asyncssh.SSHClientConnectionOptions.construct(**given)
+        keys = _HostKeys(_known_hosts_files(target, options.known_hosts))
+        owner = keys
+        options = await asyncssh.SSHClientConnectionOptions.construct(
+            options, known_hosts=keys.match, client_factory=lambda: owner
+        )
+        try:
+            return await asyncssh.connect(target.host, options=options)
+        except (asyncssh.ConnectionLost, asyncssh.KeyExchangeFailed, ConnectionResetError):
+            if not keys.known:
+                raise
+            # Only kinds of keys that are known were asked for. A server that has none of them hangs up; with all kinds
+            # it shows the one that it has.
+            return await asyncssh.connect(target.host, options=options, server_host_key_algs="default")
+    except (asyncssh.Error, asyncssh.KeyImportError, asyncssh.ConfigParseError, OSError, ValueError) as error:
+        raise _unavailable(target, error, keys) from None
+
+
+def _known_hosts_files(target: Target, configured: Any) -> list[str]:
+    if configured is None:
+        raise BackendUnavailable(
+            f"{target.name}: the ssh configuration says `UserKnownHostsFile none`, so that any machine could pass for "
+            "it. Next step: name a file there, or as the option known_hosts"
+        )
+    if target.known_hosts is not None:
+        if not Path(target.known_hosts).is_file():
+            raise FileNotFoundError(f"there is no file {target.known_hosts} (the option known_hosts)")
+        return [target.known_hosts]
+    files = [str(Path(name).expanduser()) for name in configured or ("~/.ssh/known_hosts", "/etc/ssh/ssh_known_hosts")]
+    return [name for name in files if os.access(name, os.R_OK)]
+
+
+def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> BackendUnavailable:
+    """`error` as something that a person can act on."""
+    detail = str(error).strip() or type(error).__name__
+    port = f"-p {target.port} " if target.port else ""
+    where = target.known_hosts or "~/.ssh/known_hosts"
+    if isinstance(error, asyncssh.HostKeyNotVerifiable):
+        shown = f" It shows {keys.shown}." if keys is not None and keys.shown else ""
+        if keys is not None and keys.known:
+            reason = (
+                f"its host key is not the one in {where}: the machine was reinstalled, or another one answers.{shown}"
+            )
+            name = f"[{target.host}]:{target.port}" if target.port not in (None, 22) else target.host
+            fix = f"ask its administrator; if the new key is right: ssh-keygen -R '{name}' -f {where}, then add it"
+        else:
+            reason = f"its host key is unknown: {where} has none for it.{shown}"
+            fix = f"compare that with the machine's own, then: ssh-keyscan {port}{target.host} >> {where}"
+    elif isinstance(error, asyncssh.PermissionDenied):
+        reason = f"it refuses this user and these keys ({detail})"
+        fix = f"ssh-copy-id {port}{target.command.rpartition(' ')[2]}, or name the right username and client_keys"
+    elif isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
+        reason, fix = (
+            f"a private key cannot be used ({detail})",
+            "load it into the agent with ssh-add, or name another one",
+        )
+    elif isinstance(error, socket.gaierror):
+        reason, fix = f"there is no such host ({detail})", "correct `host`, or name it in ~/.ssh/config"
+    elif isinstance(error, asyncssh.Error):
+        reason, fix = f"the ssh connection could not be made ({detail})", f"try: {target.command} true"
+    elif isinstance(error, FileNotFoundError | ValueError | asyncssh.ConfigParseError):
+        reason, fix = detail, "correct the option, or the ssh configuration"
+    else:
+        late = f"no answer within {CONNECT_TIMEOUT:g} s" if isinstance(error, TimeoutError) else detail
+        reason, fix = (
+            f"it cannot be reached ({late})",
+            f"start sshd there, or check host and port with: {target.command} true",
+        )
+    return BackendUnavailable(f"{target.name}: {reason.rstrip('.')}. Next step: {fix}")
+
+
+class Hub:
+    """The near end of `ssh_remote.py`."""
+
+    def __init__(self, target: Target, process: Any, on_ended: Callable[[str, int | None, str], None]) -> None:
+        self._target, self._process, self._on_ended = target, process, on_ended
+        self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._last = 0
+        self._lost = ""
+        self._task = asyncio.create_task(self._read())
+        self.prepared: asyncio.Task[dict[str, Any]] | None = None
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._lost)
+
+    async def request(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Raises `LinkLost`, `BackendUnavailable` for what the far machine cannot do, `BackendError` for the rest."""
+        if self._lost:
+            raise LinkLost(self._lost)
+        self._last += 1
+        number = self._last
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        try:
+            self._process.stdin.write(json.dumps({"n": number, "op": op, **fields}).encode() + b"\n")
+            async with asyncio.timeout(HUB_TIMEOUT):
+                header: dict[str, Any] = await answer
+        except OSError as error:  # TimeoutError as well
+            self.close()
+            raise LinkLost(f"{self._target.name} did not answer {op!r} ({error or 'in time'})") from None
+        finally:
+            self._answers.pop(number, None)
+        if "refused" in header:
+            name, reason, fix = header["refused"]
+            raise BackendUnavailable(
+                f"backend 'ssh' cannot enforce {name} on {self._target.name}: {reason}. Next step: {fix}"
+            )
+        if "error" in header:
+            raise BackendError(f"{self._target.name}: {op} failed: {header['error']}")
+        return header
+
+    async def ready_for_create(self) -> None:
+        """Send the executor, once."""
+        if self.prepared is None:
+            source = executor_code.source().decode()
+            self.prepared = _shared(self.request("executor", source=source))
+        await asyncio.shield(self.prepared)
+
+    async def _read(self) -> None:
+        reason = "the ssh connection broke"
+        try:
+            while line := await self._process.stdout.readline():
+                message = json.loads(line)
+                if "ended" in message:
+                    self._on_ended(message["ended"], message["code"], message["log"])
+                    continue
+                answer = self._answers.get(message["n"])
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+        except (asyncssh.Error, OSError, ValueError) as error:
+            reason = f"the ssh connection broke ({error})"
+        finally:
+            self._lost = f"{self._target.name}: {reason}"
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(LinkLost(self._lost))
+
+    def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(OSError, asyncssh.Error):
+            self._process.close()
+
+
+class Link:
+    """The connection of one backend in one event loop. Made when it is needed, given up when it is not."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.relayed: bool | None = None
+        """Whether the server forwards no sockets, so that every stream takes a session. None: not known yet."""
+        self.on_ended: dict[str, Callable[[int | None, str], None]] = {}
+        self._connection: asyncssh.SSHClientConnection | None = None
+        self._connecting: asyncio.Task[asyncssh.SSHClientConnection] | None = None
+        self._hub: Hub | None = None
+        self._starting: asyncio.Task[Hub] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._users = 0
+        self._idle: asyncio.TimerHandle | None = None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Keeps the connection up meanwhile."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def hold(self) -> None:
+        self._users += 1
+        if self._idle is not None:
+            self._idle.cancel()
+            self._idle = None
+
+    def release(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._idle = asyncio.get_running_loop().call_later(IDLE, self.abort)
+
+    def abort(self) -> None:
+        if self._hub is not None:
+            self._hub.close()
+        if self._connection is not None:
+            self._connection.abort()
+        self._connection = self._hub = None
+
+    async def connection(self) -> asyncssh.SSHClientConnection:
+        """The connection, or a new one. Raises `BackendUnavailable`."""
+        if self._connection is None:
+            if self._connecting is None:
+                self._connecting = _shared(self._connect())
+            return await asyncio.shield(self._connecting)
+        return self._connection
+
+    async def _connect(self) -> asyncssh.SSHClientConnection:
+        try:
+            self._connection = await connect(self.target)
+            self._watching = asyncio.create_task(self._watch(self._connection))
+            return self._connection
+        finally:
+            self._connecting = None
+
+    async def _watch(self, connection: asyncssh.SSHClientConnection) -> None:
+        """Cancelled when its event loop ends, at the latest: then nothing must stay open."""
+        try:
+            await connection.wait_closed()
+        finally:
+            connection.abort()
+            if self._connection is connection:
+                self._connection = self._hub = None
+
+    async def hub(self) -> Hub:
+        """The hub, or a new one. Raises `BackendUnavailable`."""
+        if self._hub is None or self._hub.lost:
+            if self._starting is None:
+                self._starting = _shared(self._start_hub())
+            return await asyncio.shield(self._starting)
+        return self._hub
+
+    async def _start_hub(self) -> Hub:
+        try:
+            process = await self._run("hub", self.target.folder)
+            async with asyncio.timeout(HUB_TIMEOUT):
+                failed = json.loads(await process.stdout.readline())["failed"]
+            if failed:
+                process.close()
+                raise BackendUnavailable(
+                    f"{self.target.name}: its folder for sandboxes cannot be used: {failed}. Next step: remove that, "
+                    "or name another one as the option folder"
+                )
+            self._hub = Hub(self.target, process, self._ended)
+            if self.relayed is None:
+                self.relayed = not await self._forwards(self._hub)
+            return self._hub
+        except (asyncssh.Error, OSError, ValueError) as error:
+            raise LinkLost(f"{self.target.name}: the ssh connection broke ({error})") from None
+        finally:
+            self._starting = None
+
+    async def _forwards(self, hub: Hub) -> bool:
+        path = (await hub.request("probe", open=True))["socket"]
+        connection = await self.connection()
+        try:
+            _, writer = await connection.open_unix_connection(path, encoding=None)
+        except asyncssh.ChannelOpenError:
+            return False
+        else:
+            writer.channel.abort()
+            return True
+        finally:
+            await hub.request("probe", open=False)
+
+    async def _run(self, mode: str, argument: str) -> Any:
+        """Start the far program in a session of its own, past whatever the login shell prints."""
+        connection = await self.connection()
+        mark = "lachesis " + secrets.token_hex(16)
+        program = _far_program()
+        arguments = [self.target.python, _BOOTSTRAP, str(len(program)), mark, mode, argument]
+        command = shlex.join(["exec", "/bin/sh", "-c", _SHELL, "sh", *arguments])
+        try:
+            process: Any = await connection.create_process(command, encoding=None, env={}, send_env=[])
+        except asyncssh.ChannelOpenError as error:
+            raise BackendUnavailable(
+                f"{self.target.name}: it allows no more sessions on one connection ({error.reason}). Next step: raise "
+                "MaxSessions in its sshd_config"
+            ) from None
+        process.stdin.write(program)
+        try:
+            async with asyncio.timeout(HUB_TIMEOUT):
+                await process.stdout.readuntil(mark.encode() + b"\n")
+        except asyncio.IncompleteReadError as error:
+            said = error.partial + await process.stderr.read(4096)
+            raise self._no_program(said.decode(errors="replace").strip()) from None
+        except TimeoutError:
+            process.close()
+            raise self._no_program(f"nothing happened for {HUB_TIMEOUT:g} s") from None
+        return process
+
+    def _no_program(self, said: str) -> BackendUnavailable:
+        lines = said.splitlines()
+        detail = lines[-1] if lines else "the session ended at once"
+        if "python3" in said or "ModuleNotFoundError" in said:
+            fix = "apt-get install python3 (3.8 or later) there, or name its path as the option python"
+        else:
+            fix = f"let the user run commands there; try: {self.target.command} python3 --version"
+        return BackendUnavailable(f"{self.target.name}: it cannot run Python ({detail}). Next step: {fix}")
+
+    def _ended(self, id: str, code: int | None, log: str) -> None:
+        heard = self.on_ended.get(id)
+        if heard is not None:
+            heard(code, log)
+
+    async def open(self, path: str) -> ByteStream:
+        """A stream to the far socket `path`.
+
+        Raises:
+            ConnectionRefusedError: nobody listens there.
+            OSError, BackendUnavailable: there is no connection now.
+        """
+        try:
+            if self.relayed:
+                process = await self._run("relay", path)
+                return asyncio_stream(process.stdout, process.stdin)
+            connection = await self.connection()
+            return asyncio_stream(*await connection.open_unix_connection(path, encoding=None))
+        except asyncssh.ChannelOpenError:
+            raise ConnectionRefusedError(f"{self.target.name}: nobody listens on {path}") from None
+        except asyncssh.Error as error:
+            raise ConnectionResetError(str(error)) from None
+
+    async def end(self, ids: Sequence[str], patience: float) -> None:
+        """Returns when nothing of these sandboxes is left.
+
+        Raises:
+            BackendError: something is left, or the far machine could not be asked for `patience` seconds.
+        """
+        end = asyncio.get_running_loop().time() + patience
+        while True:
+            try:
+                hub = await self.hub()
+                left = (await hub.request("end", ids=list(ids)))["left"]
+            except (LinkLost, BackendUnavailable):
+                if asyncio.get_running_loop().time() > end:
+                    raise
+                await asyncio.sleep(0.2)
+                continue
+            if left:
+                raise BackendError(f"{self.target.name}: processes that cannot be killed are left of {', '.join(left)}")
+            return

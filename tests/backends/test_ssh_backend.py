@@ -1,0 +1,493 @@
+"""The ssh backend's own promises: whom it trusts, what a broken wire does, and that nothing is left far away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox_watch import host_processes, until
+
+from backends import BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec
+from backends.ssh import SshBackend
+from tests.support.ssh_engine import SshEngine, ssh_engine
+
+LIMITS = Path("/sys/fs/cgroup")
+
+
+@pytest.fixture(scope="session")
+def engine(ssh: SshEngine) -> SshEngine:
+    return ssh
+
+
+@pytest.fixture(scope="module")
+def crowd(engine: SshEngine) -> Iterator[SshEngine]:
+    """One that lets an ordinary user in."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can let another user in")
+    with ssh_engine(ordinary_user=True) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+async def tidy(engine: SshEngine) -> AsyncIterator[None]:
+    """What a failed test has left is no other test's business."""
+    yield
+    if any(engine.state.iterdir()):
+        await SshBackend(**engine.options).reap(everyone=True)
+
+
+async def text(sandbox: Sandbox, command: str) -> str:
+    result = await sandbox.exec(command, timeout=30)
+    assert result.exit_code == 0, result
+    return result.stdout.decode().strip()
+
+
+def groups() -> list[str]:
+    return [str(path) for path in LIMITS.glob("*/lachesis-*.ssh") if "probe" not in path.name]
+
+
+def leftovers(engine: SshEngine, mark: str = "") -> tuple[list[int], list[Path], list[str]]:
+    return host_processes(mark) if mark else [], list(engine.state.glob("lachesis-*")), groups()
+
+
+NOTHING: tuple[list[int], list[Path], list[str]] = ([], [], [])
+
+
+# --- whom it trusts --------------------------------------------------------------------------------------------------
+
+
+async def refusal(**options: Any) -> str:
+    """What `check` and `create` say, which is the same, on one line, with the next step."""
+    backend = SshBackend(**options)
+    availability = await backend.check()
+    assert not availability.ok
+    assert availability.fix
+    with pytest.raises(BackendUnavailable) as raised:
+        await backend.create(SandboxSpec())
+    assert availability.detail in str(raised.value)
+    assert "Next step: " in str(raised.value)
+    assert "\n" not in str(raised.value)
+    return f"{availability.detail} | {availability.fix}"
+
+
+async def test_an_unknown_and_a_changed_host_key_are_refused_and_told_apart(engine: SshEngine, tmp_path: Path) -> None:
+    known = tmp_path / "known_hosts"
+    known.touch()
+    said = await refusal(**{**engine.options, "known_hosts": known})
+    assert "host key is unknown" in said
+    assert "ssh-ed25519 SHA256:" in said
+    assert f"ssh-keyscan -p {engine.port} 127.0.0.1" in said
+    other = engine.new_key(f"other-{uuid.uuid4().hex}")
+    known.write_text(engine.known_hosts_line(engine.port, other.name + ".pub"))
+    said = await refusal(**{**engine.options, "known_hosts": known})
+    assert "host key is not the one in" in said
+    assert f"ssh-keygen -R '[127.0.0.1]:{engine.port}'" in said
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", tmp_path / "rsa"], check=True)  # noqa: ASYNC221
+    known.write_text(f"[127.0.0.1]:{engine.port} {(tmp_path / 'rsa.pub').read_text()}")
+    assert "host key is not the one in" in await refusal(**{**engine.options, "known_hosts": known})
+
+
+async def test_a_configuration_that_trusts_any_host_is_refused(engine: SshEngine, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text("Host *\n  UserKnownHostsFile none\n")
+    options = {**engine.options, "config": [config]}
+    del options["known_hosts"]
+    assert "any machine could pass for it" in await refusal(**options)
+
+
+async def test_refused_keys_hosts_and_ports_are_named_with_the_next_step(engine: SshEngine, tmp_path: Path) -> None:
+    stranger = engine.new_key(f"stranger-{uuid.uuid4().hex}")
+    said = await refusal(**{**engine.options, "client_keys": [stranger]})
+    assert "refuses this user and these keys" in said
+    assert "ssh-copy-id" in said
+    assert "no such host" in await refusal(**{**engine.options, "host": "no-such-host.invalid"})
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert "cannot be reached" in await refusal(**{**engine.options, "port": port})
+    said = await refusal(**{**engine.options, "client_keys": [tmp_path / "absent"]})
+    assert "absent" in said
+
+
+async def test_the_ssh_configuration_is_used(engine: SshEngine, tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        f"Host rollouts\n  HostName 127.0.0.1\n  Port {engine.port}\n  User {engine.user}\n"
+        f"  IdentityFile {engine.options['client_keys'][0]}\n  UserKnownHostsFile {engine.options['known_hosts']}\n"
+    )
+    backend = SshBackend("rollouts", config=[config], folder=str(engine.state))
+    availability = await backend.check()
+    assert availability.ok, availability
+    assert "bubblewrap" in availability.detail
+
+
+# --- what the far machine has to have --------------------------------------------------------------------------------
+
+
+async def test_what_is_missing_there_is_named_with_its_package(tmp_path: Path) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    with ssh_engine(SetEnv=f"SHLVL=1 PATH={tmp_path}") as bare:
+        said = await refusal(**bare.options)
+        assert "bubblewrap is not installed on" in said
+        assert "apt-get install bubblewrap" in said
+        assert "isolation 'none'" in said
+        assert (await SshBackend(**bare.options, isolation="none").check()).ok
+        (tmp_path / "bash").unlink()
+        said = await refusal(**bare.options)
+        assert "apt-get install bash" in said
+        said = await refusal(**bare.options, python="/usr/bin/no-such-python3")
+        assert "it cannot run Python" in said
+        assert "apt-get install python3" in said
+
+
+async def test_a_login_that_runs_no_commands_is_named() -> None:
+    with ssh_engine(ForceCommand="echo This account is not available.; exit 1") as closed:
+        said = await refusal(**closed.options)
+        assert "it cannot run Python (This account is not available.)" in said
+
+
+async def test_a_server_that_forwards_no_sockets_is_used_by_sessions_and_a_talkative_shell_is_skipped() -> None:
+    talk = 'printf "Welcome!\\n\\nlachesis 0"; eval "$SSH_ORIGINAL_COMMAND"'
+    with ssh_engine(AllowStreamLocalForwarding="no", ForceCommand=talk) as narrow:
+        backend = SshBackend(**narrow.options)
+        assert "forwards no sockets" in (await backend.check()).detail
+        sandboxes = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(3)))
+        assert await asyncio.gather(*(text(sandbox, "echo $((6 * 7))") for sandbox in sandboxes)) == ["42"] * 3
+        data = os.urandom(1 << 20)
+        await sandboxes[0].write_bytes("data", data)
+        assert await sandboxes[0].read_bytes("data") == data
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+        assert leftovers(narrow, sandboxes[0].id) == NOTHING
+
+
+async def test_fields_that_it_cannot_honour_are_refused(engine: SshEngine, crowd: SshEngine) -> None:
+    walled, open_air = SshBackend(**crowd.options), SshBackend(**crowd.options, isolation="none")
+    for backend, spec, field in (
+        (walled, SandboxSpec(image="debian"), "image"),
+        (open_air, SandboxSpec(disk_bytes=1 << 30), "disk_bytes"),
+        (walled, SandboxSpec(memory_bytes=1 << 30), "memory_bytes"),
+        (walled, SandboxSpec(cpus=1), "cpus"),
+        (open_air, SandboxSpec(pids=100), "pids"),
+    ):
+        with pytest.raises(BackendUnavailable, match=rf"{field}.*Next step: "):
+            await backend.create(spec)
+    assert leftovers(crowd) == NOTHING
+    with pytest.raises(ValueError, match="isolation"):
+        SshBackend(**engine.options, isolation="chroot")  # type: ignore[misc]
+
+
+FORKS = """python3 -c "
+import os, signal, time
+children = []
+try:
+    for i in range(200):
+        children.append(os.fork())
+        if children[-1] == 0:
+            time.sleep(60)
+except BlockingIOError:
+    print(len(children))
+for child in children:
+    os.kill(child, signal.SIGKILL)
+" """
+"""How many more processes there may be."""
+
+# --- limits ----------------------------------------------------------------------------------------------------------
+
+
+async def test_cgroups_limit_memory_and_processes(engine: SshEngine) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root may write cgroups")
+    backend = SshBackend(**engine.options)
+    sandbox = await backend.create(SandboxSpec(memory_bytes=128 << 20, pids=40, cpus=0.5))
+    assert groups() != []
+    hungry = "python3 -c 'x = bytearray(300 << 20); x[::4096] = b\"1\" * len(x[::4096])'"
+    assert (await sandbox.exec(hungry, timeout=60)).exit_code == 137
+    assert 20 < int(await text(sandbox, FORKS)) < 40
+    assert await text(sandbox, "echo alive") == "alive"
+    await sandbox.close()
+    assert groups() == []
+
+
+async def test_an_ordinary_user_limits_processes_without_cgroups(crowd: SshEngine) -> None:
+    sandbox = await SshBackend(**crowd.options).create(SandboxSpec(pids=20))
+    assert 5 < int(await text(sandbox, FORKS)) < 20
+    other = await SshBackend(**crowd.options).create(SandboxSpec(pids=20))
+    assert await text(other, "echo alive") == "alive", "each has a count of its own"
+    await asyncio.gather(sandbox.close(), other.close())
+
+
+# --- walls -----------------------------------------------------------------------------------------------------------
+
+
+async def test_secrets_of_both_machines_are_invisible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: SshEngine
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "planted-near-environment")
+    planted = engine.folder / "planted"
+    planted.write_text("planted-far-file")
+    with (
+        socket.socket(socket.AF_UNIX) as agent,
+        ssh_engine(SetEnv=f"SHLVL=1 SSH_AUTH_SOCK={tmp_path}/agent TOKEN=planted-far-environment") as far,
+    ):
+        agent.bind(f"{tmp_path}/agent")
+        agent.listen()
+        backend = SshBackend(**far.options)
+        one, two = await asyncio.gather(*(backend.create(SandboxSpec(env={"MINE": "planted-spec"})) for _ in range(2)))
+        look = (
+            "cat /proc/[0-9]*/environ /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -o 'plante[d]-[-a-z]*';"
+            f"ls {far.folder} {far.state} {tmp_path} {planted} /root /etc/ssh /run/sshd 2>/dev/null;"
+            "cat /proc/net/unix | tail -n +2; find / -xdev -type s 2>/dev/null; env | cut -d= -f1 | sort | tr '\\n' ' '"
+        )
+        seen = (await text(one, look)).splitlines()
+        assert set(seen[:-1]) <= {"planted-spec"}
+        assert seen[-1].split() == [
+            "HOME",
+            "LANG",
+            "LOGNAME",
+            "MINE",
+            "PATH",
+            "PWD",
+            "SHELL",
+            "SHLVL",
+            "TERM",
+            "USER",
+            "_",
+        ]
+        await text(one, "echo planted > ~/secret; echo planted > /tmp/secret; echo planted > secret")
+        await one.start("sleep 77777")
+        assert (
+            await text(two, "cat ~/secret /tmp/secret secret 2>/dev/null; cat /proc/*/cmdline | grep -c 7777[7]; true")
+            == "0"
+        )
+        await asyncio.gather(one.close(), two.close())
+
+
+# --- a wire that fails -----------------------------------------------------------------------------------------------
+
+
+async def test_a_command_runs_once_however_the_wire_breaks_meanwhile(engine: SshEngine) -> None:
+    with engine.wire() as (wire, options):
+        backend = SshBackend(**options, grace=30)
+        sandbox = await backend.create(SandboxSpec())
+        command = "echo ran >> runs; sleep 0.6; cat runs; head -c 300000 /dev/zero | tr '\\0' x"
+        for failure, pause in ((wire.reset, 0.0), (wire.cut, 1.0), (wire.stall, 1.0)):
+            running = asyncio.create_task(sandbox.exec(f"rm -f runs; {command}", timeout=60))
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(failure)
+            await asyncio.sleep(pause)
+            wire.restore()
+            result = await running
+            assert (result.exit_code, result.stdout) == (0, b"ran\n" + b"x" * 300_000), failure
+        assert await text(sandbox, "cat runs") == "ran"
+        assert wire.accepted >= 3
+        await sandbox.close()
+        assert leftovers(engine, sandbox.id) == NOTHING
+
+
+async def test_an_upload_survives_a_reset(engine: SshEngine) -> None:
+    with engine.wire() as (wire, options):
+        sandbox = await SshBackend(**options).create(SandboxSpec())
+        data = os.urandom(20 << 20)
+        wire.reset_after(7 << 20)
+        await sandbox.write_bytes("data", data)
+        assert await sandbox.read_bytes("data") == data
+        assert wire.accepted == 2
+        await sandbox.close()
+
+
+async def test_a_wire_that_stays_cut_loses_the_sandbox_at_both_ends(engine: SshEngine) -> None:
+    with engine.wire() as (wire, options):
+        sandbox = await SshBackend(**options, grace=1.0).create(SandboxSpec(labels={"task_id": "t-9"}))
+        mark = str(uuid.uuid4().int)[:9]
+        running = asyncio.create_task(sandbox.exec(f"setsid sleep {mark} & sleep {mark}", timeout=100))
+        assert await until(lambda: len(host_processes(mark)) >= 2)
+        await asyncio.to_thread(wire.cut)
+        with pytest.raises(SandboxLost, match=r"task_id=t-9.*could not be restored within 1 s"):
+            await running
+        assert await until(lambda: leftovers(engine, mark) == NOTHING), leftovers(engine, mark)
+        wire.restore()
+        await sandbox.close()
+
+
+async def test_thirty_sandboxes_share_one_connection_of_ten_sessions(engine: SshEngine) -> None:
+    with engine.wire() as (wire, options):
+        backend = SshBackend(**options)
+        sandboxes = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(30)))
+        answers = await asyncio.gather(*(text(sandbox, f"echo {i}") for i, sandbox in enumerate(sandboxes)))
+        assert answers == [str(i) for i in range(30)]
+        assert wire.accepted == 1
+        running = [sandbox.exec("echo ran >> runs; sleep 0.5; cat runs", timeout=60) for sandbox in sandboxes]
+        together = asyncio.gather(*running)
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(wire.reset)
+        assert {result.stdout for result in await together} == {b"ran\n"}
+        assert wire.accepted == 2
+        listed = {info.id: info for info in await backend.sandboxes()}
+        assert listed.keys() == {sandbox.id for sandbox in sandboxes}
+        assert not any(info.orphan for info in listed.values())
+        assert await backend.reap() == []
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+        assert await backend.sandboxes() == []
+        assert leftovers(engine) == NOTHING
+
+
+# --- what is left ----------------------------------------------------------------------------------------------------
+
+OWNER = """
+import asyncio, json, os, sys
+from backends import SandboxSpec
+from backends.ssh import SshBackend
+
+async def main():
+    options = json.loads(sys.argv[1])
+    limited = 100 if os.geteuid() == 0 else None
+    spec = SandboxSpec(pids=limited, labels={"run_id": "r", "task_id": sys.argv[2]})
+    sandbox = await SshBackend(**options).create(spec)
+    await sandbox.start(f"setsid sleep {sys.argv[2]}")
+    print(sandbox.id, flush=True)
+    await sandbox.exec(f"(trap '' TERM HUP; sleep {sys.argv[2]}); sleep {sys.argv[2]}", timeout=1000)
+
+asyncio.run(main())
+"""
+
+
+@contextlib.contextmanager
+def owner(mark: str, **options: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    import json
+
+    command = [sys.executable, "-c", OWNER, json.dumps(options), mark]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+async def test_kill_9_of_the_owner_leaves_nothing_after_grace(engine: SshEngine) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    with owner(mark, **engine.options, grace=1.0) as (process, _):
+        assert await until(lambda: len(set(host_processes(mark)) - {process.pid}) >= 3)
+        process.kill()
+    assert await until(lambda: leftovers(engine, mark) == NOTHING), leftovers(engine, mark)
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
+async def test_kill_9_of_the_owner_leaves_nothing_after_reap(engine: SshEngine, isolation: str) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    backend = SshBackend(**engine.options)
+    with owner(mark, **engine.options, isolation=isolation) as (process, id):
+        assert await until(lambda: len(set(host_processes(mark)) - {process.pid}) >= 3)
+        (info,) = await backend.sandboxes()
+        assert (info.id, info.run_id, info.task_id, info.orphan) == (id, "r", mark, False)
+        assert "in use" in info.detail
+        assert info.created > 1e9
+        assert await backend.reap() == []
+        process.kill()
+    assert await backend.reap(run_id="another") == []
+    assert [info.id for info in await backend.reap(run_id="r")] == [id]
+    assert leftovers(engine, mark) == NOTHING
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
+async def test_a_killed_executor_is_a_lost_sandbox_and_leaves_nothing(engine: SshEngine, isolation: Any) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    sandbox = await SshBackend(**engine.options, isolation=isolation).create(SandboxSpec())
+    await sandbox.start(f"setsid sleep {mark}")
+    running = asyncio.create_task(sandbox.exec(f"sleep {mark}", timeout=100))
+    assert await until(lambda: len(host_processes(mark)) >= 2)
+    supervisor = int((engine.state / sandbox.id / "pid").read_text())
+    (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+    os.kill(int(child), signal.SIGKILL)
+    with pytest.raises(SandboxLost, match=rf"{sandbox.id}.*its executor died .SIGKILL"):
+        await running
+    await sandbox.close()
+    assert leftovers(engine, mark) == NOTHING
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
+async def test_a_killed_supervisor_leaves_nothing_after_reap(engine: SshEngine, isolation: Any) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    backend = SshBackend(**engine.options, isolation=isolation)
+    sandbox = await backend.create(SandboxSpec(pids=100 if os.geteuid() == 0 else None))
+    await sandbox.start(f"setsid sleep {mark}")
+    assert await until(lambda: len(host_processes(mark)) >= 1)
+    os.kill(int((engine.state / sandbox.id / "pid").read_text()), signal.SIGKILL)
+    assert await until(lambda: host_processes(mark) == [])
+    (info,) = await backend.reap()
+    assert (info.id, info.orphan) == (sandbox.id, True)
+    assert leftovers(engine, mark) == NOTHING
+    await sandbox.close()
+
+
+async def test_an_ordinary_users_stubborn_folders_are_removed(crowd: SshEngine) -> None:
+    backend = SshBackend(**crowd.options, isolation="none")
+    sandbox = await backend.create(SandboxSpec())
+    assert await text(sandbox, "mkdir -p a/b/c; touch a/b/c/d; chmod 0 a/b a; cd; pwd; id -un") == (
+        f"{crowd.state}/{sandbox.id}/home\n{crowd.user}"
+    )
+    await sandbox.close()
+    assert leftovers(crowd, sandbox.id) == NOTHING
+
+
+async def test_a_creation_that_is_cancelled_at_any_time_leaves_nothing(engine: SshEngine) -> None:
+    backend = SshBackend(**engine.options)
+    await (await backend.create(SandboxSpec())).close()
+    for delay in (0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08):
+        creation = asyncio.ensure_future(backend.create(SandboxSpec()))
+        await asyncio.sleep(delay)
+        creation.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await (await creation).close()
+    assert leftovers(engine) == NOTHING
+
+
+async def test_close_finishes_although_it_is_cancelled(engine: SshEngine) -> None:
+    sandbox = await SshBackend(**engine.options).create(SandboxSpec())
+    closing = asyncio.ensure_future(sandbox.close())
+    await asyncio.sleep(0)
+    closing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await closing
+    assert leftovers(engine, sandbox.id) == NOTHING
+    await sandbox.close()
+
+
+def test_an_event_loop_that_ends_leaves_no_descriptor_and_its_sandboxes_end(engine: SshEngine) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    backend = SshBackend(**engine.options, grace=0.5)
+
+    async def forget() -> None:
+        sandbox = await backend.create(SandboxSpec())
+        await sandbox.start(f"sleep {mark}")
+
+    asyncio.run(forget())
+    thread = threading.Thread(target=asyncio.run, args=(forget(),))
+    thread.start()
+    thread.join()
+    assert asyncio.run(until(lambda: leftovers(engine, mark) == NOTHING)), leftovers(engine, mark)
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+
+
+async def test_a_folder_of_somebody_else_is_refused(crowd: SshEngine, tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailable, match=r"its folder for sandboxes cannot be used.*Next step"):
+        await SshBackend(**{**crowd.options, "folder": "/tmp"}).create(SandboxSpec())
+
+
+async def test_a_working_directory_anywhere_is_made(engine: SshEngine) -> None:
+    sandbox = await SshBackend(**engine.options).create(SandboxSpec(workdir="/srv/project/src"))
+    assert await text(sandbox, "pwd; touch here; ls") == "/srv/project/src\nhere"
+    await sandbox.close()
+    with pytest.raises(BackendError):
+        await SshBackend(**engine.options).create(SandboxSpec(workdir="/usr/new"))
