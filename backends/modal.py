@@ -1,0 +1,487 @@
+"""Sandboxes at Modal: https://modal.com, by its SDK's asynchronous interface.
+
+The executor is a Modal sandbox' entrypoint and listens on a socket that exists inside only. Its byte stream is one
+Modal exec of a relay, which copies between that socket and Modal's streams. Where a stream breaks, another exec takes
+its place and the connection goes on where it was, so that every command runs once.
+
+What differs from other backends: commands are run by the image's root; `SandboxSpec.memory_bytes` is Modal's limit,
+and where Modal ends the whole sandbox for exceeding it, that is a `SandboxLost` with Modal's reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import importlib
+import json
+import math
+import re
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from .connection import GRACE, ByteStream, Connection
+from .modal_calls import (
+    ENDING,
+    FIX,
+    Shared,
+    bounded,
+    finish,
+    is_refusal,
+    post_mortem,
+    retried,
+    seen,
+    terminate,
+    text_of,
+    why_ended,
+)
+from .modal_stream import ExecStream, entrypoint, relay
+from .owner import is_gone, new_id, this_owner
+from .sandbox import ExecutorSandbox, initialise
+
+if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
+    import modal
+
+
+WORKDIR = "/workspace"
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": "/root",
+    "USER": "root",
+    "LOGNAME": "root",
+    "SHELL": "/bin/bash",
+    "LANG": "C.UTF-8",
+    "TERM": "dumb",
+}
+"""Every variable that is set inside, before secrets and `SandboxSpec.env`."""
+
+_MARK = ("lachesis", "sandbox")  # tag of all that this module makes
+_LONGEST = 24 * 3600.0
+_MARGIN = 30  # seconds that Modal's timeout is later than the executor's: starting up is not part of a lifetime
+_CREATING = 120.0  # seconds for which Modal may refuse for now
+_TAG = re.compile(r"[A-Za-z0-9._-]{1,63}\Z")
+
+
+class ModalBackend:
+    """Sandboxes at Modal, all of them in one Modal app.
+
+    Limits: `cpus` and `memory_bytes` are sent as Modal's hard limits, `lifetime` (at most 24 h) as its timeout, None
+    leaves them to Modal. `pids` and `disk_bytes` are refused: Modal has no such setting. Variables of the image are
+    not set for commands; those of `secrets` that are listed are.
+    """
+
+    def __init__(
+        self,
+        *,
+        app_name: str = "lachesis",
+        environment_name: str | None = None,
+        image: str | None = None,
+        add_python: str | None = None,
+        image_setup: Sequence[str] = (),
+        registry_secret: str | None = None,
+        secrets: Mapping[str, Sequence[str]] | None = None,
+        region: str | Sequence[str] | None = None,
+        cloud: str | None = None,
+        gpu: str | None = None,
+        cpu_request: float | None = None,
+        memory_request: int | None = None,
+        grace: float = GRACE,
+        start_timeout: float = 600.0,
+        concurrency: int = 64,
+        client: modal.Client | None = None,
+    ) -> None:
+        """
+        Args:
+            app_name: the app that sandboxes belong to, made with the first of them.
+            environment_name: the environment of the app and the secrets; None is the one that Modal's settings name.
+            image: what `SandboxSpec.image` is when that is None; None here is Modal's own `debian_slim`. A name is
+                pulled from a registry, `im-...` is an image that Modal has, as `snapshot` returns it.
+            add_python: version of Python (as "3.12") that is added to images from a registry.
+            image_setup: shell commands that are run once per image, on top of those from a registry.
+            registry_secret: name of the Modal secret with a private registry's credentials.
+            secrets: name of a Modal secret -> those of its variables that are set for the commands.
+            region, cloud, gpu: as `modal.Sandbox.create` takes them.
+            cpu_request: processors that are reserved; None reserves the limit.
+            memory_request: bytes that are reserved; None reserves the limit.
+            grace: seconds for which a broken connection may be restored; after that the sandbox ends itself.
+            start_timeout: seconds that a sandbox may take to start, once its image is built.
+            concurrency: sandboxes that are created at the same time; more wait.
+            client: the client to use; None is the one that Modal's settings describe.
+        """
+        if isinstance(secrets, str) or (secrets is not None and not isinstance(secrets, Mapping)):
+            raise ValueError("secrets maps the name of a Modal secret to the variables of it that commands may see")
+        if concurrency < 1:
+            raise ValueError(f"concurrency has to be positive, not {concurrency}")
+        self.app_name, self.environment_name = app_name, environment_name
+        self._image_name, self._add_python, self._image_setup = image, add_python, tuple(image_setup)
+        self._registry_secret = registry_secret
+        self._secrets = {name: list(keys) for name, keys in (secrets or {}).items()}
+        self._region = region if region is None or isinstance(region, str) else list(region)
+        self._cloud, self._gpu = cloud, gpu
+        self._cpu_request, self._memory_request = cpu_request, memory_request
+        self._grace, self._start_timeout, self._concurrency = grace, start_timeout, concurrency
+        self._client = client
+        # What is shared between the sandboxes of one event loop; nothing of asyncio's may be shared between loops.
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shared] = weakref.WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"ModalBackend(app_name={self.app_name!r})"
+
+    @property
+    def name(self) -> str:
+        return "modal"
+
+    async def check(self) -> Availability:
+        """Asks Modal whether it accepts the credentials. Creates nothing."""
+        client = await self._find_client()
+        if isinstance(client, Availability):
+            return client
+        try:
+            async with asyncio.timeout(60):
+                await client.hello.aio()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            if is_refusal(error):
+                return Availability(False, f"Modal refuses the credentials: {text_of(error)}", FIX)
+            return Availability(False, f"Modal cannot be reached: {text_of(error)}", "check the network, and try again")
+        import modal
+
+        return Availability(True, f"modal {modal.__version__}, app {self.app_name!r}")
+
+    async def create(self, spec: SandboxSpec) -> ModalSandbox:
+        _refuse(spec)
+        client = await self._connect()
+        app = await self._app(create=True)
+        image = await self._image(spec.image or self._image_name, app)
+        id = new_id()
+        name = _title(id, spec.labels)
+        async with self._shared().turns:
+            try:
+                async with asyncio.timeout(self._start_timeout):
+                    sandbox = await self._make(id, name, spec, app, image, client)
+                    return await self._attach(sandbox, id, name, spec)
+            except BaseException as error:
+                # Whether it exists is unknown, as the answer may be what was lost: it is looked for by its name.
+                await finish(self._discard(id, client))
+                if isinstance(error, TimeoutError):
+                    raise BackendError(f"{name} did not start within {self._start_timeout:g} s") from None
+                raise
+
+    async def sandboxes(self) -> list[SandboxInfo]:
+        return [info for _, info in await self._list(None)]
+
+    async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
+        """See `Backend.reap`.
+
+        Raises:
+            BackendError: some could not be ended; the others are.
+        """
+        found = [(sandbox, info) for sandbox, info in await self._list(run_id) if everyone or info.orphan]
+        await bounded(terminate(sandbox, f"sandbox {info.id}") for sandbox, info in found)
+        return [info for _, info in found]
+
+    # what all sandboxes share
+
+    def _shared(self) -> Shared:
+        loop = asyncio.get_running_loop()
+        if loop not in self._loops:
+            self._loops[loop] = Shared(self._concurrency)
+        return self._loops[loop]
+
+    async def _find_client(self) -> modal.Client | Availability:
+        if self._client is not None:
+            return self._client
+        try:
+            sdk = await _sdk()
+        except ImportError as error:
+            return Availability(False, f"the package modal is missing ({error})", "pip install 'lachesis-rl[modal]'")
+        try:
+            client: modal.Client = await sdk.Client.from_env.aio()
+        except sdk.exception.Error as error:
+            return Availability(False, text_of(error), FIX)
+        return client
+
+    async def _connect(self) -> modal.Client:
+        client = await self._find_client()
+        if isinstance(client, Availability):
+            unable = f"backend 'modal' cannot make sandboxes: {client.detail}"
+            raise BackendUnavailable(f"{unable}. Next step: {client.fix}")
+        return client
+
+    async def _app(self, *, create: bool) -> modal.App:
+        client = await self._connect()
+        import modal
+
+        async def look_up() -> modal.App:
+            return await retried(
+                lambda: modal.App.lookup.aio(
+                    self.app_name, client=client, environment_name=self.environment_name, create_if_missing=create
+                ),
+                f"the Modal app {self.app_name!r} cannot be used",
+            )
+
+        return await self._shared().once(("app", create), look_up)
+
+    async def _image(self, image: str | None, app: modal.App) -> modal.Image:
+        """The image, built: a sandbox then only names it.
+
+        Raises:
+            BackendUnavailable: there is no such image, or it cannot be built.
+        """
+        client = await self._connect()
+        import modal
+
+        async def build() -> modal.Image:
+            if image is not None and image.startswith("im-"):
+                made = modal.Image.from_id(image, client=client)
+            else:
+                if image is None:
+                    made = modal.Image.debian_slim()
+                else:
+                    secret = self._registry_secret
+                    made = modal.Image.from_registry(
+                        image,
+                        secret=self._secret(secret, ()) if secret is not None else None,
+                        add_python=self._add_python,
+                    )
+                if self._image_setup:
+                    made = made.run_commands(*self._image_setup)
+            what = f"the image {image or 'debian_slim'!r} cannot be used"
+            return await retried(lambda: made.build.aio(app), what)
+
+        return await self._shared().once(("image", image), build)
+
+    def _secret(self, name: str, keys: Sequence[str]) -> modal.Secret:
+        import modal
+
+        return modal.Secret.from_name(name, environment_name=self.environment_name, required_keys=list(keys))
+
+    # one sandbox
+
+    async def _make(
+        self, id: str, name: str, spec: SandboxSpec, app: modal.App, image: modal.Image, client: modal.Client
+    ) -> modal.Sandbox:
+        """Create the sandbox once, however often Modal has to be asked."""
+        import modal
+
+        async def find() -> modal.Sandbox:
+            return await modal.Sandbox.from_name.aio(
+                self.app_name, id, environment_name=self.environment_name, client=client
+            )
+
+        async def make() -> modal.Sandbox:
+            try:
+                return await modal.Sandbox.create.aio(
+                    *entrypoint(),
+                    app=app,
+                    name=id,
+                    tags=_tags(id, spec.labels),
+                    image=image,
+                    secrets=[self._secret(secret, keys) for secret, keys in self._secrets.items()],
+                    timeout=math.ceil(spec.lifetime) + _MARGIN,
+                    workdir=spec.workdir,
+                    gpu=self._gpu,
+                    cloud=self._cloud,
+                    region=self._region,
+                    cpu=self._cpu(spec.cpus),
+                    memory=self._memory(spec.memory_bytes),
+                    block_network=not spec.network,
+                    client=client,
+                )
+            except modal.exception.AlreadyExistsError:  # an earlier attempt's answer was lost
+                return await find()
+
+        async def again() -> modal.Sandbox:
+            try:
+                return await find()
+            except modal.exception.NotFoundError:
+                return await make()
+
+        return await retried(make, f"{name} could not be created", again=again, patience=_CREATING)
+
+    def _cpu(self, limit: float | None) -> float | tuple[float, float] | None:
+        if limit is None:
+            return self._cpu_request
+        return (min(self._cpu_request or limit, limit), limit)
+
+    def _memory(self, limit: int | None) -> int | tuple[int, int] | None:
+        """In MiB."""
+        request = None if self._memory_request is None else max(1, self._memory_request >> 20)
+        if limit is None:
+            return request
+        return (min(request or limit >> 20, limit >> 20), limit >> 20)
+
+    async def _attach(self, sandbox: modal.Sandbox, id: str, name: str, spec: SandboxSpec) -> ModalSandbox:
+        async def dial() -> ByteStream:
+            try:
+                process = await sandbox.exec.aio(*relay(), text=False)
+            except Exception as error:
+                reason = await why_ended(sandbox, spec.lifetime)
+                if reason is None:
+                    raise ConnectionError(text_of(error)) from None
+                raise SandboxLost(reason) from None
+            return ExecStream(process)
+
+        try:
+            connection = await Connection.resumable(
+                dial, name=name, grace=self._grace, start_timeout=self._start_timeout, sealed=True
+            )
+        except SandboxLost as error:
+            reason = await post_mortem(sandbox, str(error))
+            raise BackendError(f"{name} ended before it could be used: {reason}") from None
+        try:
+            workdir = spec.workdir or WORKDIR
+            env = {**ENVIRONMENT, **await self._secret_variables(sandbox)}
+            inside = await initialise(connection, spec, workdir=workdir, env=env, grace=self._grace)
+        except BaseException as error:
+            connection.fail(f"{name} did not start")
+            if isinstance(error, BackendError):
+                raise type(error)(f"{name} could not be started: {error}") from error
+            raise
+        return ModalSandbox(connection, sandbox, id=id, name=name, workdir=workdir, python=inside.python)
+
+    async def _secret_variables(self, sandbox: modal.Sandbox) -> dict[str, str]:
+        """Variables of the secrets: Modal gives them to what it starts itself, which commands are not."""
+        keys = [key for keys in self._secrets.values() for key in keys]
+        if not keys:
+            return {}
+        code = "import json,os,sys;json.dump({k:os.environ[k] for k in sys.argv[1:] if k in os.environ},sys.stdout)"
+        process = await sandbox.exec.aio("python3", "-I", "-S", "-c", code, *keys, text=False)
+        found: dict[str, str] = json.loads(await process.stdout.read.aio() or b"{}")
+        if missing := sorted(set(keys) - set(found)):
+            raise BackendUnavailable(f"its Modal secrets lack variables: {', '.join(missing)}")
+        return found
+
+    async def _discard(self, id: str, client: modal.Client) -> None:
+        """End the sandbox called `id` if there is one. What cannot be ended ends itself: nobody attaches to it."""
+        import modal
+
+        with contextlib.suppress(Exception):
+            async with asyncio.timeout(ENDING):
+                sandbox = await modal.Sandbox.from_name.aio(
+                    self.app_name, id, environment_name=self.environment_name, client=client
+                )
+                await terminate(sandbox, f"sandbox {id}")
+
+    async def _list(self, run_id: str | None) -> list[tuple[modal.Sandbox, SandboxInfo]]:
+        client = await self._connect()
+        import modal
+
+        try:
+            app = await self._app(create=False)
+        except BackendUnavailable as error:
+            if isinstance(error.__cause__, modal.exception.NotFoundError):
+                return []  # the app is made with its first sandbox
+            raise
+        wanted = dict([_MARK]) | ({} if run_id is None else {"run_id": _tag(run_id)})
+
+        async def listed() -> list[modal.Sandbox]:
+            found = modal.Sandbox.list.aio(app_id=app.app_id, tags=wanted, client=client)
+            return [sandbox async for sandbox in found]
+
+        async def described(sandbox: modal.Sandbox) -> tuple[modal.Sandbox, SandboxInfo] | None:
+            try:
+                tags = await retried(sandbox.get_tags.aio, f"the tags of {sandbox.object_id} cannot be read")
+            except BackendUnavailable as error:
+                if isinstance(error.__cause__, modal.exception.NotFoundError):
+                    return None  # it ended meanwhile
+                raise
+            owner = tags.get("owner", "")
+            return sandbox, SandboxInfo(
+                backend=self.name,
+                id=tags.get("id", sandbox.object_id),
+                run_id=tags.get("run_id", ""),
+                task_id=tags.get("task_id", ""),
+                owner=owner,
+                orphan=is_gone(owner),
+                created=float(tags.get("created", 0)),
+                detail=sandbox.object_id,
+            )
+
+        found = await retried(listed, f"the sandboxes of the Modal app {self.app_name!r} cannot be listed")
+        return [pair for pair in await bounded(map(described, found)) if pair is not None]
+
+
+class ModalSandbox(ExecutorSandbox):
+    """A Modal sandbox whose entrypoint is the executor."""
+
+    def __init__(
+        self, connection: Connection, sandbox: modal.Sandbox, *, id: str, name: str, workdir: str, python: str | None
+    ) -> None:
+        super().__init__(connection, id=id, workdir=workdir, python=python)
+        self._sandbox, self._name = sandbox, name
+        self._end = asyncio.create_task(self._watch())
+        self._end.add_done_callback(seen)
+
+    @property
+    def object_id(self) -> str:
+        """Modal's own name for it: `sb-...`."""
+        return self._sandbox.object_id
+
+    async def snapshot(self) -> str:
+        """Keep the file system as an image at Modal, for 30 days.
+
+        Raises:
+            SandboxLost: the sandbox is gone.
+            BackendError: Modal could not do it.
+        """
+        if self._connection.lost is not None:
+            raise SandboxLost(self._connection.lost)
+        what = f"{self._name} could not be kept as an image"
+        image = await retried(lambda: self._sandbox.snapshot_filesystem.aio(timeout=300), what)
+        return image.object_id
+
+    async def close(self) -> None:
+        """See `Sandbox.close`.
+
+        Raises:
+            BackendError: Modal could not be told; the sandbox ends by itself, with its grace or its lifetime.
+        """
+        self._connection.fail(f"{self._name} was closed")
+        await finish(self._end)
+
+    async def _watch(self) -> None:
+        """From the loss of the connection to the end of the sandbox: one without an owner only costs."""
+        await self._connection.ended
+        await terminate(self._sandbox, self._name)
+
+
+async def _sdk() -> Any:
+    """The SDK. Its import would hold up the event loop."""
+    return await asyncio.to_thread(importlib.import_module, "modal")
+
+
+def _refuse(spec: SandboxSpec) -> None:
+    """Raises `BackendUnavailable` for what Modal cannot enforce."""
+    unable = "backend 'modal' cannot enforce"
+    if spec.pids is not None:
+        raise BackendUnavailable(f"{unable} pids: Modal has no limit of processes. Next step: leave `pids` out")
+    if spec.disk_bytes is not None:
+        raise BackendUnavailable(f"{unable} disk_bytes: Modal has no limit of disk. Next step: leave `disk_bytes` out")
+    if spec.lifetime > _LONGEST - _MARGIN:
+        longest = f"{_LONGEST - _MARGIN:.0f} s"
+        raise BackendUnavailable(f"{unable} a lifetime of {spec.lifetime:g} s. Next step: ask for at most {longest}")
+    if spec.memory_bytes is not None and spec.memory_bytes < 1 << 20:
+        raise BackendUnavailable(
+            f"{unable} memory_bytes={spec.memory_bytes}: Modal counts in MiB. Next step: ask for more"
+        )
+
+
+def _title(id: str, labels: Mapping[str, str]) -> str:
+    shown = ", ".join(f"{key}={value}" for key, value in labels.items())
+    return f"sandbox {id}" + (f" ({shown})" if shown else "")
+
+
+def _tag(value: str) -> str:
+    """`value` itself where Modal accepts it as a tag, else something readable that is as good a key."""
+    if _TAG.match(value):
+        return value
+    digest = hashlib.sha256(value.encode()).hexdigest()[:12]
+    return f"{re.sub('[^A-Za-z0-9._-]', '-', value)[:50]}.{digest}"
+
+
+def _tags(id: str, labels: Mapping[str, str]) -> dict[str, str]:
+    tags = {**{_tag(key): _tag(value) for key, value in labels.items() if value}, "id": id, "owner": this_owner()}
+    return {**tags, "created": str(int(time.time())), **dict([_MARK])}
