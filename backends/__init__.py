@@ -18,23 +18,35 @@ from .base import (
     Process,
     ProcessStatus,
     Sandbox,
+    SandboxInfo,
     SandboxLost,
     SandboxSpec,
+    SupportsPty,
+    SupportsSnapshot,
 )
-from .factory import create_backend
+from .factory import BACKENDS, create_backend
+from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
 
 __all__ = [
+    "BACKENDS",
     "MAX_OUTPUT",
     "Availability",
     "Backend",
     "BackendError",
     "BackendUnavailable",
     "ExecResult",
+    "Lease",
+    "LeaseOver",
+    "Lessor",
     "OutputChunk",
     "Process",
     "ProcessStatus",
     "Sandbox",
+    "SandboxInfo",
     "SandboxLost",
+    "SandboxPerLease",
     "SandboxSpec",
+    "SupportsPty",
+    "SupportsSnapshot",
     "create_backend",
 ]

@@ -5,10 +5,18 @@ from __future__ import annotations
 import importlib
 from typing import Any, cast
 
-from .base import Backend
+from .base import Backend, BackendUnavailable
 
-BACKENDS = {"local": "local:LocalBackend"}
+BACKENDS = {
+    "local": "local:LocalBackend",
+    "docker": "docker:DockerBackend",
+    "singularity": "singularity:SingularityBackend",
+    "ssh": "ssh:SshBackend",
+    "modal": "modal:ModalBackend",
+}
 """Name -> module of this package, and class. A module is imported when it is asked for: some need heavy clients."""
+_CLIENTS = {"aiodocker": "docker", "asyncssh": "ssh", "modal": "modal"}
+"""Package -> the extra that brings it."""
 
 
 def create_backend(name: str, **options: Any) -> Backend:
@@ -16,12 +24,21 @@ def create_backend(name: str, **options: Any) -> Backend:
 
     Raises:
         ValueError: there is no such backend, or no such option.
+        BackendUnavailable: its client is not installed.
     """
     try:
         module, _, attribute = BACKENDS[name].partition(":")
     except KeyError:
         raise ValueError(f"no backend is called {name!r}; there is: {', '.join(sorted(BACKENDS))}") from None
-    make = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    try:
+        make = getattr(importlib.import_module(f".{module}", __package__), attribute)
+    except ModuleNotFoundError as error:
+        if error.name not in _CLIENTS:
+            raise
+        extra = _CLIENTS[error.name]
+        raise BackendUnavailable(
+            f"backend {name!r} needs the package {error.name}; get it with: pip install 'lachesis-rl[{extra}]'"
+        ) from error
     try:
         return cast(Backend, make(**options))
     except TypeError as error:

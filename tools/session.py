@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from backends.base import Backend, BackendError, Sandbox, SandboxSpec
+from backends.lease import Lessor, SandboxPerLease
 
 DEFAULT_TERMINAL_TIMEOUT = 120.0
 """Seconds that a command may take unless the call says otherwise."""
@@ -173,14 +174,15 @@ class ToolSessions:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | Lessor,
         spec: SandboxSpec | None = None,
         *,
         run_id: str | None = None,
         terminal_timeout: float = DEFAULT_TERMINAL_TIMEOUT,
         workdir: str | None = None,
     ) -> None:
-        self.backend = backend
+        """`backend` makes a sandbox for every session; a pool leases one that is ready."""
+        self.lessor: Lessor = backend if isinstance(backend, Lessor) else SandboxPerLease(backend)
         self.spec = spec or SandboxSpec()
         self.run_id = run_id or uuid.uuid4().hex[:12]
         self._terminal_timeout = terminal_timeout
@@ -202,9 +204,13 @@ class ToolSessions:
         wanted = spec or self.spec
         labels = {**wanted.labels, "run_id": self.run_id, "task_id": task_id}
         labelled = dataclasses.replace(wanted, labels=labels)
+
+        async def lease() -> Sandbox:
+            return (await self.lessor.lease(labelled)).sandbox
+
         session = ToolSession(
             task_id,
-            lambda: self.backend.create(labelled),
+            lease,
             terminal_timeout=self._terminal_timeout,
             workdir=self._workdir,
         )

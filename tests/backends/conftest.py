@@ -1,50 +1,119 @@
-"""The variants that every backend test runs on. A new backend joins by adding itself to `VARIANTS`."""
+"""The variants that every backend test runs on, and the engines behind them, each started once and privately.
+
+What cannot run on a machine is skipped with the reason; on CI, where everything is installed, that is a failure.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pytest
+from sandbox_watch import missing
 
-from backends import Backend, Sandbox, SandboxSpec, create_backend
+from backends import Backend, create_backend
+from tests.support.docker_engine import DockerEngine, docker_engine
+from tests.support.modal_server import ModalServer
+from tests.support.root_images import full_root
+from tests.support.singularity_engine import SingularityEngine, singularity_engine
+from tests.support.ssh_engine import SshEngine, ssh_engine
 
-VARIANTS = {
-    "local-bubblewrap": lambda: create_backend("local"),
-    "local-none": lambda: create_backend("local", isolation="none"),
+T = TypeVar("T")
+Engine = Callable[[str], Any]
+
+VARIANTS: Mapping[str, Callable[[Engine], Backend]] = {
+    "local-bubblewrap": lambda _: create_backend("local"),
+    "local-none": lambda _: create_backend("local", isolation="none"),
+    "docker": lambda engine: create_backend("docker", **engine("docker").options),
+    "singularity": lambda engine: create_backend("singularity", **engine("singularity").options),
+    "ssh": lambda engine: create_backend("ssh", **engine("ssh").options),
+    "modal": lambda engine: create_backend("modal", client=engine("modal_client")),
 }
+"""How each is made; a new backend joins here. The argument is what a fixture of that name yields."""
 WALLED = [name for name in VARIANTS if name != "local-none"]
 """Variants that promise to wall a sandbox off."""
 
 
-_usable: dict[str, Backend] = {}  # a backend belongs to no event loop: checked once, used by every test
+@contextmanager
+def started(engine: AbstractContextManager[T]) -> Iterator[T]:
+    """The engine, or a skipped test where it cannot be started."""
+    try:
+        running = engine.__enter__()
+    except RuntimeError as error:
+        missing(str(error))
+    with engine_left(engine):
+        yield running
 
 
-async def usable(name: str) -> Backend:
+@contextmanager
+def engine_left(engine: AbstractContextManager[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        engine.__exit__(None, None, None)
+
+
+@pytest.fixture(scope="session")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the root file systems of all images are made, each once."""
+    return tmp_path_factory.getbasetemp() / "roots"
+
+
+@pytest.fixture(scope="session")
+def docker(roots: Path) -> Iterator[DockerEngine]:
+    with started(docker_engine(roots)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def singularity(roots: Path) -> Iterator[SingularityEngine]:
+    with started(singularity_engine(roots)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def ssh() -> Iterator[SshEngine]:
+    with started(ssh_engine()) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def modal_server(tmp_path_factory: pytest.TempPathFactory, roots: Path) -> Iterator[ModalServer]:
+    with ModalServer(tmp_path_factory.mktemp("modal"), root=full_root(roots / "full")) as server:
+        yield server
+    assert server.unbuilt == set(), "calls that the stand-in does not know"
+
+
+@pytest.fixture(scope="session")
+def modal_client(modal_server: ModalServer) -> Iterator[Any]:
+    with ThreadPoolExecutor(1) as thread:  # it belongs to no event loop but the SDK's own, and one may run here
+        client = thread.submit(lambda: asyncio.run(modal_server.client())).result()
+    yield client
+    client.close()
+
+
+_usable: dict[str, Backend] = {}  # checked once, used by every test
+
+
+async def usable(name: str, request: pytest.FixtureRequest) -> Backend:
     if name not in _usable:
-        backend = VARIANTS[name]()
+        backend = VARIANTS[name](request.getfixturevalue)
         availability = await backend.check()
         if not availability.ok:
-            message = f"{name}: {availability.detail}; {availability.fix}"
-            if os.environ.get("CI") == "true":
-                pytest.fail(message)
-            pytest.skip(message)
+            missing(f"{name}: {availability.detail}; {availability.fix}")
         _usable[name] = backend
     return _usable[name]
 
 
 @pytest.fixture(params=VARIANTS)
 async def backend(request: pytest.FixtureRequest) -> Backend:
-    return await usable(request.param)
+    return await usable(request.param, request)
 
 
 @pytest.fixture(params=WALLED)
 async def walled(request: pytest.FixtureRequest) -> Backend:
-    return await usable(request.param)
-
-
-@pytest.fixture
-async def sandbox(backend: Backend) -> AsyncIterator[Sandbox]:
-    sandbox = await backend.create(SandboxSpec())
-    yield sandbox
-    await sandbox.close()
+    return await usable(request.param, request)

@@ -3,14 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import shlex
 import time
 import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from sandbox_watch import host_processes, until
 
-from backends import Backend, ExecResult, Process, Sandbox, SandboxLost, SandboxSpec
+from backends import Backend, ExecResult, Process, Sandbox, SandboxLost, SandboxSpec, SupportsPty
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+RESET = """
+cd {workdir} && chmod -R u+rwx . && rm -rf ..?* .[!.]* *
+for name in $(compgen -e); do case " {names} " in *" $name "*) ;; *) unset "$name" ;; esac; done
+"""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def shared() -> AsyncIterator[dict[Backend, tuple[Sandbox, str]]]:
+    """One sandbox of each backend for all tests that leave it usable, and the names of its variables."""
+    sandboxes: dict[Backend, tuple[Sandbox, str]] = {}
+    yield sandboxes
+    await asyncio.gather(*(sandbox.close() for sandbox, _ in sandboxes.values()))
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def sandbox(backend: Backend, shared: dict[Backend, tuple[Sandbox, str]]) -> Sandbox:
+    """A sandbox as good as new: no files, no processes (but ended ones), no variables and no folder of other tests."""
+    if backend not in shared:
+        sandbox = await backend.create(SandboxSpec())
+        shared[backend] = sandbox, (await output(sandbox, "echo $(compgen -e)"))
+    sandbox, names = shared[backend]
+    await sandbox.stop_processes()
+    reset = await sandbox.exec(RESET.format(workdir=shlex.quote(sandbox.workdir), names=names), timeout=20)
+    assert reset.exit_code == 0, reset
+    return sandbox
 
 
 async def output(sandbox: Sandbox, command: str) -> str:
@@ -19,7 +52,7 @@ async def output(sandbox: Sandbox, command: str) -> str:
     return result.stdout.decode().strip()
 
 
-def test_protocols_are_met(sandbox: Sandbox, backend: Backend) -> None:
+async def test_protocols_are_met(sandbox: Sandbox, backend: Backend) -> None:
     assert isinstance(backend, Backend)
     assert isinstance(sandbox, Sandbox)
 
@@ -253,6 +286,27 @@ async def test_the_elided_bytes_are_the_middle(sandbox: Sandbox) -> None:
     assert result.stderr_elided == len(whole) - 10_001
 
 
+async def test_the_whole_of_a_truncated_output_can_be_read(sandbox: Sandbox) -> None:
+    whole = "".join(f"{i}\n" for i in range(300_000)).encode()
+    result = await sandbox.exec("seq 0 299999; echo short >&2", timeout=20, max_output=1000)
+    assert result.stdout_elided == len(whole) - 1000
+    assert await sandbox.read_output(result, limit=len(whole) + 10) == whole
+    assert await sandbox.read_output(result, "stdout", offset=1_000_000, limit=10) == whole[1_000_000:1_000_010]
+    assert await sandbox.read_output(result, offset=len(whole), limit=10) == b""
+    assert await sandbox.read_output(result, "stderr", offset=1, limit=3) == b"hor"
+    for _ in range(4):
+        await sandbox.exec("seq 1000", timeout=20, max_output=10)
+    with pytest.raises(FileNotFoundError):
+        await sandbox.read_output(result, limit=10)
+
+
+async def test_a_command_that_closes_its_output_and_lives_on_is_waited_for(sandbox: Sandbox) -> None:
+    result = await sandbox.exec("echo seen; exec >&- 2>&-; sleep 0.5; touch late; exit 7", timeout=20)
+    assert (result.exit_code, result.stdout) == (7, b"seen\n")
+    assert result.duration >= 0.5
+    assert await output(sandbox, "ls") == "late"
+
+
 # --- background processes --------------------------------------------------------------------------------------------
 
 
@@ -274,7 +328,8 @@ async def test_a_background_process_is_started_read_and_ends(sandbox: Sandbox) -
     status = await process.status()
     assert status.exit_code == 3
     assert status.output_size == len(f"{sandbox.workdir}/sub 1 2\nerr\n")
-    assert [(p.id, p.command) for p in await sandbox.processes()] == [(process.id, process.command)]
+    listed = (await sandbox.processes())[-1]
+    assert (listed.id, listed.command) == (process.id, process.command)
 
 
 async def test_reading_waits_for_output_no_longer_than_told(sandbox: Sandbox) -> None:
@@ -331,6 +386,49 @@ async def test_old_output_is_dropped_and_offsets_stay_absolute(sandbox: Sandbox)
     assert (await process.read(5_000_000)).data == b"END"
 
 
+async def test_stopping_all_processes_leaves_the_sandbox_usable(sandbox: Sandbox) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    process = await sandbox.start(f"setsid sleep {mark} & trap '' TERM; sleep {mark}")
+    await sandbox.exec(f"cd /; setsid sleep {mark} > /dev/null 2>&1 & (sleep {mark} &) ; export KEPT=1", timeout=20)
+    running = asyncio.create_task(sandbox.exec(f"sleep {mark}; echo not reached", timeout=100))
+    assert await until(lambda: len(host_processes(mark)) >= 5)
+    await sandbox.stop_processes()
+    assert host_processes(mark) == []
+    assert (await running).exit_code == 137
+    assert (await process.read(wait=5)).exit_code == 137
+    assert await output(sandbox, "echo $PWD $KEPT") == "/ 1"
+
+
+async def test_a_program_gets_a_terminal(sandbox: Sandbox) -> None:
+    if not isinstance(sandbox, SupportsPty):
+        pytest.skip("it gives no terminals")
+    await sandbox.exec("cd /; export A=1", timeout=20)
+    process = await sandbox.open_pty(
+        "[ -t 0 ] && [ -t 1 ] && [ -t 2 ] && stty size && echo $PWD $A $B; read x; echo got $x; cat; exit 5",
+        rows=33,
+        columns=99,
+        env={"B": "2"},
+    )
+    shown = b""
+    async with asyncio.timeout(20):
+        while b"/ 1 2" not in shown:
+            chunk = await process.read(len(shown), wait=5)
+            shown += chunk.data
+    assert shown.splitlines() == [b"33 99", b"/ 1 2"]
+    await process.write(b"line\n")
+    async with asyncio.timeout(20):
+        while b"got line" not in shown:
+            shown += (await process.read(len(shown), wait=5)).data
+    await process.close_stdin()
+    assert (await read_all(process)).endswith(b"got line\r\n")
+    assert (await process.status()).exit_code == 5
+    interrupted = await sandbox.open_pty("trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 1; done")
+    assert (await interrupted.read(wait=5)).data == b"ready\r\n"
+    await interrupted.write(b"\x03")
+    assert (await read_all(interrupted)).endswith(b"interrupted\r\n")
+    assert (await interrupted.status()).exit_code == 9
+
+
 async def test_many_background_processes(sandbox: Sandbox) -> None:
     processes = await asyncio.gather(*(sandbox.start(f"echo {i}; exit {i}") for i in range(30)))
     assert await asyncio.gather(*map(read_all, processes)) == [f"{i}\n".encode() for i in range(30)]
@@ -381,7 +479,88 @@ async def test_a_big_file_does_not_hold_up_others(sandbox: Sandbox) -> None:
     assert len(await reading) == 50_000_000
 
 
+async def test_files_move_in_chunks(sandbox: Sandbox) -> None:
+    block, sent, came = os.urandom(300_000), hashlib.blake2b(), hashlib.blake2b()
+
+    async def blocks() -> AsyncIterator[bytes]:
+        for _ in range(50):
+            sent.update(block)
+            yield block
+
+    await sandbox.write_chunks("deep/er/data.bin", blocks())
+    async for chunk in sandbox.read_chunks(f"{sandbox.workdir}/deep/er/data.bin"):
+        came.update(chunk)
+    assert came.digest() == sent.digest()
+    assert await output(sandbox, "ls -A deep/er; wc -c < deep/er/data.bin") == "data.bin\n15000000"
+    await sandbox.exec("mkdir folder", timeout=20)
+    for path, error in (("missing", FileNotFoundError), ("folder", IsADirectoryError)):
+        with pytest.raises(error):
+            async for _ in sandbox.read_chunks(path):
+                pass
+    with pytest.raises(IsADirectoryError):
+        await sandbox.write_chunks("folder", blocks())
+
+
+async def test_folders_go_in_and_come_out_as_they_were(sandbox: Sandbox, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    (source / "a" / "empty").mkdir(parents=True)
+    for i in range(100):
+        (source / "a" / f"{i}.txt").write_text(f"{i}\n" * i)
+    (source / "run.sh").write_text("echo ran")
+    (source / "run.sh").chmod(0o751)
+    (source / ("long" * 40)).write_bytes(os.urandom(1_500_000))
+    (source / "naïve name").write_bytes(b"")
+    (source / "a" / "link").symlink_to("../run.sh")
+    os.mkfifo(source / "left out")
+    await sandbox.exec("mkdir -p up/a; echo old > up/a/1.txt; echo stays > up/mine", timeout=20)
+    await sandbox.upload_dir(source, "up")
+    assert await output(
+        sandbox, "cd up; ./run.sh; readlink a/link; stat -c %a run.sh; cat mine a/1.txt; ls a | wc -l"
+    ) == ("ran\n../run.sh\n751\nstays\n1\n102")
+    await sandbox.download_dir("up", tmp_path / "back")
+    (source / "left out").unlink()
+    (source / "mine").write_text("stays\n")
+
+    def tree(folder: Path) -> dict[str, tuple[int, bytes | str | None]]:
+        return {
+            str(path.relative_to(folder)): (
+                path.lstat().st_mode,
+                os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else None,  # noqa: PTH115
+            )
+            for path in sorted(folder.rglob("*"))
+        }
+
+    assert tree(tmp_path / "back") == tree(source)
+
+
+async def test_what_would_land_or_lead_outside_is_refused_by_name(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("mkdir out; cd out; ln -s /etc/passwd absolute; ln -s ../.. above; echo x > fine", timeout=20)
+    with pytest.raises(OSError, match=r"refused above .*absolute .*everything else was copied"):
+        await sandbox.download_dir(f"{sandbox.workdir}/out", tmp_path / "here")
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["fine"]
+
+
+async def test_folders_that_cannot_be_moved_are_errors(sandbox: Sandbox, tmp_path: Path) -> None:
+    await sandbox.exec("mkdir big; head -c 2000 /dev/zero > big/one; head -c 2000 /dev/zero > big/two", timeout=20)
+    with pytest.raises(OSError, match="more than 3000 bytes"):
+        await sandbox.download_dir("big", tmp_path / "a", max_bytes=3000)
+    assert (tmp_path / "a" / "one").stat().st_size == 2000
+    with pytest.raises(FileNotFoundError):
+        await sandbox.download_dir("missing", tmp_path / "b")
+    with pytest.raises(NotADirectoryError):
+        await sandbox.download_dir("big/one", tmp_path / "c")
+    with pytest.raises(NotADirectoryError):
+        await sandbox.upload_dir(tmp_path / "a", "big/one/below")
+    with pytest.raises(FileNotFoundError):
+        await sandbox.upload_dir(tmp_path / "missing", "up")
+
+
 # --- the sandbox's own life ------------------------------------------------------------------------------------------
+
+
+async def nothing() -> AsyncIterator[bytes]:
+    for part in ():
+        yield part
 
 
 async def every_call_raises(sandbox: Sandbox, process: Process, reason: str) -> None:
@@ -391,6 +570,9 @@ async def every_call_raises(sandbox: Sandbox, process: Process, reason: str) -> 
         sandbox.processes(),
         sandbox.read_bytes("x"),
         sandbox.write_bytes("x", b""),
+        sandbox.write_chunks("x", nothing()),
+        sandbox.upload_dir(os.curdir, "x"),
+        sandbox.stop_processes(),
         process.status(),
         process.read(),
         process.kill(),
@@ -420,6 +602,25 @@ async def test_a_sandbox_ends_itself_after_its_lifetime(backend: Backend) -> Non
     with pytest.raises(SandboxLost, match=r"its lifetime of 0\.6 s is over"):
         await sandbox.exec("sleep 100", timeout=100)
     await every_call_raises(sandbox, process, "lifetime")
+    await sandbox.close()
+
+
+async def test_the_wall_time_of_the_spec_bounds_every_command(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec(wall_time=0.6))
+    process = await sandbox.start("echo begun; sleep 100")
+    result = await sandbox.exec("echo begun; sleep 100", timeout=100)
+    assert (result.exit_code, result.timed_out, result.stdout) == (124, True, b"begun\n")
+    assert (await process.read(6, wait=20)).exit_code == 124
+    assert (await sandbox.exec("exit 3", timeout=100)).exit_code == 3
+    await sandbox.close()
+
+
+async def test_the_working_directory_of_the_spec_is_made(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec(workdir="/tmp/made/for it"))
+    assert sandbox.workdir == "/tmp/made/for it"
+    assert await output(sandbox, "pwd; touch here") == "/tmp/made/for it"
+    assert await sandbox.read_bytes("here") == b""
+    await sandbox.exec("rm -r /tmp/made", timeout=20)
     await sandbox.close()
 
 

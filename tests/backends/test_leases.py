@@ -1,0 +1,151 @@
+"""A lease ends once, for good: what comes late is refused, and never runs in the next rollout's sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from backends import (
+    Lease,
+    LeaseOver,
+    Sandbox,
+    SandboxLost,
+    SandboxPerLease,
+    SandboxSpec,
+    SupportsPty,
+    SupportsSnapshot,
+    create_backend,
+)
+from tools import ToolSessions, call_tool
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    sandbox = await create_backend("local", isolation="none").create(SandboxSpec())
+    yield sandbox
+    await sandbox.close()
+
+
+class OneSlot:
+    """The smallest pool: every lease gets the same sandbox, one after the other."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.free = asyncio.Lock()
+
+    async def lease(self, spec: SandboxSpec) -> Lease:
+        await self.free.acquire()
+
+        async def give_back() -> None:
+            self.free.release()
+
+        return Lease(self.sandbox, give_back, lifetime=spec.lifetime)
+
+
+async def test_a_released_lease_refuses_every_call(sandbox: Sandbox) -> None:
+    lease = await OneSlot(sandbox).lease(SandboxSpec())
+    leased = lease.sandbox
+    process = await leased.start("cat")
+    await leased.write_bytes("f", b"x")
+    await lease.release()
+    late = [
+        leased.exec("echo late >> f", timeout=5),
+        leased.start("echo late >> f"),
+        leased.processes(),
+        leased.stop_processes(),
+        leased.read_bytes("f"),
+        leased.write_bytes("f", b"late"),
+        leased.upload_dir("/tmp", "d"),
+        leased.download_dir(".", "/tmp/never"),
+        anext(leased.read_chunks("f")),
+        process.write(b"late"),
+        process.read(),
+        process.status(),
+        process.close_stdin(),
+        process.kill(),
+    ]
+    results = await asyncio.gather(*late, return_exceptions=True)
+    assert [type(result) for result in results] == [LeaseOver] * len(late)
+    assert await sandbox.read_bytes("f") == b"x"
+    assert (await (await sandbox.processes())[0].status()).exit_code is None, "the late kill reached nothing"
+
+
+async def test_a_call_under_way_is_cut_off_before_the_next_rollout_gets_the_sandbox(sandbox: Sandbox) -> None:
+    pool = OneSlot(sandbox)
+    first = await pool.lease(SandboxSpec())
+    running = asyncio.create_task(first.sandbox.exec("sleep 0.5; echo first > winner; sleep 30", timeout=60))
+    await asyncio.sleep(0.1)
+    waiting = asyncio.create_task(pool.lease(SandboxSpec()))
+    await first.release()
+    with pytest.raises(LeaseOver, match="under this call"):
+        await running
+    second = await waiting
+    assert second.token > first.token
+    done = await second.sandbox.exec("sleep 1; cat winner 2>/dev/null || echo nobody", timeout=10)
+    assert done.stdout == b"nobody\n"
+    with pytest.raises(LeaseOver):
+        await first.sandbox.exec("echo first > winner", timeout=5)
+    await second.release()
+
+
+async def test_a_caller_that_is_cancelled_is_cancelled_and_nothing_else(sandbox: Sandbox) -> None:
+    lease = await OneSlot(sandbox).lease(SandboxSpec())
+    running = asyncio.create_task(lease.sandbox.exec("sleep 30", timeout=60))
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (await lease.sandbox.exec("echo on", timeout=5)).stdout == b"on\n"
+    await lease.release()
+
+
+async def test_an_expired_lease_refuses_although_the_sandbox_lives(sandbox: Sandbox) -> None:
+    lease = await OneSlot(sandbox).lease(SandboxSpec(lifetime=0.2))
+    assert (await lease.sandbox.exec("echo in time", timeout=5)).exit_code == 0
+    await asyncio.sleep(0.25)
+    with pytest.raises(SandboxLost, match=r"lifetime of 0\.2 s is over"):
+        await lease.sandbox.exec("echo late", timeout=5)
+    await lease.release()
+    assert (await sandbox.exec("true", timeout=5)).exit_code == 0
+
+
+async def test_releasing_twice_gives_back_once(sandbox: Sandbox) -> None:
+    given: list[int] = []
+
+    async def give_back() -> None:
+        await asyncio.sleep(0.05)
+        given.append(1)
+
+    lease = Lease(sandbox, give_back, lifetime=60)
+    impatient = asyncio.create_task(lease.release())
+    await asyncio.sleep(0.01)
+    impatient.cancel()
+    await asyncio.gather(lease.release(), lease.sandbox.close())
+    assert given == [1]
+
+
+async def test_a_sandbox_per_lease_is_removed_with_it_and_shows_its_own_powers() -> None:
+    lease = await SandboxPerLease(create_backend("local", isolation="none")).lease(SandboxSpec())
+    assert isinstance(lease.sandbox, Sandbox) and isinstance(lease.sandbox, SupportsPty)
+    assert not isinstance(lease.sandbox, SupportsSnapshot)
+    folder = lease.sandbox.workdir
+    async with asyncio.timeout(20):
+        await lease.release()
+    again = await create_backend("local", isolation="none").create(SandboxSpec())
+    assert (await again.exec(f"ls {folder}", timeout=5)).exit_code == 2
+    await again.close()
+
+
+async def test_tool_sessions_work_through_a_pool_and_a_forgotten_task_reaches_nothing(sandbox: Sandbox) -> None:
+    async with ToolSessions(OneSlot(sandbox)) as sessions:
+        first = sessions.open("first")
+        held = await first.sandbox()
+        await call_tool("terminal", {"command": "echo one > mark"}, first)
+        await sessions.close("first")
+        second = sessions.open("second")
+        await call_tool("terminal", {"command": "echo two > mark"}, second)
+        with pytest.raises(LeaseOver):
+            await held.write_bytes("mark", b"forged")
+        assert await (await second.sandbox()).read_bytes("mark") == b"two\n"
