@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
+from backends import BACKENDS, SandboxSpec
 from environments.atropos import BaseEnvConfig
 
 _NOT_ABOUT_CONTENT = frozenset(
@@ -36,6 +39,7 @@ _NOT_ABOUT_CONTENT = frozenset(
         "split_rollouts",
         "grace_period",
         "spool_path",
+        "terminal_options",
     }
 )
 """Settings that may differ between two starts of one run: they decide how it runs, not what it writes."""
@@ -86,9 +90,22 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     )
 
     # Where its tools run.
-    terminal_backend: str = Field("local", description="Backend of the sandboxes: local.")
+    terminal_backend: str = Field("local", description=f"What makes the sandboxes: {', '.join(BACKENDS)}.")
     terminal_timeout: int = Field(120, ge=1, description="Seconds a command may take unless the call says otherwise.")
     terminal_lifetime: int = Field(3600, ge=1, description="Seconds after which a sandbox ends itself.")
+    terminal_image: str | None = Field(
+        None, description="What a sandbox is made from, in the backend's terms; null is the backend's default."
+    )
+    terminal_workdir: str | None = Field(None, description="Folder inside in which commands start.")
+    terminal_env: dict[str, str] = Field(default_factory=dict, description="Variables to set inside.")
+    terminal_network: bool = Field(False, description="Whether commands may use the network.")
+    terminal_cpus: float | None = Field(None, gt=0, description="Processors' worth of time for a whole sandbox.")
+    terminal_memory: int | None = Field(None, gt=0, description="Megabytes of memory for a whole sandbox.")
+    terminal_pids: int | None = Field(None, gt=0, description="Processes and threads in a sandbox.")
+    terminal_disk: int | None = Field(None, gt=0, description="Megabytes that may be written in a sandbox.")
+    terminal_options: dict[str, Any] = Field(
+        default_factory=dict, description="The backend's own options, for example '{host: worker-1}' for ssh."
+    )
     sandbox: Literal["bubblewrap", "none"] = Field(
         "bubblewrap",
         description="Isolation of the local backend. 'none' runs the model's commands as you: trusted use only.",
@@ -138,6 +155,14 @@ class HermesAgentEnvConfig(BaseEnvConfig):
             raise ValueError("toolset distributions are not available yet; set enabled_toolsets instead")
         return self
 
+    @model_validator(mode="after")
+    def _check_isolation(self) -> HermesAgentEnvConfig:
+        if self.sandbox == "none" and self.terminal_backend != "local":
+            raise ValueError(
+                f"sandbox: none is a setting of the local backend; terminal_backend is {self.terminal_backend!r}"
+            )
+        return self
+
     @field_validator("total_steps")
     @classmethod
     def _check_total_steps(cls, value: int) -> int:
@@ -145,8 +170,37 @@ class HermesAgentEnvConfig(BaseEnvConfig):
             raise ValueError("has to be at least 1, or -1 for as many as the trainer makes")
         return value
 
+    def sandbox_spec(self, labels: Mapping[str, str]) -> SandboxSpec:
+        """What a rollout's sandbox is to be, as far as the settings say it."""
+        return SandboxSpec(
+            image=self.terminal_image,
+            workdir=self.terminal_workdir,
+            env=self.terminal_env,
+            network=self.terminal_network,
+            cpus=self.terminal_cpus,
+            memory_bytes=None if self.terminal_memory is None else self.terminal_memory << 20,
+            pids=self.terminal_pids,
+            disk_bytes=None if self.terminal_disk is None else self.terminal_disk << 20,
+            lifetime=float(self.terminal_lifetime),
+            labels=labels,
+        )
+
+    def backend_options(self) -> dict[str, Any]:
+        """Options for `create_backend`."""
+        own = {"isolation": self.sandbox} if self.terminal_backend == "local" else {}
+        return {**own, **self.terminal_options}
+
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
         """The settings that decide what a run writes, as JSON: a second start has to have the same."""
         irrelevant = {"group_size", "agent_temperature"} if evaluation else {"eval_temperature"}
-        settings: dict[str, Any] = self.model_dump(mode="json", exclude=set(_NOT_ABOUT_CONTENT | irrelevant))
-        return settings
+        return _without_values(self.model_dump(mode="json", exclude=set(_NOT_ABOUT_CONTENT | irrelevant)))
+
+    def public(self) -> dict[str, Any]:
+        """All settings as JSON, as far as others may read them."""
+        return _without_values(self.model_dump(mode="json", exclude={"terminal_options"}))
+
+
+def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a sandbox may be secrets: of their values only digests are written down, so that a change shows."""
+    digests = {name: sha256(value.encode()).hexdigest()[:16] for name, value in settings["terminal_env"].items()}
+    return {**settings, "terminal_env": digests}

@@ -12,6 +12,7 @@ Everything else has a default: `evaluate`, `config_init`, tools, sandboxes, mode
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from abc import abstractmethod
@@ -22,7 +23,7 @@ from typing import Any, ClassVar, NoReturn
 
 from rich.console import Console
 
-from backends import BackendUnavailable, SandboxSpec, create_backend
+from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
 from environments import cli
 from environments.agent_result import AgentResult
 from environments.atropos import APIServerConfig, BaseEnv, ServerBaseline, as_server_configs, initial_state
@@ -49,6 +50,8 @@ from environments.training import ANY_TRAINER, judge, play_whole_group, refuse_o
 from inference import Router, TokenServer
 from inference.reference_server import Policy
 from tools import BUILTIN_TOOLS, ToolRegistry, ToolSessions, get_tool_definitions
+
+log = logging.getLogger(__name__)
 
 REWARD_THREADS = 64
 """Plain `def` rewards that may run at once."""
@@ -130,6 +133,10 @@ class HermesAgentBaseEnv(BaseEnv):
             self._eval_items = items
         return self._eval_items
 
+    def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
+        """What the sandbox of one item's rollouts is to be: `spec`, the run's, or a changed copy with another image."""
+        return spec
+
     def reference_policy(self) -> Policy | None:
         """A scripted policy for `--openai.model_name reference`; None when the environment has none."""
         return None
@@ -199,16 +206,15 @@ class HermesAgentBaseEnv(BaseEnv):
         async with AsyncExitStack() as stack:
             config = self.config
             try:
-                backend = create_backend(config.terminal_backend, isolation=config.sandbox)
+                backend = create_backend(config.terminal_backend, **config.backend_options())
             except ValueError as error:
                 raise BackendUnavailable(f"terminal_backend {config.terminal_backend!r}: {error}") from error
+            try:
+                spec = config.sandbox_spec({"environment": self.run_name})
+            except ValueError as error:
+                raise BackendUnavailable(f"the settings of the sandboxes: {error}") from error
             if self.tool_definitions():
-                available = await backend.check()
-                if not available.ok:
-                    raise BackendUnavailable(
-                        f"backend {config.terminal_backend!r}: {available.detail}; {available.fix}"
-                    )
-            spec = SandboxSpec(lifetime=float(config.terminal_lifetime), labels={"environment": self.run_name})
+                await _prove_backend(backend, spec)
             sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
             stack.push_async_callback(sessions.close_all)
             await self.setup()
@@ -266,6 +272,7 @@ class HermesAgentBaseEnv(BaseEnv):
                 tools=tools,
                 temperature=self.config.eval_temperature if evaluation else self.config.agent_temperature,
                 split="eval" if evaluation else "train",
+                spec=self.sandbox_for(item, player.sessions.spec),
             )
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
@@ -447,3 +454,30 @@ def _worker_seconds(config: HermesAgentEnvConfig) -> float | None:
     """Seconds of a rollout of `serve`: it ends itself before the group is given up."""
     given = [seconds for seconds in (config.rollout_timeout, config.worker_timeout) if seconds and seconds > 0]
     return min(given, default=None)
+
+
+async def _prove_backend(backend: Backend, spec: SandboxSpec) -> None:
+    """Find out now, and not after the first groups, that the sandboxes which are asked for cannot be made.
+
+    Removes what killed runs have left behind, too.
+
+    Raises:
+        BackendUnavailable: what is missing, and the next step.
+    """
+    available = await backend.check()
+    if not available.ok:
+        raise BackendUnavailable(f"backend {backend.name!r}: {available.detail}; {available.fix}")
+    try:
+        for info in await backend.reap():
+            log.warning("removed %s sandbox %s, left behind by run %s", info.backend, info.id, info.run_id or "unknown")
+    except BackendError as error:
+        log.warning("sandboxes that killed runs left behind could not be removed: %s", error)
+    if spec != SandboxSpec(lifetime=spec.lifetime, env=spec.env, network=spec.network, labels=spec.labels):
+        try:  # an image or a limit that was never tried
+            sandbox = await backend.create(spec)
+        except BackendUnavailable:
+            raise
+        except BackendError as error:  # it may pass by itself, and rollouts are retried
+            log.warning("a first sandbox could not be made: %s", error)
+        else:
+            await sandbox.close()

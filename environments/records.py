@@ -81,6 +81,7 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "lost_completion_tokens": rollout.lost_completion_tokens,
         "seconds": round(rollout.seconds, 3),
         "metrics": dict(rollout.metrics),
+        "reward_calls": [call.to_record() for call in rollout.reward_calls],
         **_agent_record(result),
     }
     if place is None:

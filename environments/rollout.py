@@ -7,6 +7,7 @@ fresh start a few times and is then left out; an exception in the reward is the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import logging
 import math
@@ -17,10 +18,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from backends import BackendError
+from backends import BackendError, SandboxSpec
 from environments.agent_loop import ExecuteTools, HermesAgentLoop, LoopLimits
 from environments.agent_result import AgentResult
 from environments.outcome import Outcome
+from environments.reward_log import RewardCall
 from environments.reward_threads import RewardThreads
 from environments.tool_context import BlockingToolContext, ToolContext
 from inference import RequestRejected, Router, TokenServer
@@ -66,6 +68,8 @@ class Rollout:
     """Completion tokens of the earlier starts; those of the last one are in `result`."""
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    reward_calls: Sequence[RewardCall] = ()
+    """What the reward did in the sandbox."""
 
     @property
     def samples(self) -> list[TokenSample]:
@@ -124,8 +128,12 @@ class RolloutPlayer:
         tools: Sequence[Mapping[str, Any]],
         temperature: float,
         split: Split = "train",
+        spec: SandboxSpec | None = None,
     ) -> Rollout:
-        """Play one rollout to its end; only cancellation and errors of this program are raised."""
+        """Play one rollout to its end; only cancellation and errors of this program are raised.
+
+        `spec` is what its sandbox is to be, where that is not what the sessions give to all.
+        """
         started = time.monotonic()
         rollout_id = uuid.uuid4().hex
         attempts = 0
@@ -134,7 +142,9 @@ class RolloutPlayer:
         while True:
             attempts += 1
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
-            session = self.sessions.open(task_id)
+            verifier_id = f"{task_id}-verifier"
+            session = self.sessions.open(task_id, spec=spec)
+            context: ToolContext | None = None
             result: AgentResult | None = None
             reward: float | None = None
             trace: str | None = None
@@ -158,12 +168,16 @@ class RolloutPlayer:
                 result = await loop.run(messages)
                 outcome, reason, error = result.outcome, result.reason, result.error
                 if outcome.scored:
-                    context = ToolContext(session, self.registry)
+                    context = ToolContext(
+                        session,
+                        self.registry,
+                        open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
+                    )
                     reward, trace = await self.score(item, result, context)
             except BackendError as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
             finally:
-                await self.release(task_id)
+                await self.release(task_id, verifier_id)
             if outcome is not Outcome.INFRA_ERROR or attempts > self.config.max_infra_retries:
                 break
             if isinstance(error, RequestRejected):
@@ -184,15 +198,18 @@ class RolloutPlayer:
             retried_after=tuple(retried_after),
             lost_completion_tokens=lost_completion_tokens,
             seconds=time.monotonic() - started,
+            reward_calls=context.calls if context is not None else (),
         )
 
-    async def release(self, task_id: str) -> None:
-        """Close the rollout's sandbox, also when the rollout is cancelled: nothing of it may stay behind."""
-        try:
-            await asyncio.shield(self.sessions.close(task_id))
-        except BackendError as error:
-            # What was scored stays scored; the session stays listed, and the end of the run tries again.
-            log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
+    async def release(self, *task_ids: str) -> None:
+        """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may stay behind."""
+        closing = asyncio.gather(*map(self.sessions.close, task_ids), return_exceptions=True)
+        for task_id, error in zip(task_ids, await asyncio.shield(closing), strict=True):
+            if isinstance(error, BackendError):
+                # What was scored stays scored; the session stays listed, and the end of the run tries again.
+                log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
+            elif isinstance(error, BaseException):
+                raise error
 
     def executor(self, session: ToolSession, names: Sequence[str]) -> ExecuteTools:
         """Runs tool calls in the session of one rollout."""

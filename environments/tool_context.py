@@ -9,21 +9,26 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import io
 import json
-import tarfile
+import posixpath
+import tempfile
 import threading
-import uuid
-from collections.abc import Awaitable, Callable, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from backends import BackendError
+from backends import BackendError, Sandbox
+from environments.reward_log import RewardCall, brief
 from tools import ToolRegistry, ToolSession, call_tool
 
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
+MAX_ARTIFACT = 1 << 30
+"""Bytes that `seal` takes along, in all."""
+_CHUNK = 1 << 20
 
 
 P = ParamSpec("P")
@@ -34,20 +39,39 @@ class RewardIsOver(RuntimeError):
     """A reward that ran out of time, or whose rollout was cancelled, still uses its context."""
 
 
+class Sealed(RuntimeError):
+    """The agent's sandbox is gone since `seal`: the reward goes on with the context that `seal` returned."""
+
+
 def _noted(
     method: Callable[Concatenate[ToolContext, P], Awaitable[T]],
 ) -> Callable[Concatenate[ToolContext, P], Awaitable[T]]:
-    """Keep a failure of the infrastructure also when the reward catches it: it must not become a low score."""
+    """Log the call, and keep a failure of the infrastructure also when the reward catches it: that is no low score."""
 
     @functools.wraps(method)
     async def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        begin, problem = time.monotonic(), ""
         try:
             return await method(self, *args, **kwargs)
-        except BackendError as error:
-            self.failure = self.failure or error
+        except BaseException as error:
+            if isinstance(error, BackendError):
+                self._shared.failure = self._shared.failure or error
+            problem = f"{type(error).__name__}: {error}"
             raise
+        finally:
+            told = [brief(arg) for arg in args] + [f"{name}={brief(value)}" for name, value in kwargs.items()]
+            seconds = round(time.monotonic() - begin, 4)
+            self._shared.calls.append(RewardCall(method.__name__, tuple(told), seconds, problem[:500]))
 
     return call
+
+
+@dataclass(slots=True)
+class _Shared:
+    """What a context and those that it was sealed into have in common."""
+
+    calls: list[RewardCall]
+    failure: BackendError | None = None
 
 
 class ToolContext:
@@ -57,35 +81,60 @@ class ToolContext:
     `BackendError` when the sandbox is lost: the rollout is then left out or played again, whatever the reward returns.
     """
 
-    def __init__(self, session: ToolSession, registry: ToolRegistry) -> None:
-        self.failure: BackendError | None = None
-        """The first failure of the infrastructure that a method met."""
+    def __init__(
+        self,
+        session: ToolSession,
+        registry: ToolRegistry,
+        *,
+        open_verifier: Callable[[], ToolSession] | None = None,
+        shared: _Shared | None = None,
+    ) -> None:
+        """`open_verifier` gives `seal` a second session, like the agent's own was at its start."""
+        self.missing: tuple[str, ...] = ()
+        """Of the paths given to `seal`: those that the agent left nothing at."""
+        self.refused: Mapping[str, str] = {}
+        """Of the paths given to `seal`: those that were not taken along, with the reason."""
         self._session = session
         self._registry = registry
+        self._open_verifier = open_verifier
+        self._shared = shared or _Shared([])
+        self._sealed = False
 
     @property
     def task_id(self) -> str:
         return self._session.task_id
 
+    @property
+    def failure(self) -> BackendError | None:
+        """The first failure of the infrastructure that a method met."""
+        return self._shared.failure
+
+    @property
+    def calls(self) -> tuple[RewardCall, ...]:
+        """What the reward has done so far, apart from what the agent did."""
+        return tuple(self._shared.calls)
+
     @_noted
     async def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
         """Run `command` in the workspace; `{"output", "exit_code", "error"}`, stdout before stderr in `output`.
 
-        Every call starts in the workspace, wherever the agent's own `cd` went. A command that takes longer than
-        `timeout` seconds is killed and has exit code 124 and an `error`.
+        Every call starts in the workspace with the sandbox' first variables, wherever the agent's own `cd` went and
+        whatever it exported. A command that takes longer than `timeout` seconds is killed and has exit code 124 and an
+        `error`.
         """
-        sandbox = await self._session.sandbox()
-        done = await sandbox.exec(command, timeout=timeout, cwd=sandbox.workdir, max_output=MAX_TERMINAL_OUTPUT)
+        sandbox = await self._sandbox()
+        done = await sandbox.exec(command, timeout=timeout, fresh=True, max_output=MAX_TERMINAL_OUTPUT)
         return {
             "output": (done.stdout + done.stderr).decode(errors="replace"),
             "exit_code": done.exit_code,
             "error": f"the command took longer than {timeout:g} s" if done.timed_out else None,
         }
 
+    @_noted
     async def read_file(self, path: str, default: str | None = "") -> str:
         """The whole text of a file. One that the agent did not write reads as `default`; None makes that an error."""
         try:
-            return (await self.read_bytes(path)).decode(errors="replace")
+            return (await (await self._sandbox()).read_bytes(await self._path(path))).decode(errors="replace")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             if default is None:
                 raise
@@ -93,56 +142,38 @@ class ToolContext:
 
     @_noted
     async def read_bytes(self, path: str) -> bytes:
-        return await (await self._session.sandbox()).read_bytes(await self._session.path(path))
+        return await (await self._sandbox()).read_bytes(await self._path(path))
 
     @_noted
     async def write_file(self, path: str, content: str | bytes) -> None:
         """Write a file whole, making missing parent folders."""
         data = content.encode() if isinstance(content, str) else content
-        await (await self._session.sandbox()).write_bytes(await self._session.path(path), data)
+        await (await self._sandbox()).write_bytes(await self._path(path), data)
 
     async def search(self, query: str, path: str = ".") -> dict[str, Any]:
         """Lines of files below `path` that match the regular expression `query`, as the tool `search_files` does."""
         return _as_dict(await self.call_tool("search_files", {"pattern": query, "path": path}))
 
+    @_noted
     async def upload_file(self, local_path: str | Path, remote_path: str) -> None:
-        """Copy a file of this machine into the sandbox."""
-        data = await asyncio.to_thread(Path(local_path).read_bytes)
-        await self.write_file(remote_path, data)
+        """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
+        await (await self._sandbox()).write_chunks(await self._path(remote_path), _chunks(Path(local_path)))
 
+    @_noted
     async def download_file(self, remote_path: str, local_path: str | Path) -> None:
-        """Copy a file out of the sandbox, byte for byte."""
-        data = await self.read_bytes(remote_path)
-        await asyncio.to_thread(_write_local, Path(local_path), data)
+        """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole."""
+        sandbox = await self._sandbox()
+        await _write_local(Path(local_path), sandbox.read_chunks(await self._path(remote_path)))
 
     @_noted
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> None:
         """Copy a folder of this machine, with everything below it, into the sandbox."""
-        archive = await asyncio.to_thread(_pack, Path(local_dir))
-        sandbox = await self._session.sandbox()
-        done = await sandbox.exec(
-            'mkdir -p -- "$LACHESIS_DIR" && tar -x -C "$LACHESIS_DIR"',
-            timeout=600,
-            stdin=archive,
-            env={"LACHESIS_DIR": await self._session.path(remote_dir)},
-        )
-        if done.exit_code:
-            raise OSError(f"could not unpack into {remote_dir!r}: {done.stderr.decode(errors='replace').strip()}")
+        await (await self._sandbox()).upload_dir(local_dir, await self._path(remote_dir))
 
     @_noted
     async def download_dir(self, remote_dir: str, local_dir: str | Path) -> None:
         """Copy a folder out of the sandbox. Members that would land outside `local_dir` are refused."""
-        sandbox = await self._session.sandbox()
-        packed = f"/tmp/.lachesis-{uuid.uuid4().hex}.tar"
-        names = {"LACHESIS_DIR": await self._session.path(remote_dir), "LACHESIS_TAR": packed}
-        try:
-            done = await sandbox.exec('tar -c -f "$LACHESIS_TAR" -C "$LACHESIS_DIR" .', timeout=600, env=names)
-            if done.exit_code:
-                raise OSError(f"could not read {remote_dir!r}: {done.stderr.decode(errors='replace').strip()}")
-            archive = await sandbox.read_bytes(packed)
-        finally:
-            await sandbox.exec('rm -f -- "$LACHESIS_TAR"', timeout=60, env=names)
-        await asyncio.to_thread(_unpack, archive, Path(local_dir))
+        await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir)
 
     async def web_search(self, query: str) -> dict[str, Any]:
         return _as_dict(await self.call_tool("web_search", {"query": query}))
@@ -159,12 +190,92 @@ class ToolContext:
     @_noted
     async def call_tool(self, name: str, args: Mapping[str, Any]) -> str:
         """Call a tool as the agent does. The text says so when the tool failed or does not exist."""
+        self._require_open()
         return (await call_tool(name, args, self._session, registry=self._registry)).content
+
+    @_noted
+    async def seal(self, paths: Iterable[str], *, max_bytes: int = MAX_ARTIFACT) -> ToolContext:
+        """Take what the agent left at `paths` into a fresh sandbox, and end the agent's own.
+
+        First everything that runs in the agent's sandbox is killed; then the files and folders at `paths` are copied
+        out, the sandbox is removed, and a new one is made from the same base with the copies at the same places. What
+        the reward puts there afterwards, tests for example, the agent has never seen, and nothing of the agent's runs
+        beside it. This context refuses every later call; go on with the one that is returned, whose `missing` and
+        `refused` name the paths that are not there: scoring them is the reward's part.
+
+        Args:
+            paths: files or folders; relative ones start at the workspace.
+            max_bytes: of all artifacts together; what does not fit is refused.
+
+        Raises:
+            BackendError: a sandbox failed, as in any method.
+        """
+        self._require_open()
+        if self._open_verifier is None:
+            raise Sealed("this context is already the one of a verifier sandbox; it cannot be sealed again")
+        wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
+        agents = await self._sandbox()
+        await agents.stop_processes()
+        with tempfile.TemporaryDirectory(prefix="lachesis-seal-") as folder:
+            taken, missing, refused = await self._take(wanted, Path(folder), max_bytes)
+            self._sealed = True
+            await self._session.close()
+            verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
+            for path, kept in taken.items():
+                sandbox = await verifier._sandbox()
+                if kept.is_dir():
+                    await sandbox.upload_dir(kept, path)
+                else:
+                    await sandbox.write_chunks(path, _chunks(kept))
+                    if kept.stat().st_mode & 0o100:
+                        await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": path})
+        verifier.missing, verifier.refused = missing, refused
+        return verifier
+
+    async def _take(
+        self, paths: list[str], folder: Path, room: int
+    ) -> tuple[dict[str, Path], tuple[str, ...], dict[str, str]]:
+        """Copies of the artifacts by absolute path inside, and the paths that have none."""
+        sandbox = await self._sandbox()
+        taken: dict[str, Path] = {}
+        missing: list[str] = []
+        refused: dict[str, str] = {}
+        for number, path in enumerate(paths):
+            inside, kept = await self._path(path), folder / str(number)
+            if posixpath.normpath(inside) == "/":
+                refused[path] = "the root folder is no artifact"
+                continue
+            try:
+                try:
+                    await _write_local(kept, sandbox.read_chunks(inside), room)
+                    executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside})
+                    await asyncio.to_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
+                except IsADirectoryError:
+                    await sandbox.download_dir(inside, kept, max_bytes=room)
+            except (FileNotFoundError, NotADirectoryError):
+                missing.append(path)
+            except OSError as error:
+                refused[path] = str(error)
+            else:
+                room -= await asyncio.to_thread(_size, kept)
+                taken[inside] = kept
+        return taken, tuple(missing), refused
 
     @_noted
     async def cleanup(self) -> None:
         """Release the sandbox early. Called for you after the reward."""
         await self._session.close()
+
+    def _require_open(self) -> None:
+        if self._sealed:
+            raise Sealed(f"the agent's sandbox of {self.task_id} is sealed; use the context that seal() returned")
+
+    async def _sandbox(self) -> Sandbox:
+        self._require_open()
+        return await self._session.sandbox()
+
+    async def _path(self, path: str) -> str:
+        return await self._session.path(path)
 
 
 class BlockingToolContext:
@@ -179,7 +290,24 @@ class BlockingToolContext:
         self._loop = loop
         self._loop_thread = threading.get_ident()
         self._pending: set[Future[Any]] = set()
+        self._verifiers: list[BlockingToolContext] = []
         self._over = False
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return self._context.missing
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        return self._context.refused
+
+    @property
+    def failure(self) -> BackendError | None:
+        return self._context.failure
+
+    @property
+    def calls(self) -> tuple[RewardCall, ...]:
+        return self._context.calls
 
     @property
     def task_id(self) -> str:
@@ -206,11 +334,20 @@ class BlockingToolContext:
         if self._ended():  # in between
             future.cancel()
         try:
-            return future.result()
+            result = future.result()
         except CancelledError:
             raise RewardIsOver(f"the reward of {self.task_id} is over; nobody waits for its result") from None
         finally:
             self._pending.discard(future)
+        return self._verifier(result) if isinstance(result, ToolContext) else result
+
+    def _verifier(self, context: ToolContext) -> BlockingToolContext:
+        blocking = BlockingToolContext(context, self._loop)
+        blocking._loop_thread = self._loop_thread
+        self._verifiers.append(blocking)
+        if self._ended():
+            blocking.end()
+        return blocking
 
     def _ended(self) -> bool:
         return self._over
@@ -220,6 +357,8 @@ class BlockingToolContext:
         self._over = True
         for future in tuple(self._pending):
             future.cancel()
+        for verifier in self._verifiers:
+            verifier.end()
 
 
 def _as_dict(text: str) -> dict[str, Any]:
@@ -230,21 +369,34 @@ def _as_dict(text: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {"output": value}
 
 
-def _write_local(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+async def _chunks(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while data := await asyncio.to_thread(file.read, _CHUNK):
+            yield data
+    finally:
+        file.close()
 
 
-def _pack(folder: Path) -> bytes:
-    if not folder.is_dir():
-        raise NotADirectoryError(f"{folder} is not a folder")
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(folder, arcname=".")
-    return buffer.getvalue()
+async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> None:
+    """Write beside `path`, then move over it. More than `room` bytes are an `OSError`."""
+    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
+    try:
+        with await asyncio.to_thread(temporary.open, "wb") as file:
+            written = 0
+            async for chunk in chunks:
+                written += len(chunk)
+                if room is not None and written > room:
+                    raise OSError(f"more than {room} bytes")
+                await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(temporary.replace, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
-def _unpack(archive: bytes, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=io.BytesIO(archive)) as members:
-        members.extractall(folder, filter="data")
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(member.lstat().st_size for member in path.rglob("*"))
+    return path.stat().st_size

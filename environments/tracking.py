@@ -89,7 +89,7 @@ def _open_run(env: HermesAgentBaseEnv, job: str) -> Any:
             group=env.wandb_group,
             name=env.config.wandb_name,
             job_type=job,
-            config=env.config.model_dump(mode="json"),
+            config=env.config.public(),
         )
     except wandb.errors.Error as error:
         raise TrackingError(_no_login(str(error))) from error

@@ -13,6 +13,7 @@ VERBS = {
     "doctor": "show what works on this machine, and how to get what does not",
     "fake-server": "serve completions without a model, for tests and to measure what an environment can carry",
     "report": "write the HTML report of a groups file again",
+    "sandboxes": "list the sandboxes that a backend holds, and remove those that were left behind",
     "verify": "prove that files of samples hold what was sampled, each token once",
 }
 

@@ -1,0 +1,81 @@
+"""`lachesis sandboxes list|reap`: what sandboxes a backend holds, and the removal of those that were left behind."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from backends import BACKENDS, Backend, BackendError, SandboxInfo, create_backend
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="lachesis sandboxes", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    listing = verbs.add_parser("list", help="every sandbox that the backend holds, whoever made it")
+    reaping = verbs.add_parser("reap", help="remove those whose environment is gone")
+    for verb in (listing, reaping):
+        verb.add_argument(
+            "--backend", action="append", choices=sorted(BACKENDS), help="ask this one; default: all that work here"
+        )
+        verb.add_argument(
+            "--options",
+            default="{}",
+            metavar="YAML",
+            help="the backend's own options, as in terminal_options: '{host: worker-1}'",
+        )
+    reaping.add_argument("--run", metavar="RUN_ID", help="only those of this run")
+    reaping.add_argument("--everyone", action="store_true", help="also those whose environment is alive")
+    return parser
+
+
+async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: argparse.Namespace) -> int:
+    """List or reap, backend by backend. 1 when one that was asked for by name cannot be asked."""
+    console, code = Console(), 0
+    found: list[SandboxInfo] = []
+    for name in names or sorted(BACKENDS):
+        try:
+            backend: Backend = create_backend(name, **(options if names else {}))
+            if not names and not (await backend.check()).ok:
+                continue
+            found += await (
+                backend.sandboxes()
+                if arguments.verb == "list"
+                else backend.reap(run_id=arguments.run, everyone=arguments.everyone)
+            )
+        except (BackendError, ValueError) as error:
+            if names:
+                print(f"error: {name}: {error}", file=sys.stderr)
+                code = 1
+    for info in found:
+        console.print(_line(info), markup=False, highlight=False, soft_wrap=True)
+    word = "sandbox" if len(found) == 1 else "sandboxes"
+    done = "" if arguments.verb == "list" else " removed"
+    print(f"{len(found)} {word}{done}", file=sys.stderr)
+    return code
+
+
+def _line(info: SandboxInfo) -> str:
+    age = f"{time.time() - info.created:.0f} s old" if info.created else "age unknown"
+    state = "orphan" if info.orphan else "in use"
+    return "  ".join([info.backend, info.id, state, age, info.run_id or "-", info.task_id or "-", info.detail])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print one line a sandbox; the exit code."""
+    arguments = parser().parse_args(argv)
+    try:
+        options = yaml.safe_load(arguments.options) or {}
+    except yaml.YAMLError as error:
+        print(f"error: --options is no YAML: {error}", file=sys.stderr)
+        return 2
+    if not isinstance(options, dict) or (options and len(arguments.backend or []) != 1):
+        print("error: --options takes a mapping, and needs exactly one --backend", file=sys.stderr)
+        return 2
+    return asyncio.run(look(arguments.backend, options, arguments))
