@@ -46,7 +46,7 @@ from inference.fake import Codec, fake_tokenizer
 TURNS = (1, 5, 20)
 """Turns before the last one."""
 CONCURRENCY = 16
-ROUNDS = 3
+ROUNDS = 8
 LIMIT_MS = 1.0
 """CPU milliseconds of a turn in a rollout of 20."""
 MISCHIEF = {"ambiguous": 0.3, "thinking": 0.3, "trailing_space": 0.2, "broken_utf8_end": 0.1, "no_end_of_turn": 0.1}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import orjson
+
 from trajectories import ChatResponse, FinishReason, ToolCall
 from trajectories.markup import NotJson, load_json, split_opened_think
 
@@ -46,6 +48,8 @@ RESAMPLED = frozenset(
 REPORTED = frozenset({Flaw.UNKNOWN_TOOL, Flaw.MISSING_ARGUMENTS})
 """Turns that stay: the model reads in the tool's answer what was wrong, and valid calls beside them are run."""
 
+_SHALLOW = 100
+"""Brackets with which no JSON is nested too deep for anybody."""
 _THINK_BLOCK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
@@ -105,7 +109,9 @@ def _check_call(call: ToolCall, required_arguments: Mapping[str, Collection[str]
     # An empty string is how several servers spell "no arguments".
     text = call.arguments.strip() or "{}"
     try:
-        arguments: Any = load_json(text)
+        arguments: Any = _usual_json(text)
+        if arguments is None:
+            arguments = load_json(text)
     except NotJson as error:
         return Flaw.INVALID_JSON, str(error)
     if not isinstance(arguments, dict):
@@ -118,6 +124,17 @@ def _check_call(call: ToolCall, required_arguments: Mapping[str, Collection[str]
         told = f"{call.name} needs {names}, which the call does not give. Call it again with all of its arguments."
         return Flaw.MISSING_ARGUMENTS, json.dumps({"error": told}, ensure_ascii=False)
     return None
+
+
+def _usual_json(text: str) -> dict[str, Any] | None:
+    """The object, where `load_json` would take it as well: it also writes the value again, which costs far more."""
+    if text.count("[") + text.count("{") > _SHALLOW:
+        return None
+    try:
+        value = orjson.loads(text)  # takes neither NaN nor numbers that are infinite
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def unknown_tool_text(name: str, known: Collection[str]) -> str:

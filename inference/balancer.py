@@ -138,6 +138,8 @@ class Balancer(Generic[S]):
             else:
                 place.metrics.record(answer.latency, answer.attempts, evaluation=split == "eval")
                 place.set_aside_until = 0.0
+                if not failed_attempts:
+                    return answer
                 return replace(answer, attempts=answer.attempts + failed_attempts)  # type: ignore[type-var]
             finally:
                 self._give_back(place, split)

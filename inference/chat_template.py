@@ -19,6 +19,7 @@ import jinja2
 from jinja2.ext import Extension, loopcontrols
 from jinja2.nodes import Node, Scope
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from inference.errors import InferenceError
@@ -155,13 +156,12 @@ class ChatTemplate:
         return spoken if left_out is None and given is not None else self
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, generation_prompt: bool) -> str:
-        return self.compiled.render(
-            messages=messages,
-            tools=tools,
-            documents=None,
-            add_generation_prompt=generation_prompt,
-            **self.variables,
+        # `Template.render`, but for its mapping of globals, which is slow to copy, and its own tracebacks.
+        given = dict(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **self.variables
         )
+        context = self.compiled.new_context({**self.compiled.environment.globals, **given}, shared=True)
+        return "".join(self.compiled.root_render_func(context))
 
     def _try(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
         try:
@@ -207,15 +207,36 @@ class _GenerationBlock(Extension):
         return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
+_OF_DICTS = frozenset(dir(dict))
+_NO_COLLECTIONS = (str, LoopContext)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with short cuts to what templates mostly ask for: keys of dicts, methods of texts, `loop`."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # The sandbox looks for an attribute first, and for the key when that raises.
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # None of the mutable collections, each of which the sandbox would ask whether it is one.
+        if type(obj) in _NO_COLLECTIONS:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
     # The same settings, filters and globals as transformers: a template is to render the same text here.
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     return environment
+
+
+_plain_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def _to_json(
@@ -226,6 +247,8 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML.
+    if not ensure_ascii and not sort_keys and indent is None and separators is None:
+        return _plain_json(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -25,6 +25,8 @@ class CompletionReader:
         special = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
         self._silent = frozenset(id for id, text in special if is_markup is not None and not is_markup(text))
         """Special tokens that are no part of a message: roles, padding, ends of text."""
+        self._reads_ids = isinstance(parser, ToolCallParser) and parser.tokenizer is tokenizer
+        """The parser knows what the ids say."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of all ids, special tokens spelled out."""
@@ -43,16 +45,15 @@ class CompletionReader:
 
         The first `forced` ids were not sampled: no stop text ends the message in there.
         """
-        kept = [id for id in ids if id not in self._silent]
+        kept = list(ids) if self._silent.isdisjoint(ids) else [id for id in ids if id not in self._silent]
+        if tools and self._reads_ids and not stop:
+            return _reading(self.parser.parse(None, tools, token_ids=kept, prompt_opened_reasoning=reasoning_is_open))
         text = self.decode(kept)
         cut = cut_at_stop(text, stop, len(self.decode(ids[:forced])) if forced else 0)
         if not tools:
             reasoning, content = self.split_reasoning(cut, reasoning_is_open)
             return wire.Reading(Message("assistant", content, reasoning=reasoning))
-        parsed = self._parse(cut, kept if cut == text else None, tools, reasoning_is_open)
-        calls = tuple(ToolCall(call.id, call.name, call.arguments_json) for call in parsed.tool_calls)
-        malformed = tuple(attempt.raw for attempt in parsed.attempts if attempt.status not in _NOT_MALFORMED)
-        return wire.Reading(Message("assistant", parsed.content, calls, reasoning=parsed.reasoning), malformed)
+        return _reading(self._parse(cut, kept if cut == text else None, tools, reasoning_is_open))
 
     def _parse(self, text: str, ids: list[int] | None, tools: wire.Tools, opened: bool) -> Any:
         try:
@@ -87,6 +88,12 @@ class CompletionReader:
             return False
         opened = max((tail.rfind(marker) for marker in shape.opens), default=-1)
         return opened >= 0 and opened > max((tail.rfind(marker) for marker in shape.closes), default=-1)
+
+
+def _reading(parsed: Any) -> wire.Reading:
+    calls = tuple(ToolCall(call.id, call.name, call.arguments_json) for call in parsed.tool_calls)
+    malformed = tuple(attempt.raw for attempt in parsed.attempts if attempt.status not in _NOT_MALFORMED)
+    return wire.Reading(Message("assistant", parsed.content, calls, reasoning=parsed.reasoning), malformed)
 
 
 def _decoder(tokenizer: Any) -> Callable[[list[int]], str]:

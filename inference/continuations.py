@@ -126,9 +126,10 @@ def generation_prompt_of(text: str, without: str, tokens: Collection[str]) -> st
 
     A template may write something else in its place. `tokens` are the added tokens: none is cut in two.
     """
-    at = next(
-        (at for at, (a, b) in enumerate(zip(text, without, strict=False)) if a != b), min(len(text), len(without))
-    )
+    at = len(without)
+    if not text.startswith(without):
+        pairs = enumerate(zip(text, without, strict=False))
+        at = next((at for at, (a, b) in pairs if a != b), min(len(text), len(without)))
     if at < len(text):
         starts = (text.find(token, max(0, at - len(token) + 1), at + len(token) - 1) for token in tokens)
         at = min((start for start in starts if 0 <= start < at), default=at)

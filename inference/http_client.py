@@ -12,16 +12,18 @@ import email.utils
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeAlias
 
 import aiohttp
 import orjson
+from yarl import URL
 
 from inference import wire
 from inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
+from inference.request_body import json_body
 from inference.sampling import LogprobsKind
 
 _CONNECT_TIMEOUT = 15.0
@@ -29,6 +31,8 @@ _KEEP_ALIVE = 4.0  # below uvicorn's 5 s, so that it is we who close an idle con
 _RETRIED_STATUS = frozenset({408, 425, 429})
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 Echo: TypeAlias = Callable[[], bytes]
+Shorten: TypeAlias = Callable[[bytes], bytes]
+"""An answer without parts of it that nobody reads; see `send`."""
 ARRAY: Final = "array"
 """The key under which `Answer.body` holds an answer that is a JSON array (several completions of one request)."""
 
@@ -89,6 +93,7 @@ class HttpClient:
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._gate: asyncio.Semaphore = asyncio.Semaphore(settings.max_concurrency)
+        self._urls: dict[str, URL] = {}
 
     @property
     def root_url(self) -> str:
@@ -142,14 +147,16 @@ class HttpClient:
         *,
         max_retries: int | None = None,
         echo: Echo | None = None,
+        shorten: Shorten | None = None,
     ) -> Answer:
         """POST `payload` as it is until an attempt answers, the retries are used up or the deadline passes.
 
         `echo` gives a field as JSON text, `"name":value`, that the server may repeat; a verbatim copy is read as null,
-        for comparing a long prompt as text takes a hundredth of the time that reading its numbers does.
+        for comparing a long prompt as text takes a hundredth of the time that reading its numbers does. `shorten` takes
+        out what need not be read at all; where that leaves no JSON, the answer is read as it came.
         """
         async with self.place():
-            return await self.send_at_once(url, payload, max_retries=max_retries, echo=echo)
+            return await self.send_at_once(url, payload, max_retries=max_retries, echo=echo, shorten=shorten)
 
     def place(self) -> asyncio.Semaphore:
         """One of the `max_concurrency` places, to be held while requests that belong together are sent `at_once`."""
@@ -163,6 +170,7 @@ class HttpClient:
         *,
         max_retries: int | None = None,
         echo: Echo | None = None,
+        shorten: Shorten | None = None,
     ) -> Answer:
         """`send` for who holds a place already."""
         settings, session = self.settings, self._open_session()
@@ -171,7 +179,7 @@ class HttpClient:
         for attempt in range(1, retries + 2):
             started = time.monotonic()
             try:
-                answer = await self._request(session, "POST", url, payload, echo=echo)
+                answer = await self._request(session, "POST", url, payload, echo=echo, shorten=shorten)
                 return Answer(answer, time.monotonic() - started, attempt)
             except _Failed as failure:
                 delay = _delay(attempt, failure.retry_after)
@@ -199,11 +207,13 @@ class HttpClient:
         *,
         expect_json: bool = True,
         echo: Echo | None = None,
+        shorten: Shorten | None = None,
     ) -> dict[str, Any]:
         """One attempt: the decoded answer, `_Failed` for what may pass by itself, or the final error."""
+        to = self._parsed(url)
         try:
             # No name for the body: thousands of requests may be in flight, and aiohttp lets go of what it has sent.
-            async with session.request(method, url, data=None if payload is None else _encode(payload)) as response:
+            async with session.request(method, to, data=None if payload is None else json_body(payload)) as response:
                 raw, status, headers = await response.read(), response.status, response.headers
         except TimeoutError as error:
             reason = str(error) or f"no answer within {self.settings.timeout:g} s"
@@ -212,7 +222,11 @@ class HttpClient:
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
-        answer = _decode(raw if echo is None else _without_echo(raw, echo()))
+        told = raw if echo is None else _without_echo(raw, echo())
+        short = told if shorten is None else shorten(told)
+        answer = _decode(short)
+        if answer is None and short is not told:
+            answer = _decode(told)
         error_object = _error_of(answer)
         if status == 200 and error_object and "choices" not in (answer or {}):
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
@@ -229,6 +243,16 @@ class HttpClient:
             raise _Failed(f"status {status}: {text[:300]}", _retry_after(headers.get("Retry-After")))
         raise rejection(self.base_url, status, text, error_object, has_key=bool(self.settings.api_key))
 
+    def _parsed(self, url: str) -> URL:
+        """The few URLs that there are, each taken apart once."""
+        parsed = self._urls.get(url)
+        if parsed is None:
+            try:
+                parsed = self._urls[url] = URL(url)
+            except ValueError as error:
+                raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
+        return parsed
+
     def _open_session(self) -> aiohttp.ClientSession:
         """The session of the running loop. A session of an earlier, finished loop is left to the garbage collector."""
         loop = asyncio.get_running_loop()
@@ -240,6 +264,7 @@ class HttpClient:
                 connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
                 timeout=aiohttp.ClientTimeout(total=self.settings.timeout, sock_connect=_CONNECT_TIMEOUT),
                 headers=headers,
+                cookie_jar=aiohttp.DummyCookieJar(),  # one that keeps cookies looks for them at every request
             )
             if self._loop is not loop:
                 self._gate = asyncio.Semaphore(self.settings.max_concurrency)
@@ -247,32 +272,18 @@ class HttpClient:
         return self._session
 
 
-def _encode(payload: Mapping[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(payload, default=_json_of)
-    except (TypeError, orjson.JSONEncodeError):  # half surrogate pairs, huge integers: models write them
-        text = json.dumps(payload, default=_plain, ensure_ascii=False)
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
-
-
-def _json_of(value: object) -> orjson.Fragment:
-    """What brings its own JSON text: the ids of prompts."""
-    text = getattr(value, "json", None)
-    if not isinstance(text, bytes):
-        raise TypeError(f"{type(value).__name__} is not JSON")
-    return orjson.Fragment(text)
-
-
-def _plain(value: object) -> Any:
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, Sequence):
-        return list(value)
-    raise TypeError(f"{type(value).__name__} is not JSON")
-
-
 def _without_echo(raw: bytes, field: bytes) -> bytes:
-    return raw.replace(field, field.partition(b":")[0] + b":null")
+    # Looked for by its name: a search for all of a long prompt costs more than to read it as numbers.
+    name = field[: field.index(b":") + 1]
+    parts: list[bytes] = []
+    done, at = 0, raw.find(name)
+    while at >= 0:
+        behind = at + len(name)
+        if raw.startswith(field, at):
+            parts += (raw[done:behind], b"null")
+            done = behind = at + len(field)
+        at = raw.find(name, behind)
+    return b"".join((*parts, raw[done:])) if parts else raw
 
 
 def _decode(raw: bytes) -> dict[str, Any] | None:

@@ -8,12 +8,13 @@ the ids of what follows; see `inference.continuations` for how those are found w
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import orjson
 
@@ -37,6 +38,9 @@ __all__ = [
     "TemplateVerdict",
     "WhenUnextendable",
 ]
+
+_FIRST_KEPT: Final = 16
+"""First prompts that are remembered: about as many items as are at work at a time."""
 
 WhenUnextendable: TypeAlias = Literal["branch", "error"]
 """What becomes of a continuation that no stand-in can tell: render the whole conversation and start a branch, in which
@@ -150,6 +154,7 @@ class PromptBuilder:
         seal.update(json.dumps([source, dict(template_kwargs or {})], sort_keys=True, default=str).encode())
         seal.update(self._encoder.fingerprint())
         self._seal = seal
+        self._first: dict[str, Sequence[int]] = {}
 
     # What a template does
 
@@ -179,8 +184,11 @@ class PromptBuilder:
 
     def context(self, tools: Tools | None) -> str:
         """Digest of what a prompt depends on besides its messages: template, variables, tokenizer and tools."""
+        return self._context([dict(tool) for tool in tools] if tools else None)
+
+    def _context(self, tools: list[dict[str, Any]] | None) -> str:
         seal = self._seal.copy()
-        seal.update(_canonical([dict(tool) for tool in tools]) if tools else b"")
+        seal.update(_canonical(tools) if tools else b"")
         return seal.hexdigest()
 
     # Prompts
@@ -197,24 +205,23 @@ class PromptBuilder:
             TemplateNotExtendable: see `when_unextendable`.
         """
         offered = [dict(tool) for tool in tools] if tools else None
-        context = self.context(offered)
+        context = self._context(offered)
         cuts, anchor = _cuts(nodes, context)
-        system = nodes[0].item if nodes and nodes[0].item.get("role") == "system" else None
         if not cuts:
             text, tail = self._whole(nodes, offered)
-            return Prompt(TokenPrefix(self._encoder.encode(text)), tail, PromptStart.ROOT, context)
+            return Prompt(TokenPrefix(self._first_ids(text)), tail, PromptStart.ROOT, context)
         ids: list[int] = []
         tail = ""
         if anchor is None:
             text, tail = self._whole(nodes[: cuts[0][0]], offered)
-            ids = self._encoder.encode(text)
+            ids = list(self._first_ids(text))
         for number, (index, tokens) in enumerate(cuts):
             if index != anchor:
                 ids += [*self._forced(tokens, tail), *tokens.ids]
             end = cuts[number + 1][0] if number + 1 < len(cuts) else len(nodes)
-            following = [node.item for node in nodes[index + 1 : end]]
-            finding = self._probe.find(Pattern.of(nodes[index].item, following))
-            found = self._follow(nodes[index].item, tokens, following, finding, system, offered)
+            turn, following = nodes[index].item, [node.item for node in nodes[index + 1 : end]]
+            finding = self._probe.find(Pattern.of(turn, following))
+            found = self._follow(turn, tokens, following, finding, nodes[0], offered)
             if found is None:
                 return self._branch(nodes, offered, context, finding)
             more, tail = found
@@ -233,21 +240,25 @@ class PromptBuilder:
         tokens: SampledTokens,
         following: Sequence[Mapping[str, Any]],
         finding: Finding,
-        system: Mapping[str, Any] | None,
+        first: PromptNode,
         tools: Tools | None,
     ) -> tuple[list[int], str] | None:
-        """Ids of what follows a sampled turn, and the generation prompt at their end; None where no stand-in tells."""
+        """Ids of what follows a sampled turn, and the generation prompt at their end; None where no stand-in tells.
+
+        `first` is the first node of the conversation.
+        """
         stand_in, seam = finding.stand_in, finding.seam
         if stand_in is None or seam is None:
             return None
         prepare = self._template.prepare
+        system = first.item if stand_in.system else None
         text_behind = partial(
             behind,
             self._template,
             stand_in,
             [prepare(item) for item in following],
             calls=calls_of(turn),
-            system=prepare(system) if system is not None and stand_in.system else None,
+            system=prepare(system) if system is not None and system.get("role") == "system" else None,
             tools=tools,
         )
         try:
@@ -303,6 +314,15 @@ class PromptBuilder:
         text = self._template.render(messages, tools)
         without = self._template.render(messages, tools, generation_prompt=False)
         return text, generation_prompt_of(text, without, self._encoder.added)
+
+    def _first_ids(self, text: str) -> Sequence[int]:
+        """Ids of a whole conversation; those of the latest are remembered, for all rollouts of a group begin alike."""
+        ids = self._first.get(text)
+        if ids is None:
+            while len(self._first) >= _FIRST_KEPT:
+                self._first.pop(next(iter(self._first)), None)
+            ids = self._first[text] = array("I", self._encoder.encode(text))
+        return ids
 
     def _forced(self, tokens: SampledTokens, tail: str) -> list[int]:
         """Ids that stood between the generation prompt and the sampled ids, such as the opening of a forced call."""

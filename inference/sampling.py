@@ -64,13 +64,17 @@ def read_sampling(given: Mapping[str, Any], *, default_max_tokens: int) -> Sampl
     is `Sampling.extra`.
     """
     extra = dict(given.get("extra_body") or {})
-    said = {**extra, **{name: value for name, value in given.items() if value is not None}}
+    said = extra.copy()
+    for name, value in given.items():
+        if value is not None:
+            said[name] = value
     named = {name: said[name] for name in _NAMED if said.get(name) is not None}
     if "top_k" in named:
         named["top_k"] = max(0, named["top_k"])  # -1 is another spelling of off
     stop = said.get("stop") or ()
-    for name in (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed"):
-        extra.pop(name, None)
+    if extra:
+        for name in (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed"):
+            extra.pop(name, None)
     return Sampling(
         max_tokens=said.get("max_tokens") or said.get("max_completion_tokens") or default_max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),

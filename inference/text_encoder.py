@@ -36,7 +36,9 @@ class TextEncoder:
         # The Python layer costs more than the encoding. It also resets what an earlier caller left switched on.
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        return list(fast.encode(text, add_special_tokens=False).ids)
+        # The same ids as `encode`, which also tells where each of them stands, for nearly half as much again.
+        ids: list[int] = fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def encode_behind(self, text: str, last: int | None = None) -> list[int]:
         """The ids of text that stands behind other text; `last` is the added token right before it, if one is."""

@@ -73,6 +73,11 @@ class ToolCallParser:
         """The format's name."""
         return self.format.name
 
+    @property
+    def tokenizer(self) -> Any:
+        """What it was made with, None without: the tokenizer whose ids it reads."""
+        return self._tokens.tokenizer if self._tokens is not None else None
+
     def parse(
         self,
         text: str | None,
@@ -268,14 +273,19 @@ def _no_constant(name: str) -> NoReturn:
 
 def _with_tokens(result: ParsedCompletion, aligned: Aligned) -> ParsedCompletion:
     """The result in the words of the text, with spans in tokens."""
-    attempts = tuple(_call_with_tokens(call, aligned) for call in result.attempts)
+    masked = aligned.masked != aligned.text
+    if not masked and not result.attempts:
+        return result
+    with_tokens = _call_with_tokens if masked else _call_with_span
+    attempts = tuple(with_tokens(call, aligned) for call in result.attempts)
     usable = {id(call) for call in result.tool_calls}
-    return replace(
-        result,
-        content=_unmasked(result.content, aligned.unmask),
-        reasoning=_unmasked(result.reasoning, aligned.unmask),
-        attempts=attempts,
+    return ParsedCompletion(
+        content=_unmasked(result.content, aligned.unmask) if masked else result.content,
+        reasoning=_unmasked(result.reasoning, aligned.unmask) if masked else result.reasoning,
+        reasoning_complete=result.reasoning_complete,
         tool_calls=tuple(new for old, new in zip(result.attempts, attempts, strict=True) if id(old) in usable),
+        attempts=attempts,
+        finish=result.finish,
     )
 
 
@@ -288,6 +298,12 @@ def _event_with_tokens(event: Event, tokens: TokenStream) -> Event:
     if isinstance(event, ArgumentsDelta):
         return replace(event, fragment=unmask_json(event.fragment, unmask))
     return replace(event, call=_call_with_tokens(event.call, tokens))
+
+
+def _call_with_span(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
+    """For a text in which nothing was masked."""
+    start, end, *_ = call.span
+    return replace(call, span=Span(start, end, *tokens.token_span(start, end)))
 
 
 def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:

@@ -96,19 +96,23 @@ class TokenMap:
             raise TypeError(f"tokenizer: {type(tokenizer).__name__} has no decode()")
         self._special = _special_tokens(tokenizer)
         probe = [next(iter(self._special), 0)]
+        decoder = _plain_decoder(tokenizer)
         for options in _DECODE_OPTIONS:
             try:
-                tokenizer.decode(probe, **options)
+                decoder.decode(probe, **options)
             except TypeError:
                 continue
             break
         else:
             raise TypeError(f"tokenizer: {type(tokenizer).__name__}.decode() takes no list of token ids")
         self._options = options
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
+        """What the tokens are of."""
+        self._decoder = decoder
         self._names: Callable[[int], Any] | None = getattr(tokenizer, "convert_ids_to_tokens", None) or getattr(
             tokenizer, "id_to_token", None
         )
+        self._concatenates = _concatenates(decoder)
         self._pieces: dict[int, tuple[str, bool]] = {}
         self._whole: dict[int, str] = {}
         self._anchor, self._anchor_text = self._find_anchor()
@@ -138,15 +142,21 @@ class TokenMap:
         naming `token_ids` when they do not decode to `text`.
         """
         ids = _as_ids(token_ids)
-        decoded = self._decode(ids) if text is None else text
+        pieces = self._whole_texts(ids)
+        joined = "".join(pieces) if pieces is not None else None
+        if text is None:
+            told = joined is not None and self._concatenates and REPLACEMENT not in joined
+            text = joined if joined is not None and told else self._decode(ids)
         stream = TokenStream(self)
-        if not stream.take_whole(decoded, ids):
-            stream.feed(decoded, ids)
+        if pieces is not None and joined == text:
+            stream.take_whole(text, ids, pieces)
+        else:
+            stream.feed(text, ids)
         return stream.finish()
 
     def _decode(self, ids: list[int]) -> str:
         try:
-            return str(self._tokenizer.decode(ids, **self._options))
+            return str(self._decoder.decode(ids, **self._options))
         except (TypeError, ValueError, OverflowError, LookupError) as error:
             raise ValueError(f"token_ids cannot be decoded: {error}") from error
 
@@ -167,6 +177,15 @@ class TokenMap:
             partial = not special and (REPLACEMENT in text or _BYTE_TOKEN.fullmatch(self._name(token_id)) is not None)
             piece = self._pieces[token_id] = text, partial
         return piece
+
+    def _whole_texts(self, ids: list[int]) -> list[str] | None:
+        """The texts of tokens; None where one of them holds parts of characters."""
+        try:
+            return list(map(self._whole.__getitem__, ids))
+        except KeyError:  # seen for the first time, or a part of a character
+            pieces = zip(ids, map(self._piece, ids), strict=True)
+            self._whole |= {token_id: piece for token_id, (piece, partial) in pieces if not partial}
+        return [self._whole[token_id] for token_id in ids] if self._whole.keys() >= set(ids) else None
 
     def _name(self, token_id: int) -> str:
         if self._names is None:
@@ -257,31 +276,17 @@ class TokenStream:
             self._place()
         return "" if self._failed else self._scan()
 
-    def take_whole(self, text: str, ids: list[int]) -> bool:
-        """Take a whole completion at once, where its tokens are whole characters and simply follow one another.
-
-        False, and nothing is taken, where they do not: then `feed` looks at them one by one.
-        """
-        whole = self._map._whole
-        if not whole.keys() >= set(ids):  # seen for the first time, or a part of a character
-            pieces = zip(ids, map(self._map._piece, ids), strict=True)
-            whole |= {token_id: piece for token_id, (piece, partial) in pieces if not partial}
-            if not whole.keys() >= set(ids):
-                return False
-        texts = [whole[token_id] for token_id in ids]
-        if "".join(texts) != text:
-            return False
+    def take_whole(self, text: str, ids: list[int], texts: list[str]) -> None:
+        """Take a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`."""
         self._ends = list(accumulate(map(len, texts)))
         self._starts = [0, *self._ends[:-1]] if ids else []
         special = self._map._special
-        if not special.keys().isdisjoint(ids):
-            for token_id, start, piece in zip(ids, self._starts, texts, strict=True):
-                name = special.get(token_id)
-                if name and (offset := piece.find(name)) >= 0:
-                    self._genuine.append((start + offset, start + offset + len(name)))
+        for place in [place for place, token_id in enumerate(ids) if token_id in special]:
+            name, start = special[ids[place]], self._starts[place]
+            if name and (offset := texts[place].find(name)) >= 0:
+                self._genuine.append((start + offset, start + offset + len(name)))
         self._parts, self._ids, self._next = [text], ids, len(ids)
         self._tail, self._pos = text, len(text)
-        return True
 
     def finish(self) -> Aligned:
         """The whole completion. ValueError naming `token_ids` when they do not decode to the text."""
@@ -558,6 +563,21 @@ def _special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
             "(get_added_vocab, added_tokens_decoder, or all_special_ids with all_special_tokens)"
         )
     return special
+
+
+def _concatenates(tokenizer: Any) -> bool:
+    """Whether the text of tokens is that of each, one behind the other, as long as each is whole characters."""
+    # No other decoder does so in every case: most of them know where a text or a word begins.
+    kind = type(getattr(tokenizer, "decoder", None))
+    return kind.__name__ == "ByteLevel" and kind.__module__.startswith("tokenizers")
+
+
+def _plain_decoder(tokenizer: Any) -> Any:
+    """What decodes for a tokenizer: where transformers only wraps another one, that, for a fraction of the time."""
+    own = getattr(type(tokenizer), "_decode", None)
+    wrapped = getattr(tokenizer, "backend_tokenizer", None)
+    wraps = getattr(own, "__module__", "").startswith("transformers.tokenization_utils")
+    return wrapped if wrapped is not None and wraps else tokenizer
 
 
 def _is_markup(name: str) -> bool:

@@ -167,7 +167,11 @@ class SingleRequestEngine(HttpEngine, ABC):
             return await one_by_one(self.generate(prompt, sampling, max_retries=max_retries) for _ in range(n))
         payload = self.payload(prompt, sampling, n)
         answer = await self.send(
-            self.url, payload, max_retries=max_retries, echo=lambda: b'"prompt_token_ids":' + prompt.json
+            self.url,
+            payload,
+            max_retries=max_retries,
+            echo=lambda: b'"prompt_token_ids":' + prompt.json,
+            shorten=self.shorten,
         )
         reading = self.read(answer.body)
         self.check_reading(reading, prompt, n)
@@ -188,6 +192,10 @@ class SingleRequestEngine(HttpEngine, ABC):
     @abstractmethod
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """The request, every sampling parameter spelled out."""
+
+    def shorten(self, raw: bytes) -> bytes:
+        """An answer as it came, without what `read` does not look at."""
+        return raw
 
     @abstractmethod
     def read(self, body: Mapping[str, Any]) -> Reading:

@@ -12,16 +12,23 @@ class PromptIds(Sequence[int]):
     """Token ids with their JSON text. A prompt of a rollout is long, and every turn sends all of it: as text it is put
     together from the texts of its pieces, and nothing of it is kept here."""
 
-    __slots__ = ("_ids", "_prefix")
+    __slots__ = ("_ids", "_pieces", "_prefix")
 
     def __init__(self, ids: Sequence[int] | TokenPrefix) -> None:
         self._prefix = ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
         self._ids: list[int] | None = None
+        self._pieces: Sequence[bytes] | None = None
 
     @property
     def json(self) -> bytes:
         """A compact JSON list."""
-        return self._prefix.to_json()
+        return b"".join(self.json_pieces())
+
+    def json_pieces(self) -> Sequence[bytes]:
+        """`json` in pieces, which the prefix keeps: a request needs them twice, to be sent and to know its echo."""
+        if self._pieces is None:
+            self._pieces = self._prefix.json_pieces()
+        return self._pieces
 
     @property
     def ids(self) -> list[int]:

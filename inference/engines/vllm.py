@@ -14,6 +14,7 @@ from inference.engines.http_engine import (
     text_or_none,
 )
 from inference.engines.prompt_ids import PromptIds
+from inference.engines.token_texts import without_token_texts
 from inference.errors import BadResponse, RequestRejected
 from inference.sampling import LogprobsKind, Sampling
 
@@ -51,6 +52,10 @@ class VLLMCompletions(SingleRequestEngine):
             "return_token_ids": True,
             "return_weight_versions": True,
         }
+
+    def shorten(self, raw: bytes) -> bytes:
+        """Without the texts of the tokens."""
+        return without_token_texts(raw)
 
     def read(self, body: Mapping[str, Any]) -> Reading:
         """`token_ids` and `logprobs.token_logprobs` of every choice."""

@@ -45,6 +45,16 @@ def check(aligned: Aligned, count: int) -> None:
     assert all(aligned.starts[k] == len(aligned.text) for k in range(last, count))
 
 
+@given(st.lists(st.integers(0, len(BPE) - 1), max_size=12), st.lists(st.integers(0, len(LLAMA) - 1), max_size=12))
+def test_ids_say_what_the_tokenizer_decodes(of_bpe: list[int], of_llama: list[int]) -> None:
+    for tokens, token_ids in ((BPE_MAP, of_bpe), (LLAMA_MAP, of_llama)):
+        aligned = tokens.align(None, token_ids)
+        assert aligned.text == decode(tokens.tokenizer, token_ids)
+        same = tokens.align(aligned.text, token_ids)
+        assert (same.masked, same.starts) == (aligned.masked, aligned.starts)
+        assert same.token_span(0, len(same.text)) == aligned.token_span(0, len(same.text))
+
+
 def test_real_special_tokens_stay_and_spelled_ones_are_masked() -> None:
     token_ids = ids("say ", "=<tool_call>", " then", "<tool_call>", '\n{"a": 1}\n', "</tool_call>")
     aligned = BPE_MAP.align(None, token_ids)
