@@ -58,7 +58,7 @@ class SandboxSpec:
     pids: int | None = None
     """Processes and threads inside, those of the backend included."""
     disk_bytes: int | None = None
-    """Size limit of what can be written."""
+    """Size limit of what can be written. Where files are in memory, they count towards `memory_bytes`, too."""
     wall_time: float | None = None
     """Seconds that any one command may take, whatever `timeout` it was given; background processes likewise."""
     lifetime: float = 3600.0
@@ -73,6 +73,18 @@ class SandboxSpec:
                 raise ValueError(f"{name} has to be positive, not {value!r}")
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise ValueError(f"workdir has to be an absolute path, not {self.workdir!r}")
+
+
+def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
+    """Bytes of each of the file systems in memory that a sandbox gets, where its spec does not say.
+
+    What is written there counts as memory, and no killed process gives it back: it is kept to half of `memory_bytes`,
+    or filling the disk would cost the executor its life.
+    """
+    if spec.disk_bytes is not None:
+        return spec.disk_bytes
+    most = 1 << 30
+    return most if spec.memory_bytes is None else max(1 << 20, min(most, spec.memory_bytes // (2 * file_systems)))
 
 
 @dataclass(frozen=True, slots=True)

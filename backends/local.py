@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from . import bubblewrap, cgroups, executor_code, records
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec
+from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
 from .connection import PATIENCE, Connection, asyncio_stream
 from .owner import new_id
 from .records import Record
@@ -31,8 +31,6 @@ from .runtime import RUNTIME, portable_runtime, runtime_command
 from .sandbox import ExecutorSandbox, initialise
 from .spawner import Child, Disk, Spawner, numbers
 
-DISK_BYTES = 1 << 30
-"""`SandboxSpec.disk_bytes` where none is given."""
 PIDS = 2048
 """`SandboxSpec.pids` where none is given, on machines that can enforce it."""
 _EXECUTOR_INSIDE = f"{RUNTIME}/executor.pyc"
@@ -189,7 +187,7 @@ class LocalBackend:
     def _walled(self, id: str, spec: SandboxSpec) -> _Inside:
         assert self._bwrap is not None
         bwrap, image = self._bwrap, None if spec.image is None else Path(spec.image)
-        size = DISK_BYTES if spec.disk_bytes is None else spec.disk_bytes
+        size = disk_in_memory(spec)
         if image is not None and not (bwrap.disk and image.is_absolute() and image.is_dir()):
             reason = "is not an absolute path of a folder" if bwrap.disk else "needs a kernel that lets this user mount"
             raise BackendUnavailable(

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from . import cgroups
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec
+from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
 from .host_sandbox import HostSandbox, HostSandboxes, Plan
 from .runtime import RUNTIME, cached, portable_runtime, runtime_command
 from .singularity_images import Images, Progress
@@ -177,8 +177,11 @@ class SingularityBackend:
 
     def _plan(self, spec: SandboxSpec, reference: str, image: Path) -> Plan:
         installation = self._found()
+        disk = spec.disk_bytes
+        if disk is None and installation.configurable:
+            disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE
         return Plan(
-            command(installation, image, runtime_command(), disk_bytes=spec.disk_bytes, network=spec.network),
+            command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network),
             workdir=spec.workdir or WORKDIR,
             env={**_environment(), **self._image_environment(installation, image)},
             detail=reference,

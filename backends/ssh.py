@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from . import bubblewrap
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec, disk_in_memory
 from .connection import Connection
 from .owner import is_gone, new_id, this_owner
 from .sandbox import ExecutorSandbox, initialise
 from .ssh_link import Link, LinkLost, Target
 from .ssh_walls import HOME, WORKDIR
 
-_DISK_BYTES = 1 << 30
 _MARK = "LACHESIS_SANDBOX"
 _OVERTIME = 30.0  # seconds beyond lifetime and grace after which the far machine ends even an executor that hangs
 _CLOSE_PATIENCE = 20.0  # seconds for which an unreachable machine is asked to end what ends itself after `grace` anyway
@@ -265,7 +264,7 @@ class SshBackend:
             "pids": spec.pids,
             "lifetime": spec.lifetime + self.grace + _OVERTIME,
             "network": spec.network,
-            "disk_bytes": spec.disk_bytes or _DISK_BYTES,
+            "disk_bytes": disk_in_memory(spec, file_systems=4),
             "workdir": spec.workdir or WORKDIR,
             "bwrap": facts.bwrap,
             "disable_userns": facts.disable_userns,
