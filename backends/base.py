@@ -80,8 +80,17 @@ def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
 
     What is written there counts as memory, and no killed process gives it back: it is kept to half of `memory_bytes`,
     or filling the disk would cost the executor its life.
+
+    Raises:
+        BackendUnavailable: both are given, and one does not fit into the other.
     """
     if spec.disk_bytes is not None:
+        if spec.memory_bytes is not None and file_systems * spec.disk_bytes >= spec.memory_bytes:
+            raise BackendUnavailable(
+                f"disk_bytes of {spec.disk_bytes} does not fit into memory_bytes of {spec.memory_bytes}: files are kept "
+                f"in memory here, in up to {file_systems} places of that size. Next step: set memory_bytes to more, or "
+                "leave disk_bytes out"
+            )
         return spec.disk_bytes
     most = 1 << 30
     return most if spec.memory_bytes is None else max(1 << 20, min(most, spec.memory_bytes // (2 * file_systems)))

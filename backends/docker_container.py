@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import BackendUnavailable, SandboxInfo, SandboxSpec
+from .base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
 from .docker_client import Facts
 from .owner import is_gone
 
@@ -204,15 +204,17 @@ def container(
     }
     if options.runtime:
         host["Runtime"] = options.runtime
-    if spec.disk_bytes is not None:
-        host["ShmSize"] = min(_SHM_BYTES, spec.disk_bytes)
-        if image.volumes:
-            raise BackendUnavailable(
-                f"disk_bytes cannot be enforced for this image: it declares volumes ({', '.join(image.volumes)}), "
-                "which no limit holds for; leave disk_bytes out, or use an image without VOLUME"
-            )
+    bounded = spec.disk_bytes is not None or spec.memory_bytes is not None
+    in_memory = disk_in_memory(spec, file_systems=1 + len(scratch))
+    if bounded:
+        host["ShmSize"] = min(_SHM_BYTES, in_memory)
+    if spec.disk_bytes is not None and image.volumes:
+        raise BackendUnavailable(
+            f"disk_bytes cannot be enforced for this image: it declares volumes ({', '.join(image.volumes)}), "
+            "which no limit holds for; leave disk_bytes out, or use an image without VOLUME"
+        )
     if scratch:
-        size = "" if spec.disk_bytes is None else f",size={spec.disk_bytes}"
+        size = f",size={in_memory}" if bounded else ""
         host["ReadonlyRootfs"] = True
         host["Tmpfs"] = dict.fromkeys(scratch, f"rw,exec,nosuid,nodev,mode=1777{size}")
     elif quota:

@@ -146,6 +146,19 @@ async def test_folder_and_exports_persist(sandbox: Sandbox) -> None:
     assert await output(sandbox, 'echo "$PWD ${KEPT-unset}"') == f"{sandbox.workdir} unset"
 
 
+async def test_a_fresh_command_knows_nothing_of_the_others_and_leaves_them_alone(sandbox: Sandbox) -> None:
+    await sandbox.exec("mkdir there; cd there; export PATH=/nowhere:$PATH WHO=agent; unset HOME", timeout=20)
+    fresh = await sandbox.exec(
+        'pwd; echo "${WHO-nobody}"; echo $PATH | grep -c nowhere; test -n "$HOME"; echo $?; cd /; export WHO=reward',
+        timeout=20,
+        fresh=True,
+    )
+    assert fresh.stdout.decode().split() == [sandbox.workdir, "nobody", "0", "0"]
+    assert (await output(sandbox, 'pwd; echo "$WHO"')).split() == [f"{sandbox.workdir.rstrip('/')}/there", "agent"]
+    given = await sandbox.exec("pwd; echo $WHO", timeout=20, fresh=True, cwd="/", env={"WHO": "me"})
+    assert given.stdout.decode().split() == ["/", "me"]
+
+
 async def test_exports_persist_byte_for_byte(sandbox: Sandbox) -> None:
     value = "a b\n\t\"'$`\\!é\x01\x7f{}*?\nlast\\"
     await sandbox.exec('export ODD="$(cat)"', timeout=20, stdin=value.encode())
