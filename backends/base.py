@@ -87,9 +87,9 @@ def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
     if spec.disk_bytes is not None:
         if spec.memory_bytes is not None and file_systems * spec.disk_bytes >= spec.memory_bytes:
             raise BackendUnavailable(
-                f"disk_bytes of {spec.disk_bytes} does not fit into memory_bytes of {spec.memory_bytes}: files are kept "
-                f"in memory here, in up to {file_systems} places of that size. Next step: set memory_bytes to more, or "
-                "leave disk_bytes out"
+                f"disk_bytes of {spec.disk_bytes} does not fit into memory_bytes of {spec.memory_bytes}: files are "
+                f"kept in memory here, in up to {file_systems} places of that size. Next step: raise memory_bytes, "
+                "or leave disk_bytes out"
             )
         return spec.disk_bytes
     most = 1 << 30
