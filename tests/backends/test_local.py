@@ -109,7 +109,7 @@ async def test_closing_removes_the_folder_and_descriptors(
     threads = threading.active_count()
     for _ in range(3):
         await once()
-    assert set(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert await until(lambda: set(os.listdir("/proc/self/fd")) <= before)  # noqa: PTH208 (an earlier test's may close)
     assert threading.active_count() <= threads + 1
     assert list(tmp_path.iterdir()) == []
 
