@@ -127,6 +127,7 @@ def supervised(work: Callable[[], int]) -> int:
     if child == 0:
         return work()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the child's as well
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     code = None
     while code is None:
         pid, status = os.wait()

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import gc
 import json
 import logging
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -374,6 +374,10 @@ async def output(made: Sequence[Variant], rounds: int, report: Report) -> None:
 
 async def measure(given: argparse.Namespace, peer_python: str | None) -> list[str]:
     report = Report()
+    task = asyncio.current_task()
+    assert task is not None
+    # Once: `timeout` sends it twice, and the second would cut short what the first makes everything do, which is end.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: task.cancelling() or task.cancel())
     print(noise())
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(variants(given.backends))
@@ -412,7 +416,10 @@ def bench(given: argparse.Namespace) -> int:
                 python = installed(Path(folder))
             except PeerMissing as error:
                 print(error)
-        return bool(asyncio.run(measure(given, python)))
+        try:
+            return bool(asyncio.run(measure(given, python)))
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            return 130
 
 
 def main() -> int:
@@ -430,5 +437,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
+    sys.exit(main())
