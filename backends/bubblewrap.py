@@ -82,15 +82,6 @@ def environment(image: bool = False) -> dict[str, str]:
     }
 
 
-def memory_file(name: str, content: bytes) -> int:
-    """A file descriptor of a file that is nowhere on disk, at its beginning."""
-    fd = os.memfd_create(name)
-    with os.fdopen(os.dup(fd), "wb") as file:
-        file.write(content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
 def system_folders() -> list[str]:
     """This machine's folders of programs and libraries that are not part of one another."""
     folders = ["/usr"]

@@ -27,7 +27,7 @@ from .connection import PATIENCE, Connection, asyncio_stream
 from .owner import new_id
 from .records import Record
 from .sandbox import ExecutorSandbox, initialise
-from .spawner import Child, Spawner
+from .spawner import Child, Disk, Spawner, memory_file
 
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
@@ -41,10 +41,12 @@ class Plan:
     command: Sequence[str]
     workdir: str
     env: Mapping[str, str]
-    detail: str
-    """One line for listings."""
-    pids: int | None = None
-    """`SandboxSpec.pids` where none is given, on machines that can enforce it."""
+    contents: Sequence[bytes] = ()
+    """Files in memory that the command is given as descriptors; it knows them by `spawner.numbers`."""
+    disk: Disk | None = None
+    """File system in memory that is mounted for it."""
+    copied: Sequence[str] = ()
+    """Files of this machine that are written inside at the start, where that can be done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +60,24 @@ class _Launched:
     stream: socket.socket
     errors: int
     group: cgroups.Cgroup | None
+    mark: bytes
+
+    def remove(self) -> None:
+        """Remove what is left of it, when its first process has ended."""
+        _remove(self.record, b"" if self.child.code == 0 else self.mark)
 
 
 class HostSandboxes:
     """Starts, lists and ends one backend's sandboxes; for any number of event loops and threads."""
 
-    def __init__(self, backend: str) -> None:
-        self._backend = backend
-        self._spawner = Spawner()
+    def __init__(self, backend: str, *, mark: str = "") -> None:
+        """
+        Args:
+            mark: variable that holds the id in the environment of all that runs inside, where a sandbox' processes do
+                not end with its first one; empty where they do, as with a PID namespace.
+        """
+        self.spawner = Spawner()
+        self._backend, self._mark = backend, mark
         # Starting takes processor time: more at once would not be sooner, and would take it from the event loop.
         self._starting = ThreadPoolExecutor(2 + 2 * (os.cpu_count() or 1), "lachesis-start")
         self._threads = ThreadPoolExecutor(4, f"lachesis-{backend}")
@@ -79,19 +91,23 @@ class HostSandboxes:
         """The cgroups of this machine; what earlier owners have left behind goes first. Blocks."""
         with self._lock:
             if self._cgroups is None:
-                records.prepare()
                 self._reap(None, everyone=False)
                 self._cgroups = cgroups.find()
             return self._cgroups
 
-    async def create(self, spec: SandboxSpec, plan: Callable[[SandboxSpec], Plan]) -> HostSandbox:
-        """A sandbox that is ready for commands. `plan` is called in a worker thread, and may block.
+    async def create(self, spec: SandboxSpec, plan: Callable[[str], Plan], *, detail: str, pids: int) -> HostSandbox:
+        """A sandbox that is ready for commands.
+
+        Args:
+            plan: called with the id, in a worker thread; it may block, and write into `records.folder(id)`.
+            detail: one line for listings.
+            pids: `SandboxSpec.pids` where none is given, on machines that can enforce it.
 
         Raises:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan))
+        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, pids))
         try:
             launched = await asyncio.wrap_future(launching)
         except asyncio.CancelledError:
@@ -125,33 +141,42 @@ class HostSandboxes:
 
     # In worker threads: everything below blocks.
 
-    def _launch(self, id: str, spec: SandboxSpec, make_plan: Callable[[SandboxSpec], Plan]) -> _Launched:
+    def _launch(
+        self, id: str, spec: SandboxSpec, make_plan: Callable[[str], Plan], detail: str, pids: int
+    ) -> _Launched:
         available = self.available()
-        available.require(cgroups.Limits.of(spec))
-        plan = make_plan(spec)
         limits = cgroups.Limits.of(spec)
         if limits.pids is None and "pids" in available.parents:
-            limits = replace(limits, pids=plan.pids)
-        group = available.group(id, limits) if limits else None
-        record = Record.new(self._backend, id, spec, plan.detail)
+            limits = replace(limits, pids=pids)
+        # Without walls a group is also what finds all processes again.
+        group = available.group(id, limits) if limits or (available.tracks and self._mark) else None
+        record = Record.new(self._backend, id, spec, detail)
         if group is not None:
             record = replace(record, groups=tuple(str(folder) for folder in group.folders))
-        labels = [f"{key}={value}" for key, value in spec.labels.items() if value]
-        name = f"sandbox {id}" + (f" ({', '.join(labels)})" if labels else "")
+        mark = f"{self._mark}={id}".encode() if self._mark else b""
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
+            records.prepare()
+            undo.callback(_remove, record, mark)
             records.save(record)
-            undo.callback(_remove, record)
+            plan = make_plan(id)
             joined: list[int] = []
             if group is not None:
                 joined = available.create(id, limits).open()
                 for fd in joined:
                     passed.callback(os.close, fd)
+            files: list[int] = []
+            for content in plan.contents:
+                files.append(memory_file("file", content))
+                passed.callback(os.close, files[-1])
             ours, theirs = socket.socketpair()
             undo.callback(ours.close)
             passed.callback(theirs.close)
             errors = os.memfd_create("stderr")
             undo.callback(os.close, errors)
-            child = self._spawner.spawn(plan.command, stream=theirs.fileno(), errors=errors, groups=joined)
+            # The environment is empty, and the command line without secrets: both can be seen by others.
+            child = self.spawner.spawn(
+                plan.command, stream=theirs.fileno(), errors=errors, files=files, groups=joined, disk=plan.disk
+            )
             undo.callback(child.release)
             undo.callback(child.wait, _ENDING)
             undo.callback(child.kill)
@@ -163,7 +188,11 @@ class HostSandboxes:
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, record, name, child, ours, errors, group)
+        labels = [
+            f"{name}={value}" for name, value in (("run_id", record.run_id), ("task_id", record.task_id)) if value
+        ]
+        name = f"sandbox {id}" + (f" ({', '.join(labels)})" if labels else "")
+        return _Launched(plan, record, name, child, ours, errors, group, mark)
 
     def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
         removed = []
@@ -173,7 +202,7 @@ class HostSandboxes:
                 continue
             if run_id is None or record.run_id == run_id:
                 _kill_first(record)
-                _remove(record)
+                _remove(record, f"{self._mark}={record.id}".encode() if self._mark else b"")
                 removed.append(record.info())
         return removed
 
@@ -197,6 +226,9 @@ class HostSandbox(ExecutorSandbox):
         """Wait until it is ready for commands."""
         plan = self._launched.plan
         self._python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
+        for path in plan.copied:
+            with contextlib.suppress(OSError):  # the image may have a way of its own
+                await self.write_bytes(path, await asyncio.to_thread(Path(path).read_bytes))
 
     async def close(self) -> None:
         self._connection.fail(f"{self._launched.name} was closed")
@@ -236,17 +268,33 @@ def _finish(launched: _Launched) -> None:
     if not child.wait(_ENDING):
         child.kill()
         child.wait(_ENDING)
-    _remove(launched.record)
+    launched.remove()
     child.release()
     os.close(launched.errors)
 
 
-def _remove(record: Record) -> None:
+def _remove(record: Record, mark: bytes) -> None:
+    """Remove what is left of a sandbox whose first process has ended; processes that carry `mark`, if one is given."""
     if record.groups:
         group = cgroups.Cgroup(tuple(Path(folder) for folder in record.groups))
         group.kill()
         group.remove()
+    elif mark:
+        _kill_marked(mark)
     records.forget(record.id)
+
+
+def _kill_marked(mark: bytes) -> None:
+    end = time.monotonic() + 2.0
+    left = True
+    while left and time.monotonic() < end:
+        left = False
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        left = True
 
 
 def _kill_first(record: Record) -> None:

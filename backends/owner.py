@@ -19,14 +19,14 @@ def new_id() -> str:
 
 def this_owner() -> str:
     """The running process: `BOOT.PID.START`."""
-    return f"{_boot()}.{os.getpid()}.{_start_time(os.getpid())}"
+    return f"{_boot()}.{os.getpid()}.{start_time(os.getpid())}"
 
 
 def is_gone(owner: str) -> bool:
     """Whether this process has ended. False for one on another machine, of which nothing is known from here."""
     try:
         boot, pid, start = owner.split(".")
-        return boot == _boot() and _start_time(int(pid)) != start
+        return boot == _boot() and start_time(int(pid)) != start
     except ValueError:
         return False
 
@@ -39,7 +39,7 @@ def _boot() -> str:
     return f"{boot[:16]}-{namespace}"
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Clock ticks from boot to the process' start; empty when there is none, or only its zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .base import BackendError, SandboxInfo, SandboxSpec
-from .owner import ID_PREFIX, is_gone, this_owner
+from .owner import ID_PREFIX, is_gone, start_time, this_owner
 
 _RECORD = "sandbox.json"
 
@@ -77,15 +77,6 @@ class Record:
             created=self.created,
             detail=detail,
         )
-
-
-def start_time(pid: int) -> str:
-    """Clock ticks from boot to the process' start; empty when it has ended."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
 def _place(owner: str) -> str:

@@ -158,7 +158,7 @@ class SingularityBackend:
             )
         finding = self._pulls.submit(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
         image = await asyncio.wrap_future(finding)
-        sandbox = await self._host.create(spec, lambda spec: self._plan(spec, reference, image))
+        sandbox = await self._host.create(spec, lambda _: self._plan(spec, image), detail=reference, pids=_PIDS)
         try:
             await _name_user(sandbox)
         except BaseException:
@@ -175,7 +175,7 @@ class SingularityBackend:
 
     # In worker threads: everything below blocks.
 
-    def _plan(self, spec: SandboxSpec, reference: str, image: Path) -> Plan:
+    def _plan(self, spec: SandboxSpec, image: Path) -> Plan:
         installation = self._found()
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
@@ -184,8 +184,6 @@ class SingularityBackend:
             command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network),
             workdir=spec.workdir or WORKDIR,
             env={**_environment(), **self._image_environment(installation, image)},
-            detail=reference,
-            pids=_PIDS,
         )
 
     def _image_environment(self, installation: Installation, image: Path) -> dict[str, str]:

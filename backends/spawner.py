@@ -45,6 +45,15 @@ class Disk:
     """Folders to make in it, with their modes; parents first."""
 
 
+def memory_file(name: str, content: bytes) -> int:
+    """A file descriptor of a file that is nowhere on disk, at its beginning."""
+    fd = os.memfd_create(name)
+    with open(os.dup(fd), "wb") as file:  # noqa: PTH123
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
 def numbers(count: int) -> range:
     """The descriptors by which the first `count` of `Spawner.spawn`'s `files` are known to the new process."""
     return range(_FIRST_FILE, _FIRST_FILE + count)
@@ -162,11 +171,8 @@ class Spawner:
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
         described["disk"] = disk and {"mount": disk.mount, "size": disk.size, "folders": list(disk.folders)}
-        job = os.memfd_create("job")
+        job = memory_file("job", json.dumps(described).encode())
         try:
-            with open(os.dup(job), "wb") as file:  # noqa: PTH123
-                file.write(json.dumps(described).encode())
-            os.lseek(job, 0, os.SEEK_SET)
             return self._ask(job, [stream, errors, *groups, *files])
         finally:
             os.close(job)

@@ -276,8 +276,8 @@ async def test_a_limit_that_cannot_be_kept_is_refused_by_name(engine: DockerEngi
 
 
 async def test_a_read_only_sandbox_can_write_to_its_folder_and_tmp_alone(engine: DockerEngine) -> None:
-    async with opened(backend_for(engine, read_only=True), SandboxSpec(workdir="/work/here")) as sandbox:
-        assert await output(sandbox, "touch a /tmp/b; ls /work/here /tmp") == "/tmp:\nb\n\n/work/here:\na"
+    async with opened(backend_for(engine, read_only=True), SandboxSpec(workdir="/inside/here")) as sandbox:
+        assert await output(sandbox, "touch a /tmp/b; ls /inside/here /tmp") == "/tmp:\nb\n\n/inside/here:\na"
         assert (await sandbox.exec("touch /opt/x", timeout=20)).exit_code == 1
 
 

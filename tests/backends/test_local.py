@@ -28,7 +28,8 @@ from backends import (
     create_backend,
     records,
 )
-from backends.local import LocalBackend, LocalSandbox
+from backends.host_sandbox import HostSandbox
+from backends.local import LocalBackend
 from backends.owner import this_owner
 from tests.support.root_images import bare_root, full_root
 
@@ -80,7 +81,7 @@ async def test_kill_9_of_the_owner_leaves_no_process_and_no_folder(backend: Back
 async def test_a_killed_executor_is_a_lost_sandbox_and_leaves_nothing(backend: Backend) -> None:
     mark = str(uuid.uuid4().int)[:9]
     sandbox = await backend.create(SandboxSpec())
-    assert isinstance(sandbox, LocalSandbox)
+    assert isinstance(sandbox, HostSandbox)
     await sandbox.exec(f"setsid sleep {mark} > /dev/null 2>&1 &", timeout=20)
     await sandbox.start(f"sleep {mark}")
     os.kill(sandbox.pid, signal.SIGKILL)
@@ -174,7 +175,7 @@ def test_the_executor_is_python_3_8() -> None:
 @pytest.mark.parametrize("what", ["write", "input", "exec"])
 async def test_a_sandbox_lost_in_the_middle_of_a_long_upload_is_told_at_once(backend: Backend, what: str) -> None:
     sandbox = await backend.create(SandboxSpec())
-    assert isinstance(sandbox, LocalSandbox)
+    assert isinstance(sandbox, HostSandbox)
     process = await sandbox.start("sleep 100")
     data = b"x" * (32 << 20)
     calls = {
