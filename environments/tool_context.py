@@ -248,7 +248,7 @@ class ToolContext:
             try:
                 try:
                     await _write_local(kept, sandbox.read_chunks(inside), room)
-                    executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside})
+                    executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside}, fresh=True)
                     await asyncio.to_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
                 except IsADirectoryError:
                     await sandbox.download_dir(inside, kept, max_bytes=room)

@@ -131,7 +131,8 @@ class ToolSession:
             raise ValueError("a path cannot contain a NUL character")
         if path == "~" or path.startswith("~/"):
             if self._home is None:
-                self._home = (await sandbox.exec('printf %s "$HOME"', timeout=30, cwd="/")).stdout.decode()
+                told = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # not what the agent exported
+                self._home = told.stdout.decode()
             path = self._home + path[1:]
         base = posixpath.join(sandbox.workdir, self._workdir or "")
         return posixpath.normpath(posixpath.join(base, path))

@@ -66,6 +66,15 @@ async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, ses
     assert "/tmp/bin/grader" in await agent(session, "command -v grader"), "the agent's own is as it was"
 
 
+async def test_the_agent_cannot_move_the_home_folder_that_a_reward_looks_into(
+    ctx: ToolContext, session: ToolSession
+) -> None:
+    await agent(session, "mkdir /tmp/fake; echo forged > /tmp/fake/answer; echo real > ~/answer; export HOME=/tmp/fake")
+    assert await ctx.read_file("~/answer") == "real\n"
+    verifier = await ctx.seal(["~/answer"])
+    assert await verifier.read_file("~/answer") == "real\n"
+
+
 async def test_what_the_reward_does_is_written_down_apart(tmp_path: Path) -> None:
     class Looks(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
