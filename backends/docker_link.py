@@ -13,7 +13,6 @@ import io
 import os
 import shutil
 import socket
-import stat
 import struct
 import tarfile
 import time
@@ -38,6 +37,7 @@ from .docker_client import (
     request,
     upload,
 )
+from .records import private_folder
 
 INSIDE = "/run/lachesis-link"
 """Where a socket's folder appears inside. Not below the runtime: that is read-only when it is bound."""
@@ -85,14 +85,7 @@ def run_folder() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     usable = base is not None and len(base) < 50 and os.access(base, os.W_OK | os.X_OK)
     folder = Path(base, "lachesis-docker") if base and usable else Path(f"/tmp/lachesis-docker-{os.geteuid()}")
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
-    except OSError as error:
-        raise BackendError(f"the folder for sockets cannot be made: {error}; set XDG_RUNTIME_DIR") from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
-        raise BackendError(f"{folder} is not a folder that belongs to this user alone: remove it, or chmod 700 it")
-    return folder
+    return private_folder(folder, "set XDG_RUNTIME_DIR")
 
 
 def remove_stale_folders() -> None:

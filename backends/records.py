@@ -93,20 +93,24 @@ def folder(id: str = "") -> Path:
 
 
 def prepare() -> Path:
-    """Make the folder of all, which is nobody else's business.
+    """Make the folder of all, which is nobody else's business. Raises as `private_folder`."""
+    return private_folder(folder(), "set TMPDIR")
+
+
+def private_folder(path: Path, otherwise: str) -> Path:
+    """Make a folder that is this user's alone, or find it so. `otherwise` says how to have it elsewhere.
 
     Raises:
         BackendError: somebody else has made it, or it cannot be made.
     """
-    path = folder()
     try:
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError):  # whatever it is that exists
             path.mkdir(mode=0o700)
         facts = path.lstat()
     except OSError as error:
-        raise BackendError(f"{path} cannot be made: {error}. Next step: set TMPDIR to a folder that exists") from error
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.getuid() or facts.st_mode & 0o077:
-        raise BackendError(f"{path} is not a folder of this user alone. Next step: remove it, or set TMPDIR")
+        raise BackendError(f"{path} cannot be made: {error}. Next step: {otherwise} to a folder that exists") from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise BackendError(f"{path} is not a folder of this user alone. Next step: remove it, or {otherwise}")
     return path
 
 

@@ -1,14 +1,17 @@
-"""Looking at a sandbox from outside: what of it the host's process table still shows."""
+"""What the tests of all backends use: a sandbox for a block, its output, and what the machine still shows of it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+
+from backends import Backend, BackendError, Sandbox, SandboxSpec
 
 
 def missing(reason: str) -> NoReturn:
@@ -40,3 +43,21 @@ async def until(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return True
         await asyncio.sleep(0.02)
     return condition()
+
+
+@contextlib.asynccontextmanager
+async def opened(backend: Backend, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
+    """A sandbox for the length of a block."""
+    sandbox = await backend.create(spec or SandboxSpec())
+    try:
+        yield sandbox
+    finally:
+        with contextlib.suppress(BackendError):  # of one that a test has broken
+            await sandbox.close()
+
+
+async def output(sandbox: Sandbox, command: str, timeout: float = 30) -> str:
+    """What a command writes that has to succeed."""
+    result = await sandbox.exec(command, timeout=timeout)
+    assert result.exit_code == 0, result
+    return result.stdout.decode().strip()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_watch import host_processes, until
+from sandbox_watch import host_processes, output, until
 
 from backends import Backend, ExecResult, Process, Sandbox, SandboxLost, SandboxSpec, SupportsPty
 
@@ -44,12 +44,6 @@ async def sandbox(backend: Backend, shared: dict[Backend, tuple[Sandbox, str]]) 
     reset = await sandbox.exec(RESET.format(workdir=shlex.quote(sandbox.workdir), names=names), timeout=20)
     assert reset.exit_code == 0, reset
     return sandbox
-
-
-async def output(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(command, timeout=20)
-    assert result.exit_code == 0, result
-    return result.stdout.decode().strip()
 
 
 async def test_protocols_are_met(sandbox: Sandbox, backend: Backend) -> None:

@@ -14,14 +14,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_watch import host_processes, until
+from sandbox_watch import host_processes, opened, output, until
 
-from backends import Backend, BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec, SupportsSnapshot
+from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, SupportsSnapshot
 from backends.docker import DockerBackend
 from backends.docker_client import Engine, find_engine
 from backends.docker_container import Account, account
@@ -49,22 +49,6 @@ def own_run_folder(engine: DockerEngine, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def backend_for(engine: DockerEngine, **options: Any) -> DockerBackend:
     return DockerBackend(**{**engine.options, **options})
-
-
-@contextlib.asynccontextmanager
-async def opened(backend: Backend, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-    sandbox = await backend.create(spec or SandboxSpec())
-    try:
-        yield sandbox
-    finally:
-        with contextlib.suppress(BackendError):
-            await sandbox.close()
-
-
-async def output(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(command, timeout=30)
-    assert result.exit_code == 0, result
-    return result.stdout.decode().strip()
 
 
 def left(engine: DockerEngine) -> list[str]:
@@ -277,7 +261,7 @@ async def test_a_limit_that_cannot_be_kept_is_refused_by_name(engine: DockerEngi
 
 async def test_a_read_only_sandbox_can_write_to_its_folder_and_tmp_alone(engine: DockerEngine) -> None:
     async with opened(backend_for(engine, read_only=True), SandboxSpec(workdir="/inside/here")) as sandbox:
-        assert await output(sandbox, "touch a /tmp/b; ls /inside/here /tmp") == "/tmp:\nb\n\n/inside/here:\na"
+        assert await output(sandbox, "touch a /tmp/b; ls /inside/here; ls /tmp") == "a\nb"
         assert (await sandbox.exec("touch /opt/x", timeout=20)).exit_code == 1
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sandbox_watch import host_processes, until
+from sandbox_watch import host_processes, output, until
 
 from backends import Backend, BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec, cgroups
 from backends import create_backend as create
@@ -104,12 +104,6 @@ async def sandbox(place: Place, shared: dict[str, Sandbox]) -> Sandbox:
     return shared[place.name]
 
 
-async def text(sandbox: Sandbox, command: str, timeout: float = 30) -> str:
-    result = await sandbox.exec(command, timeout=timeout)
-    assert result.exit_code == 0, result
-    return result.stdout.decode().strip()
-
-
 def only(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("backend", names, indirect=True)
 
@@ -150,7 +144,7 @@ async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> N
     assert elapsed < 6
     assert (await bystander.status()).exit_code is None
     await bystander.kill()
-    assert await text(sandbox, "echo usable") == "usable"
+    assert await output(sandbox, "echo usable") == "usable"
 
 
 DEADLINES = (
@@ -287,7 +281,7 @@ async def test_memory_processes_and_disk_run_out_and_the_sandbox_lives_on(place:
         bomb = await sandbox.exec("echo lit; bomb() { bomb | bomb & }; bomb; sleep 60", timeout=1)
         assert (bomb.exit_code, bomb.timed_out, bomb.stdout) == (124, True, b"lit\n")
         assert time.monotonic() - begin < 15
-        assert await text(sandbox, "echo alive") == "alive"
+        assert await output(sandbox, "echo alive") == "alive"
         assert len(host_processes(mark)) <= 4, "one in the background, and shells that wait for the next command"
         if "disk_bytes" in fields:
             filled = "head -c 64M /dev/zero > ./fill; head -c 64M /dev/zero > /tmp/fill; seq 300000; echo end"
@@ -297,7 +291,7 @@ async def test_memory_processes_and_disk_run_out_and_the_sandbox_lives_on(place:
             assert full.stdout_elided == sum(len(f"{i}\n") for i in range(1, 300_001)) + 4 - 1000
             with pytest.raises(OSError, match="No space left"):
                 await sandbox.write_bytes("/tmp/more", b"x" * (32 * MIB))
-            assert await text(sandbox, "rm ~/fill /tmp/fill; echo x > /tmp/again; cat /tmp/again") == "x"
+            assert await output(sandbox, "rm ~/fill /tmp/fill; echo x > /tmp/again; cat /tmp/again") == "x"
 
 
 @only(*PRIVATE_PIDS)
@@ -314,11 +308,11 @@ async def files_cannot_take_it_all(place: Place) -> None:
     async with place.opened(memory_bytes=64 * MIB) as sandbox:
         folders = ("/dev/shm", "/tmp", "~", ".")
         await sandbox.exec("; ".join(f"head -c 100M /dev/zero > {folder}/fill" for folder in folders), timeout=60)
-        assert await text(sandbox, "echo alive") == "alive"
-        await text(sandbox, "rm -f " + " ".join(f"{folder}/fill" for folder in folders))
+        assert await output(sandbox, "echo alive") == "alive"
+        await output(sandbox, "rm -f " + " ".join(f"{folder}/fill" for folder in folders))
         greedy = await sandbox.exec("python3 -c 'x = bytearray(100 << 20)'", timeout=60)
         assert greedy.exit_code == 137
-        assert await text(sandbox, "python3 -c 'print(len(bytearray(20 << 20)))'") == str(20 * MIB)
+        assert await output(sandbox, "python3 -c 'print(len(bytearray(20 << 20)))'") == str(20 * MIB)
 
 
 @only(*PRIVATE_PIDS)
@@ -328,7 +322,7 @@ async def test_a_command_that_kills_everything_it_can_kills_itself_alone(place: 
             result = await sandbox.exec(f"echo begun; {suicide}; sleep 60", timeout=1)
             assert result.stdout == b"begun\n", suicide
             assert result.exit_code in (124, 137), suicide
-            assert await text(sandbox, "echo alive") == "alive", suicide
+            assert await output(sandbox, "echo alive") == "alive", suicide
 
 
 @only("modal")
@@ -501,7 +495,7 @@ async def test_an_attack_on_all_that_can_be_reached_forges_and_reveals_nothing(p
         report = json.loads(await sandbox.read_bytes("/tmp/report.json"))
         assert report["broken"] == []
         assert report["written"] > 0
-        assert await text(sandbox, "ls /tmp/owned 2>/dev/null; true") == ""
+        assert await output(sandbox, "ls /tmp/owned 2>/dev/null; true") == ""
         result = await elsewhere
         assert (result.exit_code, result.stdout) == (5, b"theirs\n")
         token = getattr(sandbox, "_connection")._token  # noqa: B009
@@ -532,7 +526,7 @@ async def test_output_that_looks_like_the_protocol_is_output(sandbox: Sandbox) -
             pass
     assert (chunk.data, chunk.exit_code) == (hostile, 8)
     await sandbox.exec(f"cd {sandbox.workdir}", timeout=30)
-    assert await text(sandbox, "echo right") == "right"
+    assert await output(sandbox, "echo right") == "right"
 
 
 # --- lines that break ------------------------------------------------------------------------------------------------
@@ -601,8 +595,8 @@ async def broken_again_and_again(line: Line) -> None:
             await asyncio.gather(work(), disturb())
             result = await long
         assert (result.exit_code, result.stdout) == (4, b"end\n"), place.name
-        assert await text(sandbox, "cat counter") == "\n".join(map(str, range(done))), place.name
-        assert await text(sandbox, "cat long") == "long", place.name
+        assert await output(sandbox, "cat counter") == "\n".join(map(str, range(done))), place.name
+        assert await output(sandbox, "cat long") == "long", place.name
 
 
 async def test_commands_run_once_and_in_order_however_the_line_breaks(request: pytest.FixtureRequest) -> None:
@@ -663,7 +657,7 @@ async def test_silent_strangers_on_its_socket_do_not_keep_the_owner_out(place: P
             assert (await process.read(wait=10)).data == b"in\n"
         for number in range(3):
             assert await asyncio.to_thread(place.engine.kill_execs, sandbox.id) >= 1
-            assert await text(sandbox, f"echo {number} >> counter; cat counter | wc -l") == str(number + 1)
+            assert await output(sandbox, f"echo {number} >> counter; cat counter | wc -l") == str(number + 1)
 
 
 async def test_what_is_left_is_seen() -> None:

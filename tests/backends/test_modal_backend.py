@@ -19,8 +19,9 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 from grpclib import Status
 from modal_proto import api_pb2
+from sandbox_watch import output
 
-from backends import BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec, SupportsSnapshot
+from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, SupportsSnapshot
 from backends.base import Backend
 from backends.modal import ModalBackend, ModalSandbox
 from backends.modal_stream import RELAY
@@ -62,12 +63,6 @@ async def sandbox(backend: ModalBackend) -> AsyncIterator[ModalSandbox]:
     sandbox = await backend.create(SandboxSpec(labels={"run_id": "run-1", "task_id": "t-17"}))
     yield sandbox
     await sandbox.close()
-
-
-async def output(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(command, timeout=20)
-    assert result.exit_code == 0, result
-    return result.stdout.decode().strip()
 
 
 async def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:

@@ -11,13 +11,12 @@ import socket
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from sandbox_watch import host_processes, until
+from sandbox_watch import host_processes, opened, output, until
 
-from backends import BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec, records
+from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, records
 from backends.runtime import RUNTIME, portable_runtime
 from backends.singularity import Installation, SingularityBackend, command
 from tests.support.image_registry import image_registry
@@ -46,21 +45,6 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "lachesis" / runtime.name).symlink_to(runtime)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("APPTAINER_CACHEDIR", str(tmp_path / "apptainer"))
-
-
-@contextlib.asynccontextmanager
-async def opened(backend: SingularityBackend, spec: SandboxSpec | None = None) -> AsyncIterator[Sandbox]:
-    sandbox = await backend.create(spec or SandboxSpec())
-    try:
-        yield sandbox
-    finally:
-        await sandbox.close()
-
-
-async def output(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(command, timeout=30)
-    assert result.exit_code == 0, result
-    return result.stdout.decode().strip()
 
 
 def groups(id: str) -> list[Path]:

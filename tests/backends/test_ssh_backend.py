@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_watch import host_processes, until
+from sandbox_watch import host_processes, output, until
 
-from backends import BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec
+from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
 from backends.ssh import SshBackend
 from tests.support.ssh_engine import SshEngine, ssh_engine
 
@@ -45,12 +45,6 @@ async def tidy(engine: SshEngine) -> AsyncIterator[None]:
     yield
     if any(engine.state.iterdir()):
         await SshBackend(**engine.options).reap(everyone=True)
-
-
-async def text(sandbox: Sandbox, command: str) -> str:
-    result = await sandbox.exec(command, timeout=30)
-    assert result.exit_code == 0, result
-    return result.stdout.decode().strip()
 
 
 def groups() -> list[str]:
@@ -164,7 +158,7 @@ async def test_a_server_that_forwards_no_sockets_is_used_by_sessions_and_a_talka
         backend = SshBackend(**narrow.options)
         assert "forwards no sockets" in (await backend.check()).detail
         sandboxes = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(3)))
-        assert await asyncio.gather(*(text(sandbox, "echo $((6 * 7))") for sandbox in sandboxes)) == ["42"] * 3
+        assert await asyncio.gather(*(output(sandbox, "echo $((6 * 7))") for sandbox in sandboxes)) == ["42"] * 3
         data = os.urandom(1 << 20)
         await sandboxes[0].write_bytes("data", data)
         assert await sandboxes[0].read_bytes("data") == data
@@ -214,17 +208,17 @@ async def test_cgroups_limit_memory_and_processes(engine: SshEngine) -> None:
     assert list(LIMITS.glob(f"*/{sandbox.id}.ssh"))
     hungry = "python3 -c 'x = bytearray(300 << 20); x[::4096] = b\"1\" * len(x[::4096])'"
     assert (await sandbox.exec(hungry, timeout=60)).exit_code == 137
-    assert 20 < int(await text(sandbox, FORKS)) < 40
-    assert await text(sandbox, "echo alive") == "alive"
+    assert 20 < int(await output(sandbox, FORKS)) < 40
+    assert await output(sandbox, "echo alive") == "alive"
     await sandbox.close()
     assert list(LIMITS.glob(f"*/{sandbox.id}.ssh")) == []
 
 
 async def test_an_ordinary_user_limits_processes_without_cgroups(crowd: SshEngine) -> None:
     sandbox = await SshBackend(**crowd.options).create(SandboxSpec(pids=20))
-    assert 5 < int(await text(sandbox, FORKS)) < 20
+    assert 5 < int(await output(sandbox, FORKS)) < 20
     other = await SshBackend(**crowd.options).create(SandboxSpec(pids=20))
-    assert await text(other, "echo alive") == "alive", "each has a count of its own"
+    assert await output(other, "echo alive") == "alive", "each has a count of its own"
     await asyncio.gather(sandbox.close(), other.close())
 
 
@@ -250,7 +244,7 @@ async def test_secrets_of_both_machines_are_invisible(
             f"ls {far.folder} {far.state} {tmp_path} {planted} /root /etc/ssh /run/sshd 2>/dev/null;"
             "cat /proc/net/unix | tail -n +2; find / -xdev -type s 2>/dev/null; env | cut -d= -f1 | sort | tr '\\n' ' '"
         )
-        seen = (await text(one, look)).splitlines()
+        seen = (await output(one, look)).splitlines()
         assert set(seen[:-1]) <= {"planted-spec"}
         assert seen[-1].split() == [
             "HOME",
@@ -265,10 +259,12 @@ async def test_secrets_of_both_machines_are_invisible(
             "USER",
             "_",
         ]
-        await text(one, "echo planted > ~/secret; echo planted > /tmp/secret; echo planted > secret")
+        await output(one, "echo planted > ~/secret; echo planted > /tmp/secret; echo planted > secret")
         await one.start("sleep 77777")
         assert (
-            await text(two, "cat ~/secret /tmp/secret secret 2>/dev/null; cat /proc/*/cmdline | grep -c 7777[7]; true")
+            await output(
+                two, "cat ~/secret /tmp/secret secret 2>/dev/null; cat /proc/*/cmdline | grep -c 7777[7]; true"
+            )
             == "0"
         )
         await asyncio.gather(one.close(), two.close())
@@ -290,7 +286,7 @@ async def test_a_command_runs_once_however_the_wire_breaks_meanwhile(engine: Ssh
             wire.restore()
             result = await running
             assert (result.exit_code, result.stdout) == (0, b"ran\n" + b"x" * 300_000), failure
-        assert await text(sandbox, "cat runs") == "ran"
+        assert await output(sandbox, "cat runs") == "ran"
         assert wire.accepted >= 3
         await sandbox.close()
         assert leftovers(engine, sandbox.id) == NOTHING
@@ -325,7 +321,7 @@ async def test_thirty_sandboxes_share_one_connection_of_ten_sessions(engine: Ssh
     with engine.wire() as (wire, options):
         backend = SshBackend(**options)
         sandboxes = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(30)))
-        answers = await asyncio.gather(*(text(sandbox, f"echo {i}") for i, sandbox in enumerate(sandboxes)))
+        answers = await asyncio.gather(*(output(sandbox, f"echo {i}") for i, sandbox in enumerate(sandboxes)))
         assert answers == [str(i) for i in range(30)]
         assert wire.accepted == 1
         running = [sandbox.exec("echo ran >> runs; sleep 0.5; cat runs", timeout=60) for sandbox in sandboxes]
@@ -435,7 +431,7 @@ async def test_a_killed_supervisor_leaves_nothing_after_reap(engine: SshEngine, 
 async def test_an_ordinary_users_stubborn_folders_are_removed(crowd: SshEngine) -> None:
     backend = SshBackend(**crowd.options, isolation="none")
     sandbox = await backend.create(SandboxSpec())
-    assert await text(sandbox, "mkdir -p a/b/c; touch a/b/c/d; chmod 0 a/b a; cd; pwd; id -un") == (
+    assert await output(sandbox, "mkdir -p a/b/c; touch a/b/c/d; chmod 0 a/b a; cd; pwd; id -un") == (
         f"{crowd.state}/{sandbox.id}/home\n{crowd.user}"
     )
     await sandbox.close()
@@ -489,7 +485,7 @@ async def test_a_folder_of_somebody_else_is_refused(crowd: SshEngine, tmp_path: 
 
 async def test_a_working_directory_anywhere_is_made(engine: SshEngine) -> None:
     sandbox = await SshBackend(**engine.options).create(SandboxSpec(workdir="/srv/project/src"))
-    assert await text(sandbox, "pwd; touch here; ls") == "/srv/project/src\nhere"
+    assert await output(sandbox, "pwd; touch here; ls") == "/srv/project/src\nhere"
     await sandbox.close()
     with pytest.raises(BackendError):
         await SshBackend(**engine.options).create(SandboxSpec(workdir="/usr/new"))
