@@ -31,7 +31,8 @@ GRACE = 60.0
 
 _WINDOW = 1 << 22  # bytes sent and not yet acknowledged at which the parts of a file wait
 _ACK_FRAMES, _ACK_BYTES = 16, 1 << 18  # an acknowledgement is due after so many
-_PING = 15.0  # seconds; a stream on which three pings in a row stay without an answer is given up
+_PING, _IDLE = 5.0, 3  # seconds between pings while an answer is awaited, and how many times that while none is
+_UNANSWERED = 3  # pings in a row without an answer; then the stream is given up
 _HANDSHAKE = 10.0  # seconds for which a peer may keep its attachment waiting
 _STAGGER = 1.0  # seconds after which another stream is tried beside one that is silent
 _HANDSHAKES = 16  # attachments that are tried at once
@@ -88,6 +89,7 @@ class Connection:
         self._received = 0  # frames of theirs
         self._due_frames = self._due_bytes = 0  # received since our last acknowledgement
         self._unanswered = 0  # pings
+        self._ticks = 0
         self._ticker: asyncio.TimerHandle | None = None
 
     @classmethod
@@ -209,6 +211,8 @@ class Connection:
                 self._write(Frame.of({**header, "more": True}, bytes(view[:CHUNK])))
                 view = view[CHUNK:]
                 await self._room()
+            if pending.answer.done():  # it failed: nobody reads the rest
+                view = view[:0]
             payload = bytes(view)
         self._write(Frame.of(header, payload))
         if len(payload) > CHUNK:
@@ -249,14 +253,20 @@ class Connection:
             self._attachment.write(Frame.of({"id": 0, "ack": self._received, **more}))
 
     def _tick(self) -> None:
-        """A link that swallows everything without an error is found out by pings that nobody answers."""
+        """A link that swallows everything without an error is found out by pings that nobody answers.
+
+        So is a relay inside that others have stopped: another takes its place. An executor that has to end many
+        processes says nothing for up to 5 s.
+        """
         self._ticker = asyncio.get_running_loop().call_later(_PING, self._tick)
-        if self._attachment is not None:
-            self._unanswered += 1
-            if self._unanswered > 3:
-                self._attachment.stream.abort()
-            else:
-                self._acknowledge(ping=True)
+        self._ticks += 1
+        if self._attachment is None or not (self._pending or self._ticks % _IDLE == 0):
+            return
+        self._unanswered += 1
+        if self._unanswered > _UNANSWERED:
+            self._attachment.stream.abort()
+        else:
+            self._acknowledge(ping=True)
 
     # receiving
 
