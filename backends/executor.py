@@ -98,6 +98,7 @@ Invariants
 # (pathlib would add to the start-up time; %-formatting suits templates that are full of braces)
 from __future__ import annotations
 
+import _socket
 import contextlib
 import ctypes
 import errno
@@ -142,7 +143,7 @@ ARGUMENT = 100_000
 """A command is passed in arguments of this size (the kernel's limit for one, and for a variable, is 128 KiB)."""
 ENVIRONMENT = 1_000_000
 """Bytes of variables that carry over: with more (the kernel's limit is about 2 MiB), no command could be started."""
-REPORT = 1 << 24
+REPORT = 1 << 22
 """Bytes of a shell's report that are looked at, from its end: what was written last counts."""
 WHOLE = 1 << 28
 """Bytes of a file that are read without a `limit`: a sparse file may claim more than its reader has memory."""
@@ -152,6 +153,8 @@ ENDED = 1 << 25
 """Bytes of output that are kept of all background processes together that have ended."""
 TAKING = 0.2
 """Seconds after which a shell that waits for a command, and has not taken it, is replaced."""
+NAMED = 20
+"""Variables that are named when they do not carry over."""
 FORKING = 2.0
 """Seconds for which a shell that cannot be started for want of processes or memory is tried again."""
 STALL = 30.0
@@ -167,7 +170,9 @@ STRANGER, STRANGERS = 4096, 32
 """Bytes that somebody may send, and how many may be connected, before they have shown who they are."""
 
 TMPFS_MAGIC = 0x01021994
-F_SETPIPE_SZ, F_ADD_SEALS, F_SEAL_SHRINK = 1031, 1033, 2
+F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
+F_SEAL_ALL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
 libc = ctypes.CDLL(None, use_errno=True)
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -324,11 +329,22 @@ def send_signal(pid: int, number: int) -> None:
 
 
 def kill_tree(root: int) -> None:
-    """Kill what `root` started until nothing new turns up. `root` is their subreaper, so none can leave its tree.
+    """Kill what `root` started until nothing new turns up.
+
+    A shell is the subreaper of what it starts, so that an orphan stays in its tree: unless the shell becomes a program
+    that gives that up. Then only the end of all, here or by the sandbox' owner, reaches it.
 
     All are stopped before any is killed: a dead process makes room for another where their number is limited, and
     then those that fork win; a stopped one does not.
     """
+    if os.getpid() == 1:  # who forks and ends all the time is never where a table says: here all can be stopped at once
+        stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}
+        send_signal(-1, signal.SIGSTOP)
+        victims = living_tree(root)
+        for pid in victims:
+            send_signal(pid, signal.SIGKILL)
+        for pid in process_table().keys() - victims - stopped - {1, root}:
+            send_signal(pid, signal.SIGCONT)
     end = time.monotonic() + 5.0
     seen: set[int] = set()
     while True:
@@ -357,16 +373,16 @@ def kill_tree(root: int) -> None:
 
 # `builtin`, because the command may have functions called `set` or `exit`; a DEBUG trap would write into the report.
 _QUIET = "{ %sbuiltin trap - DEBUG; builtin set +xv; } >/dev/null 2>&1; "
-_SAVE = (
-    _QUIET % ""
-    + r'{ builtin printf "%%s\0" "$PWD"; builtin export -p; builtin printf "\0"; } 2>/dev/null >&%d || :' % REPORT_FD
-)
-# `eval`, because the command may set an EXIT trap of its own: then the second _SAVE is the one that counts.
-_STATEFUL = "trap '" + _SAVE + "' EXIT; RUN; " + _QUIET % 'builtin set -- "$?"; ' + _SAVE + '; builtin exit "$1"'
+_SAVE = r'{ builtin printf "%%s\0" "$PWD"; builtin export -p; builtin printf "\0"; } 2>/dev/null >&%d || :' % REPORT_FD
+# `eval`, because the command may set an EXIT trap of its own; the one here is for commands that call `exit`.
+_STATEFUL = (
+    "trap '" + _QUIET % "" + 'builtin test "${__saved-}" || ' + _SAVE + "' EXIT; RUN; "
+    + _QUIET % 'builtin set -- "$?"; ' + _SAVE + '; __saved=1; builtin exit "$1"'
+)  # fmt: skip
 _AHEAD = (
     "builtin read -r -u %d __command || builtin exit; exec %d<&-; "
     "IFS= builtin read -r -d '' -u %d __command; exec %d<&-; "
-    'SECONDS=0; builtin printf "\\0" >&%d; eval "builtin unset -v __command; $__command"'
+    'SECONDS=0; builtin printf "\\0" >&%d || builtin exit; eval "builtin unset -v __command; $__command"'
 ) % (GO_FD, GO_FD, COMMAND_FD, COMMAND_FD, REPORT_FD)
 _PLAIN = re.compile(r"[\t\n -~\u00a1-\ud7ff]*\Z")
 _ODD = frozenset(
@@ -374,9 +390,7 @@ _ODD = frozenset(
 )
 """Variables that make a difference to when a shell is started."""
 
-_EXPORT = re.compile(
-    rb"^(?:declare -\w+|export) (\w+)(?:=(\"(?:[^\"\\]|\\.)*\"|\$'(?:[^'\\]|\\.)*'))?$", re.MULTILINE | re.DOTALL
-)
+_EXPORT = re.compile(rb"^(?:declare -\w+|export) (\w+)(?:=(\"|\$'))?", re.MULTILINE)
 _ESCAPES = {b"a": b"\a", b"b": b"\b", b"e": b"\33", b"E": b"\33", b"f": b"\f", b"n": b"\n", b"r": b"\r"}
 _ESCAPES.update({b"t": b"\t", b"v": b"\v"})
 _NAME = re.compile(r"[A-Za-z_]\w*\Z", re.ASCII)
@@ -385,24 +399,44 @@ _NOT_KEPT = frozenset(["_", "PWD", "SHLVL", "BASHOPTS", "SHELLOPTS", "BASH_ENV"]
 
 def _unescape(match: re.Match[bytes]) -> bytes:
     code = match.group(1)
-    if code[:1].isdigit():
+    if code[:1] in (b"0", b"1", b"2", b"3", b"4", b"5", b"6", b"7"):
         return bytes([int(code, 8) & 255])
     return _ESCAPES.get(code, code)
 
 
+def find_unescaped(quote: bytes, text: bytes, begin: int) -> int:
+    """Where `quote` stands without a backslash that is meant for it; -1 when it is nowhere."""
+    while True:
+        end = text.find(quote, begin)
+        slashes = end
+        while slashes > begin and text[slashes - 1] == ord("\\"):
+            slashes -= 1
+        if end < 0 or (end - slashes) % 2 == 0:
+            return end
+        begin = end + 1
+
+
 def parse_exports(text: bytes) -> dict[str, str]:
-    """What bash's `export -p` printed, as a mapping."""
-    found = {}
-    for match in _EXPORT.finditer(text):
-        name, quoted = match.groups()
-        if quoted is None:
+    """What bash's `export -p` printed, as a mapping. In time and memory, whatever it is, no more than its length."""
+    found: dict[str, str] = {}
+    end = 0
+    while True:
+        match = _EXPORT.search(text, end)
+        if match is None:
+            return found
+        name, quote = match.groups()
+        begin = end = match.end()
+        if quote is None:
             continue  # exported, yet without a value: not in the environment
-        if quoted[:1] == b"$":
-            value = re.sub(rb"\\([0-7]{1,3}|.)", _unescape, quoted[2:-1], flags=re.DOTALL)
+        end = find_unescaped(quote[-1:], text, begin)
+        if end < 0:
+            return found
+        value = text[begin:end]
+        if quote == b'"':
+            value = re.sub(rb"\\([$`\"\\])", rb"\1", value)
         else:
-            value = re.sub(rb"\\([$`\"\\])", rb"\1", quoted[1:-1])
+            value = re.sub(rb"\\([0-7]{1,3}|.)", _unescape, value, flags=re.DOTALL)
         found[os.fsdecode(name)] = os.fsdecode(value)
-    return found
 
 
 def shell_arguments(bash: str, command: str, stateful: bool) -> list[bytes]:
@@ -413,6 +447,11 @@ def shell_arguments(bash: str, command: str, stateful: bool) -> list[bytes]:
     parts = [encoded[i : i + ARGUMENT] for i in range(0, len(encoded), ARGUMENT)] or [b""]
     run = 'eval "shift %d; %s"' % (len(parts), "".join("${%d}" % (i + 1) for i in range(len(parts))))
     return [*arguments, os.fsencode(_STATEFUL.replace("RUN", run) if stateful else run), b"bash", *parts]
+
+
+def weight(name: str, value: str) -> int:
+    """Bytes that a variable takes of the kernel's limit, with `=`, NUL and its pointer."""
+    return len(os.fsencode(name + value)) + 10
 
 
 class ShellState:
@@ -432,7 +471,7 @@ class ShellState:
         """Take over what a shell changed, except what `cwd` and `env` overrode for that call.
 
         Only its changes are applied: shells that ran at the same time do not undo each other. Returns the names of
-        variables that are too large to carry over; they keep the value that they had.
+        the first variables that are too large to carry over; they keep the value that they had.
         """
         parts = report.split(b"\0")
         if len(parts) < 3 or parts[-1]:
@@ -448,22 +487,142 @@ class ShellState:
             if name not in after and name not in _NOT_KEPT and name not in env and _NAME.match(name):
                 self.env.pop(name, None)
                 self.version += 1
-        room = ENVIRONMENT - sum(len(os.fsencode(name + value)) for name, value in self.env.items())
+        room = ENVIRONMENT - sum(weight(*item) for item in self.env.items())
         refused = []
         for name, value in after.items():
             if name not in _NOT_KEPT and name not in env and before.get(name) != value:
-                size = len(os.fsencode(name + value))
-                grown = size - (len(os.fsencode(name + self.env[name])) if name in self.env else 0)
+                size = weight(name, value)
+                grown = size - (weight(name, self.env[name]) if name in self.env else 0)
                 if size > ARGUMENT or grown > room:
                     refused.append(name)
                 else:
                     self.env[name] = value
                     self.version += 1
                     room -= grown
-        return refused
+        return refused[:NAMED]
+
+
+# --- starting shells -------------------------------------------------------------------------------------------------
+
+# Machine code, by machine: its number in an ELF header, START and BECOME.
+#
+# START is a function of (moves, path, argv, envp). It makes a process that shares this one's memory until it has become
+# the program `path`, and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). In the new process it does: setsid(),
+# dup2() of every pair in `moves`, until a negative number; ioctl(0, TIOCSCTTY, 0), which a terminal needs and nothing
+# else minds; execve(path, argv, envp); exit_group(126). Both processes are on one stack at one time, so it uses none.
+#
+# BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
+# execve(argv[1], argv + 1, envp); and if that returns, write(2, MESSAGE) and exit_group(126).
+#
+# A line of code is a system call.
+_CODE = {
+    "x86_64": (
+        62,
+        "4989f9 4989f0 4989ca bf11010000 31f6 b838000000 0f05 4885c0 754e"
+        "b870000000 0f05"
+        "418b39 418b7104 4983c108 85ff 7809 b821000000 0f05 ebe8"
+        "4989d1 31ff be0e540000 31d2 b810000000 0f05"
+        "4c89c7 4c89ce 4c89d2 b83b000000 0f05"
+        "bf7e000000 b8e7000000 0f05 c3",
+        "bf24000000 be01000000 31d2 4531d2 4531c0 b89d000000 0f05"
+        "488d3d9b000000 be01000800 b802000000 0f05"
+        "89c7 488d356a000000 ba04000000 b801000000 0f05"
+        "bf02000000 488d354a000000 31d2 41ba08000000 b80e000000 0f05"
+        "488b0424 488d742410 488b3e 488d14c6 b83b000000 0f05"
+        "bf02000000 488d3524000000 ba18000000 b801000000 0f05"
+        "bf7e000000 b8e7000000 0f05",
+    ),
+    "aarch64": (
+        183,
+        "e90300aa ea0301aa eb0302aa ec0303aa 202280d2 010080d2 881b80d2 010000d4 c00200b5"
+        "a81380d2 010000d4"
+        "2005c128 a000f837 020080d2 080380d2 010000d4 fbffff17"
+        "000080d2 c1818ad2 020080d2 a80380d2 010000d4"
+        "e0030aaa e1030baa e2030caa a81b80d2 010000d4"
+        "c00f80d2 c80b80d2 010000d4 c0035fd6",
+        "800480d2 210080d2 020080d2 030080d2 040080d2 e81480d2 010000d4"
+        "600c8092 c1040010 22008052 0201a072 080780d2 010000d4"
+        "41030010 820080d2 080880d2 010000d4"
+        "400080d2 61020010 020080d2 030180d2 e81080d2 010000d4"
+        "e20340f9 e1430091 200040f9 220c028b a81b80d2 010000d4"
+        "400080d2 41010010 020380d2 080880d2 010000d4"
+        "c00f80d2 c80b80d2 010000d4",
+    ),
+}
+_NONE, _SCORE, _MESSAGE, _SCORE_FILE = bytes(8), b"1000", b"bash: cannot be started\n", b"/proc/self/oom_score_adj\0"
+
+
+class Starter:
+    """Starts shells in the same short time however large this process is.
+
+    To `fork` it copies its page tables, and then every page that either process writes to: that costs more than all
+    else of a short command. After `vfork`, and so `posix_spawn`, this process would wait for the new one, which others
+    inside can stop for ever. Here neither happens; nothing of Python can run in the new process then, and what that has
+    to do to itself is done by code of its own. Source: clone(2), prctl(2), elf(5), memfd_create(2).
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError` where it does not work; shells are forked then."""
+        machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
+        if not machine or FILES[0] <= COMMAND_FD:
+            raise OSError(errno.ENOSYS, "not on this machine")
+        for fd in (REPORT_FD, GO_FD, COMMAND_FD):  # taken, so that no other descriptor is in their way when they move
+            os.dup2(0, fd, inheritable=False)
+        program = bytes.fromhex(become) + _NONE + _SCORE + _MESSAGE + _SCORE_FILE
+        base, headers = 0x400000, 64 + 2 * 56
+        size = headers + len(program)
+        elf = b"\x7fELF" + bytes([2, 1, 1]).ljust(12, b"\0")
+        elf += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, base + headers, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+        elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, size, size, 0x10000)  # all of it, to be read and run
+        elf += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # a stack that is not to be run
+        file = os.memfd_create("starter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        code = (elf + program).ljust(size + -size % 16, b"\0")
+        os.write(file, code + bytes.fromhex(start))
+        fcntl.fcntl(file, F_ADD_SEALS, F_SEAL_ALL)
+        self.path = b"/proc/self/fd/%d" % file
+        libc.mmap.restype = ctypes.c_void_p
+        readable_and_executable, private = 5, 2
+        address = libc.mmap(None, ctypes.c_size_t(1 << 12), readable_and_executable, private, file, ctypes.c_long(0))
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), "no code can be mapped")
+        texts = ctypes.POINTER(ctypes.c_char_p)
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_char_p, texts, texts)
+        self.function = function(address + len(code))
+        self.every = ctypes.create_string_buffer(b"\xff" * 128)
+        self.before = ctypes.create_string_buffer(128)
+        self.kept: dict[int, Any] = {}
+        """What a new process may still be reading, by its id."""
+        pid = self.start([b"/dev/null/none"], [], [(0, 2)])
+        status = os.waitpid(pid, 0)[1]
+        if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
+            raise OSError(errno.ENOEXEC, "its program does not run")
+
+    def start(self, arguments: list[bytes], env: list[bytes], moves: list[tuple[int, int]]) -> int:
+        """Run a program with the descriptors that `moves` gives it; returns its process id. Raises `OSError`."""
+        pairs = struct.pack("%di" % (2 * len(moves) + 1), *(fd for pair in moves for fd in pair), -1)
+        argv = (ctypes.c_char_p * (len(arguments) + 2))(b"starter", *arguments)
+        envp = (ctypes.c_char_p * (len(env) + 1))(*env)
+        block, restore = 0, 2
+        libc.sigprocmask(block, self.every, self.before)  # a handler would need the stack
+        pid: int = self.function(pairs, self.path, argv, envp)
+        libc.sigprocmask(restore, self.before, None)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        self.kept[pid] = pairs, argv, envp
+        return pid
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+def unread(fd: int) -> int:
+    """The bytes that wait in a pipe."""
+    count: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    return count
+
+
+def encode_environment(env: dict[str, str]) -> list[bytes]:
+    return [os.fsencode(name + "=" + value) for name, value in env.items()]
 
 
 class Job:
@@ -477,12 +636,17 @@ class Job:
         self.terminal = -1
         self.exit_code: int | None = None
         self.finished = False
+        self.timer: Timer = [0.0, 0, None]
         self.sinks: dict[int, Callable[[bytes], None]] = {}
 
     def pipe(self, sink: Callable[[bytes], None]) -> int:
         """A new pipe that is drained into `sink`; returns the end to write to."""
         read_end, write_end = os.pipe()
-        self.drain(read_end, sink)
+        try:
+            self.drain(read_end, sink)
+        except OSError:
+            os.close(write_end)
+            raise
         return write_end
 
     def drain(self, fd: int, sink: Callable[[bytes], None]) -> None:
@@ -516,7 +680,7 @@ class Job:
                     if not self.on_output(fd):
                         break
                 continue
-            waiting = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0" * 4))[0]
+            waiting = unread(fd)
             while waiting > 0:
                 waiting -= self.on_output(fd, waiting) or waiting
             if fd in self.sinks:
@@ -529,13 +693,22 @@ class Job:
     def kill(self) -> None:
         """Kill the shell with everything that it started. It is stopped first, lest it carries on with its script."""
         self.abandoned = True
-        if self.pid <= 0:
-            return
+        if self.pid <= 0 or (self.exit_code is not None and os.path.exists("/proc/%d" % self.pid)):
+            return  # by now its number is somebody else's, which it cannot be while anything is left of its session
         if self.exit_code is None:
             send_signal(self.pid, signal.SIGSTOP)
         kill_tree(self.pid)
         if self.exit_code is None:
             send_signal(self.pid, signal.SIGKILL)
+
+    def release(self) -> None:
+        """It could not be started: leave nothing behind."""
+        self.finished = True
+        self.timer[2] = None
+        for fd in self.sinks:
+            self.executor.unwatch(fd)
+            os.close(fd)
+        self.sinks = {}
 
     def finish(self) -> None:
         raise NotImplementedError
@@ -548,7 +721,8 @@ def discard(_: bytes) -> None:
 class Spare:
     """A shell that was started ahead, with the folder and the variables that the next command is to have.
 
-    Starting one takes longer than most commands do.
+    Starting one takes longer than most commands do. Earlier commands may have left processes that can open what it has
+    in /proc/PID/fd: not its end of a socket, though, and to nothing in a file that was sealed before.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -557,27 +731,36 @@ class Spare:
         self.version = state.version
         self.folder = self.identify(state.cwd)
         self.fds: list[int] = []
-        theirs: list[int] = []
+        theirs = [os.dup(executor.null)]
         try:
-            self.report = os.memfd_create("report", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            fcntl.fcntl(self.report, F_ADD_SEALS, F_SEAL_SHRINK)  # or a command could make it look as if it never began
-            self.command = os.memfd_create("command")
-            go, self.go = os.pipe()
-            self.stdout, stdout = os.pipe()
-            self.stderr, stderr = os.pipe()
-            self.fds = [self.report, self.command, self.go, self.stdout, self.stderr]
-            theirs = [os.open(os.devnull, os.O_RDONLY), stdout, stderr, go]
-            self.pid = executor.fork()
-        except OSError:
-            self.close(theirs)
-            raise
-        if self.pid == 0:
+            self.stdout, self.stderr = self.pipe(theirs), self.pipe(theirs)
+            self.report, self.command = self.file("report"), self.file("command")
+            fcntl.fcntl(self.report, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK)  # what has begun cannot seem not to have
+            go, ours = _socket.socketpair()
+            theirs.append(go.detach())
+            self.go = ours.detach()
+            self.fds.append(self.go)
+            os.set_blocking(self.go, False)
             script = os.fsencode(_STATEFUL.replace("RUN", _AHEAD))
             arguments = [os.fsencode(executor.bash), b"--norc", b"--noprofile", b"-c", script, b"bash"]
-            inherited = {REPORT_FD: self.report, GO_FD: go, COMMAND_FD: self.command}
-            executor.become_shell(arguments, theirs[:3], None, state.env, inherited, False)
+            inherited = {REPORT_FD: self.report, GO_FD: theirs[3], COMMAND_FD: self.command}
+            self.pid = executor.start_shell(arguments, theirs[:3], None, encode_environment(state.env), inherited)
+        except BaseException:
+            self.close(theirs)
+            raise
         self.close(theirs, keep=True)
         executor.children[self.pid] = self.on_exit
+
+    def file(self, name: str) -> int:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self.fds.append(fd)
+        return fd
+
+    def pipe(self, theirs: list[int]) -> int:
+        read_end, write_end = os.pipe()
+        self.fds.append(read_end)
+        theirs.append(write_end)
+        return read_end
 
     @staticmethod
     def identify(folder: str) -> tuple[int, int]:
@@ -592,29 +775,37 @@ class Spare:
     def is_usable(self) -> bool:
         """Whether it lives, is not stopped, and would do what one that is started now would do."""
         state = self.executor.state
+        ended_or_stopped = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         try:
-            with open("/proc/%d/stat" % self.pid, "rb", buffering=0) as file:
-                alive = file.read(4096).rpartition(b")")[2].split()[0] in (b"R", b"S", b"D")
-            return alive and self.version == state.version and self.folder == self.identify(state.cwd)
+            if os.waitid(os.P_PID, self.pid, ended_or_stopped) is not None:
+                return False
+            return self.version == state.version and self.folder == self.identify(state.cwd)
         except OSError:
             return False
 
     def run(self, command: str) -> bool:
-        """Give it its command. Its report and its outputs are the caller's then; False when it is dead.
+        """Give it its command. Its report and its outputs are the caller's then; False when it is not to be trusted.
 
-        Earlier commands could reach its descriptors. What they wrote for it goes; if they let it go, it has closed the
-        pipe before it looked for a command, and is taken for dead.
+        What others have written for it goes, unless they let it run that: then it has begun, or is about to read more
+        than there is.
         """
-        os.ftruncate(self.command, 0)
-        os.pwrite(self.command, os.fsencode(command), 0)
+        encoded = os.fsencode(command)
         try:
+            os.ftruncate(self.command, 0)
+            os.pwrite(self.command, encoded, 0)
+            fcntl.fcntl(self.command, F_ADD_SEALS, F_SEAL_ALL)
+            if os.pread(self.command, len(encoded) + 1, 0) != encoded or self.has_begun() or self.has_spoken():
+                return False
             os.write(self.go, b"\n")
-        except BrokenPipeError:
+        except OSError:  # it is dead, or others hold on to its command
             return False
         os.close(self.command)
         os.close(self.go)
         self.fds = []
         return True
+
+    def has_spoken(self) -> bool:
+        return any(unread(fd) for fd in (self.stdout, self.stderr))
 
     def has_begun(self) -> bool:
         """Whether it has written its first byte; one that is dead and has not, has not run the command."""
@@ -638,18 +829,19 @@ class Exec(Job):
         super().__init__(executor, request["command"])
         self.request = request["id"]
         self.timed_out = False
-        self.stdout, self.stderr = (Capped(request["max_output"], executor.new_spill) for _ in range(2))
+        self.report = -1
         self.cwd, self.env = request.get("cwd"), request.get("env") or {}
         self.fresh = request.get("fresh", False)
         if self.fresh:
             self.cwd = self.cwd or executor.state.workdir
-        self.before = dict(executor.state.first if self.fresh else executor.state.env, **self.env)
         self.begin = time.monotonic()
-        self.timer = executor.after(min(request["timeout"], executor.wall_time), self.on_timeout)
         alike = self.cwd is None and not self.env and not request.get("stdin")
-        self.spare = executor.take_spare(self.command) if alike else None
+        self.spare = executor.take_spare(self.command) if alike else None  # it is at work from here on
+        self.stdout, self.stderr = (Capped(request["max_output"], executor.new_spill) for _ in range(2))
+        self.before = dict(executor.state.first if self.fresh else executor.state.env, **self.env)
+        self.timer = executor.after(min(request["timeout"], executor.wall_time), self.on_timeout)
         if self.spare is None:
-            self.begin_anew(request, stdin)
+            self.begin_anew(stdin if request.get("stdin") else None)
             return
         self.report = self.spare.report
         self.drain(self.spare.stdout, self.stdout.feed)
@@ -657,17 +849,31 @@ class Exec(Job):
         executor.adopt(self.spare.pid, self)
         executor.after(TAKING, self.on_taking)
 
-    def begin_anew(self, request: Header, stdin: bytes) -> None:
-        self.report = os.memfd_create("report")
-        given = os.open(os.devnull, os.O_RDONLY)
-        if request.get("stdin"):
-            os.close(given)
-            given = os.memfd_create("stdin")
-            with open(os.dup(given), "wb") as file:
-                file.write(stdin)
-            os.lseek(given, 0, os.SEEK_SET)
-        fds = [given, self.pipe(self.stdout.feed), self.pipe(self.stderr.feed)]
-        self.executor.spawn(self, fds, self.cwd, self.before, self.report)
+    def begin_anew(self, stdin: bytes | None) -> None:
+        """Start a shell for it. Raises, with nothing left behind, what is wrong with the request, or `OSError`."""
+        fds: list[int] = []
+        try:
+            arguments = shell_arguments(self.executor.bash, self.command, stateful=True)
+            env = encode_environment(self.before)
+            fds.append(os.dup(self.executor.null) if stdin is None else os.memfd_create("stdin"))
+            if stdin is not None:
+                with open(os.dup(fds[0]), "wb") as file:
+                    file.write(stdin)
+                os.lseek(fds[0], 0, os.SEEK_SET)
+            self.report = os.memfd_create("report")
+            fds += [self.pipe(self.stdout.feed)]
+            fds += [self.pipe(self.stderr.feed)]
+        except BaseException:
+            close_all(fds)
+            self.release()
+            raise
+        self.executor.spawn(self, fds, arguments, self.cwd, env, {REPORT_FD: self.report})
+
+    def release(self) -> None:
+        super().release()
+        if self.report >= 0:
+            os.close(self.report)
+            self.report = -1
 
     def on_taking(self) -> None:
         if self.spare is not None and not self.abandoned and not self.spare.has_begun():
@@ -683,8 +889,13 @@ class Exec(Job):
             os.close(fd)
         self.sinks = {}
         os.close(self.report)
+        self.report = -1
         self.pid = 0
-        self.begin_anew({}, b"")
+        try:
+            self.begin_anew(None)
+        except Exception as error:
+            self.executor.execs.pop(self.request, None)
+            self.executor.send(failure(self.request, error))
 
     def on_timeout(self) -> None:
         if self.exit_code is None and not self.finished:
@@ -707,7 +918,12 @@ class Exec(Job):
         if skipped:
             report = report.partition(b"\0")[2]
         if not self.timed_out and not self.fresh:
-            for name in self.executor.state.commit(report, self.before, self.cwd, self.env):
+            refused: list[str] = []
+            try:
+                refused = self.executor.state.commit(report, self.before, self.cwd, self.env)
+            except Exception as error:  # the report is what the command wrote there, whatever that may be
+                complain(error)
+            for name in refused:
                 self.stderr.feed(b"bash: export: %s: too large to carry over to the next command\n" % os.fsencode(name))
         stdout, stderr = self.stdout.result(), self.stderr.result()
         self.executor.execs.pop(self.request, None)
@@ -739,20 +955,30 @@ class Background(Job):
         self.waiting: dict[int, tuple[int, int]] = {}  # request id: (offset, limit)
         self.writing: list[tuple[int, memoryview, bool]] = []
         self.killed = 137
-        env = dict(executor.state.env, **(request.get("env") or {}))
-        if request.get("terminal"):
-            rows, columns = request["terminal"]
-            self.terminal, given = os.openpty()
-            self.stdin = os.dup(self.terminal)
-            fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-            self.drain(self.terminal, self.on_data)
-            output = given
-        else:
-            given, self.stdin = os.pipe()
-            output = self.pipe(self.on_data)
-        os.set_blocking(self.stdin, False)
-        executor.spawn(self, [given, output, output], request.get("cwd"), env, None)
+        self.stdin = -1
         self.timer = executor.after(executor.wall_time, self.on_wall_time)
+        fds: list[int] = []
+        try:
+            arguments = shell_arguments(executor.bash, self.command, stateful=False)
+            env = encode_environment(dict(executor.state.env, **(request.get("env") or {})))
+            if request.get("terminal"):
+                rows, columns = request["terminal"]
+                self.terminal, given = os.openpty()
+                fds += [given, given, given]
+                self.drain(self.terminal, self.on_data)
+                self.stdin = os.dup(self.terminal)
+                fcntl.ioctl(given, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+            else:
+                given, self.stdin = os.pipe()
+                fds += [given]
+                fds += [self.pipe(self.on_data)] * 2
+            os.set_blocking(self.stdin, False)
+        except BaseException:
+            close_all(fds)
+            self.release()
+            self.close_stdin()
+            raise
+        executor.spawn(self, fds, arguments, request.get("cwd"), env, {})
 
     def on_wall_time(self) -> None:
         if self.exit_code is None:
@@ -836,9 +1062,26 @@ class Background(Job):
         if not self.finished:
             self.finished = True
             self.timer[2] = None
+            for fd in self.sinks:
+                self.sinks[fd] = discard
             self.close_stdin()
             self.answer_waiting()
             self.executor.on_process_ended()
+
+
+def complain(error: BaseException) -> None:
+    """Without the lines of a traceback, which would be looked for in files that others can have made."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    line = at.tb_lineno if at is not None else 0
+    with contextlib.suppress(OSError):
+        os.write(2, os.fsencode("executor: %s in line %d: %s\n" % (type(error).__name__, line, error)))
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in set(fds):
+        os.close(fd)
 
 
 def failure(request: int, error: BaseException) -> Header:
@@ -856,9 +1099,12 @@ def open_regular(path: str) -> int:
     # O_NONBLOCK, because opening a FIFO would wait for its writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
-    if stat.S_ISREG(mode):
+    private = os.readlink("/proc/self/fd/%d" % fd).startswith("/proc/%d/" % os.getpid())  # its memory, say
+    if stat.S_ISREG(mode) and not private:
         return fd
     os.close(fd)
+    if private:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     raise OSError(errno.EINVAL, "not a regular file", path)
@@ -886,7 +1132,7 @@ def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
 class Upload:
     """A file on its way: written beside its place, then moved over it."""
 
-    def __init__(self, path: str, name: str) -> None:
+    def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
         if os.path.isdir(self.path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -894,7 +1140,7 @@ class Upload:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
         except FileExistsError:  # what stands where a folder has to be
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-        self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%d-%s" % (os.getpid(), name))
+        self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%s" % os.urandom(8).hex())
         self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):
             os.fchmod(self.fd, stat.S_IMODE(os.stat(self.path).st_mode))
@@ -941,8 +1187,13 @@ class Reading(Transfer):
         self.file = open(open_regular(path), "rb", buffering=0)
 
     def pull(self, request: int) -> None:
-        data = self.file.read(CHUNK) or b""
-        self.executor.send({"id": request, "end": len(data) < CHUNK}, data)
+        data = b""
+        while len(data) < CHUNK:
+            part = self.file.read(CHUNK - len(data))  # files of /proc give a page at a time
+            data += part
+            if not part:
+                break
+        self.executor.send({"id": request, "end": not part}, data)
 
     def drop(self) -> None:
         self.file.close()
@@ -951,7 +1202,7 @@ class Reading(Transfer):
 class Writing(Transfer):
     def __init__(self, executor: Executor, path: str, number: int) -> None:
         super().__init__(executor, path, number)
-        self.upload = Upload(path, "t%d" % number)
+        self.upload = Upload(path)
         self.done = False
 
     def push(self, request: int, data: bytes) -> None:
@@ -1324,6 +1575,7 @@ class Link:
         self.stream_in, self.stream_out = stream_in, stream_out
         self.attached = attached
         self.closed = False
+        self.timer: Timer = [0.0, 0, None]
         self.nonce = os.urandom(16).hex()
         self.key = b""
         self.sealed = self.opened = 0  # frames of this attachment, by direction
@@ -1336,6 +1588,7 @@ class Link:
     def close(self) -> None:
         if not self.closed:
             self.closed = True
+            self.timer[2] = None
             for fd in (self.stream_in, self.stream_out):
                 self.executor.unwatch(fd)
                 os.close(fd)
@@ -1380,7 +1633,7 @@ class Link:
             begin = self.parse()
         except Exception as error:
             if self.attached:
-                sys.excepthook(*sys.exc_info())
+                complain(error)
             self.executor.on_cut(self, "its stream is damaged: %s" % error)
             return
         del self.received[:begin]
@@ -1429,6 +1682,10 @@ class Executor:
         self.farewell: str | None = None  # why it ends as soon as somebody has been told
         self.execs: dict[int, Exec] = {}
         self.spares: list[Spare] = []
+        self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # now, while it is sure to be that
+        self.starter: Starter | None = None
+        with contextlib.suppress(OSError):
+            self.starter = Starter()
         self.spilled: dict[str, dict[str, Capped]] = {}
         self.processes: dict[str, Background] = {}
         self.children: dict[int, Callable[[int], None]] = {}
@@ -1542,6 +1799,8 @@ class Executor:
                 return
             if pid == 0:
                 return
+            if self.starter is not None:
+                self.starter.kept.pop(pid, None)
             on_exit = self.children.pop(pid, None)
             if on_exit is not None:  # otherwise an orphan that this process adopted
                 on_exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
@@ -1561,17 +1820,24 @@ class Executor:
                 file.write("1000")
         return pid
 
-    def spawn(self, job: Job, fds: list[int], cwd: str | None, env: dict[str, str], report: int | None) -> None:
+    def spawn(
+        self,
+        job: Job,
+        fds: list[int],
+        arguments: list[bytes],
+        cwd: str | None,
+        env: list[bytes],
+        inherited: dict[int, int],
+    ) -> None:
         """Start `job`'s shell with `fds` as its 0, 1 and 2, and close them here.
 
         What goes wrong before bash runs looks like bash's own failure: a message in its output, and exit code 1 or 126.
         """
-        arguments = shell_arguments(self.bash, job.command, report is not None)
         end = time.monotonic() + FORKING
 
         def attempt() -> None:
             try:
-                pid = -1 if job.abandoned else self.fork()
+                pid = -1 if job.abandoned else self.start_shell(arguments, fds, cwd, env, inherited)
             except OSError as error:  # the limit of processes, or of memory: others may end and make room
                 if time.monotonic() < end:
                     self.after(0.02, attempt)
@@ -1579,15 +1845,11 @@ class Executor:
                 os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
                 self.after(0.0, lambda: job.on_exit(126))
             else:
-                if pid == 0:
-                    inherited = {} if report is None else {REPORT_FD: report}
-                    self.become_shell(arguments, fds, cwd, env, inherited, job.terminal >= 0)
-                elif pid < 0:
+                if pid < 0:
                     self.after(0.0, lambda: job.on_exit(137))
                 else:
                     self.adopt(pid, job)
-            for fd in set(fds):
-                os.close(fd)
+            close_all(fds)
 
         attempt()
 
@@ -1618,38 +1880,61 @@ class Executor:
             if other.pid == pid and other is not job:  # the number came round again: the ended one has lost its name
                 other.pid = -1
 
+    def start_shell(
+        self, arguments: list[bytes], fds: list[int], cwd: str | None, env: list[bytes], inherited: dict[int, int]
+    ) -> int:
+        """Its process id. Raises `OSError` when there can be no more processes, or no more memory."""
+        moves = [(fd, target) for target, fd in [*enumerate(fds), *inherited.items()]]
+        texts = b"".join((*arguments, *env))  # a child of Python's says what it is that no program can be given
+        simple = len(texts) < 1 << 20 and b"\0" not in texts
+        if self.starter is not None and simple and self.enter(cwd):
+            resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
+            try:
+                return self.starter.start(arguments, env, moves)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
+                os.chdir("/")
+        pid = self.fork()
+        if pid == 0:
+            self.become_shell(arguments, moves, cwd, env)
+        return pid
+
+    def enter(self, cwd: str | None) -> bool:
+        """Go to the folder where a shell is to start."""
+        if cwd is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.chdir(os.path.join(self.state.workdir, cwd))
+                return True
+            return False
+        for path in (self.state.cwd, self.state.workdir, "/"):
+            with contextlib.suppress(OSError, ValueError):
+                os.chdir(path)
+                break
+        return True
+
     def become_shell(
-        self,
-        arguments: list[bytes],
-        fds: list[int],
-        cwd: str | None,
-        env: dict[str, str],
-        inherited: dict[int, int],
-        terminal: bool,
+        self, arguments: list[bytes], moves: list[tuple[int, int]], cwd: str | None, env: list[bytes]
     ) -> None:
-        """In the child: never returns."""
+        """In a forked child: does what `Starter` does, or says why it cannot be done. Never returns."""
         failed, what = 126, "bash"
         try:
             os.setsid()
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children, and can be found
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
-            above = {target: fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, COMMAND_FD + 1) for target, fd in inherited.items()}
-            for target, fd in [*enumerate(fds), *above.items()]:
+            above = [(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, COMMAND_FD + 1), target) for fd, target in moves]
+            for fd, target in above:
                 os.dup2(fd, target)
             resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
-            if terminal:
+            with contextlib.suppress(OSError):
                 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
             if cwd is not None:
                 failed, what = 1, "cd: " + cwd
                 os.chdir(os.path.join(self.state.workdir, cwd))
                 failed, what = 126, "bash"
             else:
-                for path in (self.state.cwd, self.state.workdir, "/"):
-                    with contextlib.suppress(OSError):
-                        os.chdir(path)
-                        break
-            os.execve(self.bash, arguments, env)
+                self.enter(None)
+            os.execve(arguments[0], arguments, dict(text.split(b"=", 1) for text in env))
         except BaseException as error:
             reason = getattr(error, "strerror", None) or repr(error)
             os.write(2, os.fsencode("bash: %s: %s\n" % (what, reason)))
@@ -1674,9 +1959,14 @@ class Executor:
         """Streams come by `accept`, which raises `BlockingIOError` when there is none."""
         self.begin_session()
 
-        def on_connection(_: int) -> None:
-            with contextlib.suppress(OSError):
+        def on_connection(fd: int) -> None:
+            try:
                 self.add_stranger(accept())
+            except BlockingIOError:
+                pass
+            except OSError:  # no more descriptors: it would be reported again at once
+                self.unwatch(fd)
+                self.after(0.1, lambda: self.watch(fd, select.EPOLLIN, on_connection))
 
         return on_connection
 
@@ -1714,9 +2004,14 @@ class Executor:
         if len(self.strangers) >= STRANGERS:  # whom it hits is chance: a crowd cannot keep the right one out for long
             other = self.strangers[os.urandom(1)[0] % len(self.strangers)]
             self.on_cut(other, "too many")
-        link = Link(self, fd, os.dup(fd), attached=False)
+        try:
+            other_fd = os.dup(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        link = Link(self, fd, other_fd, attached=False)
         self.strangers.append(link)
-        self.after(HANDSHAKE, lambda: self.on_cut(link, "it said nothing") if link in self.strangers else None)
+        link.timer = self.after(HANDSHAKE, lambda: self.on_cut(link, "it said nothing"))
         self.greet(link)
 
     def shake_hands(self, link: Link, header: Header) -> None:
@@ -1741,6 +2036,7 @@ class Executor:
         if sealed:
             link.key = keyed(token, ("frames %s %s" % (link.nonce, near)).encode(), 32)
         link.attached = True
+        link.timer[2] = None
         self.link = link
         self.heard = time.monotonic()
         self.due_frames = self.due_bytes = 0
@@ -1820,7 +2116,7 @@ class Executor:
             self.streams.append((request, chunks))
         except StopIteration:
             pass
-        except OSError as error:
+        except Exception as error:  # it may have been asked for what is no path, or no offset
             header = failure(request, error)
         self.post(encode(header, data))
         return True
@@ -1830,7 +2126,7 @@ class Executor:
             getattr(self, "op_" + header["op"])(header, payload)
         except Exception as error:
             if not isinstance(error, OSError):
-                sys.excepthook(*sys.exc_info())
+                complain(error)
             if "id" in header:
                 self.send(failure(header["id"], error))
 
@@ -1913,11 +2209,7 @@ class Executor:
         request, more = header["id"], header.get("more", False)
         upload = None
         try:
-            upload = (
-                self.uploads.pop(request)
-                if request in self.uploads
-                else Upload(self.path(header["path"]), str(request))
-            )
+            upload = self.uploads.pop(request) if request in self.uploads else Upload(self.path(header["path"]))
             if more:
                 self.uploads[request] = upload
             if upload is None:
@@ -2052,7 +2344,11 @@ def relay(name: str) -> None:
             for fd in {0, 1, other.fileno()}:
                 events = sum(select.POLLIN for source, _ in routes if source == fd and not waiting[source])
                 events |= sum(select.POLLOUT for source, target in routes if target == fd and waiting[source])
-                poll.register(fd, events)
+                if events:
+                    poll.register(fd, events)
+                else:  # or its end would be reported again and again
+                    with contextlib.suppress(KeyError):
+                        poll.unregister(fd)
             ready = dict(poll.poll())
             for source, target in routes:
                 if not waiting[source] and ready.get(source, 0) & ~select.POLLOUT:
@@ -2129,7 +2425,8 @@ def main() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # A PID 1 without handlers is deaf to signals from inside its namespace; elsewhere SIGTERM means a tidy end.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # what is ignored would be so in every child
+        signal.signal(number, lambda *_: None)
     if is_init:
         lock_own_settings()
     else:
