@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .base import Availability, BackendError, SandboxSpec
+from .proc_walls import bubblewrap_proc
 from .runtime import RUNTIME
 from .spawner import Disk, Spawner
 
@@ -50,8 +51,6 @@ _ETC_BOUND = [
 ]
 
 _IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_OF_INIT = ("autogroup", "oom_adj", "oom_score_adj")
-"""Files of a process in /proc by which others of the same user can set it back."""
 
 
 def python_path() -> str:
@@ -102,31 +101,6 @@ def _links() -> dict[str, str]:
     return found
 
 
-def _proc() -> list[str]:
-    """A new /proc in which the kernel's own files are read-only, or gone where they are for root alone.
-
-    A sandbox that real root starts keeps kernel uid 0, whatever it is called inside: file modes do not stop it, so
-    /proc/sys/kernel/core_pattern would be writable. Capabilities it has none; mounts it cannot change.
-    """
-    arguments = ["--proc", "/proc"]
-    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
-        if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
-            continue  # processes, self, net, and what belongs to the new IPC namespace
-        if entry.is_dir(follow_symlinks=False):
-            arguments += ["--ro-bind-try", entry.path, entry.path]
-        elif entry.stat(follow_symlinks=False).st_mode & 0o222 or not entry.stat().st_mode & 0o004:
-            arguments += ["--ro-bind", "/dev/null", entry.path]  # bound without device access: cannot be opened
-        elif entry.name in ("keys", "key-users", "kallsyms"):
-            arguments += ["--ro-bind", "/dev/null", entry.path]
-    if os.geteuid() != 0:
-        return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
-    # Raised, the executor's oom_score_adj would make the kernel end it in place of a command.
-    for name in _OF_INIT:
-        if Path("/proc/self", name).exists():
-            arguments += ["--ro-bind", "/dev/null", f"/proc/1/{name}"]
-    return [*arguments, "--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1/task", "--remount-ro", "/proc/1/task"]
-
-
 @dataclass(frozen=True, slots=True)
 class Bubblewrap:
     """A bwrap binary that was seen working, and what it was seen doing."""
@@ -152,7 +126,7 @@ class Bubblewrap:
         for inside, fd in layout.files.items():
             # On a root that is its own to write, what is made up may be changed as well
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
-        arguments += _proc()
+        arguments += bubblewrap_proc()
         size = str(min(_SHM_BYTES, layout.size))
         shared = ["--bind", f"{layout.mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
         arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]

@@ -28,6 +28,7 @@ from pathlib import Path
 from . import cgroups
 from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
 from .host_sandbox import HostSandbox, HostSandboxes, Plan
+from .proc_walls import kernel_files
 from .runtime import RUNTIME, cached, portable_runtime, runtime_command
 from .singularity_images import Images, Progress
 
@@ -322,17 +323,9 @@ def _hidden_proc() -> list[tuple[str, str]]:
 
     The executor's own settings go, too: with its oom_score_adj raised, the kernel would end it in place of a command.
     """
-    mounts = []
+    mounts: list[tuple[str, str]] = []
     if os.geteuid() == 0:
-        for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
-            if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
-                continue  # processes, self, net, and what belongs to the new IPC namespace
-            if entry.is_dir(follow_symlinks=False):
-                mounts.append((entry.path, entry.path))
-            else:
-                mode = entry.stat(follow_symlinks=False).st_mode
-                if mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
-                    mounts.append((os.devnull, entry.path))  # bound without device access: cannot be opened
+        mounts += kernel_files()
         own = [f"/proc/1/{task}{name}" for name in _OF_INIT for task in ("", "task/1/")]
         mounts += [(os.devnull, place) for place in own if Path(place).exists()]
     return mounts

@@ -31,7 +31,7 @@ KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 """A connection on which nothing comes back for 15 to 20 seconds is given up, and a new one made."""
 IDLE = 10.0
 """Seconds that a connection is kept with nothing to do."""
-_FAR_FILES = ("ssh_walls.py", "ssh_supervisor.py", "ssh_remote.py")
+_FAR_FILES = ("proc_walls.py", "ssh_walls.py", "ssh_supervisor.py", "ssh_remote.py")
 _LOADER = """\
 import sys, types
 sys.modules["backends"] = types.ModuleType("backends")

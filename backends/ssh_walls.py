@@ -1,7 +1,7 @@
 """What the far machine of an ssh connection is made of, and the walls around a sandbox there.
 
-Sent over ssh together with `ssh_remote.py`, its only user: standard library, Python 3.8 or later. `bubblewrap.py` does
-the same for the machine that it runs on.
+Sent over ssh together with `proc_walls.py` and `ssh_remote.py`, its only user: standard library, Python 3.8 or later.
+`bubblewrap.py` does the same for the machine that it runs on.
 """
 
 # ruff: noqa: PTH102, PTH106, PTH110, PTH112, PTH114, PTH115, PTH118, PTH123, UP022, UP031
@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
+
+from .proc_walls import bubblewrap_proc
 
 if TYPE_CHECKING:  # on Python 3.8 these could not be evaluated
     from collections.abc import Iterable
@@ -198,29 +199,6 @@ def system_folders() -> list[str]:
     return arguments
 
 
-def proc() -> list[str]:
-    """A new /proc in which the kernel's own files are read-only, or gone where they are for root alone.
-
-    What real root starts keeps kernel uid 0: file modes would not stop it from writing /proc/sys/kernel/core_pattern.
-    """
-    arguments = ["--proc", "/proc"]
-    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
-        if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
-            continue  # processes, self, net, and what belongs to the new IPC namespace
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            arguments += ["--ro-bind-try", entry.path, entry.path]
-        elif mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
-            arguments += ["--ro-bind", "/dev/null", entry.path]  # bound without device access: cannot be opened
-    if os.geteuid() != 0:
-        return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
-    # Raised, the executor's oom_score_adj would make the kernel end it in place of a command.
-    for name in ("autogroup", "oom_adj", "oom_score_adj"):
-        if os.path.exists("/proc/self/" + name):
-            arguments += ["--ro-bind", "/dev/null", "/proc/1/" + name]
-    return [*arguments, "--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1/task", "--remount-ro", "/proc/1/task"]
-
-
 def walls(plan: Message, files: dict[str, int], inner: list[str]) -> list[str]:
     """The command line that runs `inner` as PID 1 of a walled sandbox; `files` maps inside paths to descriptors."""
     size = str(plan["disk_bytes"])
@@ -234,7 +212,7 @@ def walls(plan: Message, files: dict[str, int], inner: list[str]) -> list[str]:
         arguments += ["--ro-bind-try", "/etc/" + name, "/etc/" + name]
     for inside, fd in files.items():
         arguments += ["--perms", "0444", "--file", str(fd), inside]
-    arguments += proc()
+    arguments += bubblewrap_proc()
     arguments += ["--dev", "/dev", "--perms", "1777", "--size", str(min(SHM_BYTES, plan["disk_bytes"]))]
     arguments += ["--tmpfs", "/dev/shm", "--remount-ro", "/dev"]
     if not any((plan["workdir"] + "/").startswith(folder + "/") for folder in ("/", WORKDIR, HOME, "/tmp", "/dev/shm")):
