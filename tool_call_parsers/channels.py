@@ -640,7 +640,7 @@ class TypedMessages(ChannelGrammar):
 # -- nested elements --------------------------------------------------------------------------------------------------
 
 _ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
-_ATTRIBUTES = re.compile(r"""(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*+\s*+""")
+_ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
 _WORD = re.compile(r"\s*([\w\-]*)")
 _ENDS_OF_CALL = (("call", True), ("call", False), ("tools", True), ("message", True))
 _CUT_TAG = re.compile(r"""([\w\-]*)((?:\s+[\w\-]+(?:=(?:"[^"]*(?:"|$))?)?)*\s*)""")

@@ -18,7 +18,7 @@ from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CallStatus
 
-_NAME = r"[^\W\d][\w-]*+(?:[.:/][\w-]++)*+"
+_NAME = r"[^\W\d][\w-]*+(?>(?:[.:/][\w-]++)*)"
 _HEAD = re.compile(rf"(call[ \t]{{0,4}}:[ \t]{{0,4}}|:?[ \t]{{0,4}})({_NAME})([{{(])")
 _HEAD_CUT = re.compile(rf"(?:(?:call[ \t]{{0,4}}:|:)?[ \t]{{0,4}}(?:{_NAME}[.:/]?)?|call[ \t]{{1,4}})\Z")
 _NO_BRACKETS = re.compile(rf"call[ \t]{{0,4}}:[ \t]{{0,4}}({_NAME})?")

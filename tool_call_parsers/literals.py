@@ -94,12 +94,12 @@ class PythonCall(NamedTuple):
 
 _OPENING: Final = ("{", "[")
 _SPACE: Final = re.compile(r"[ \t\r\n]*")
-_BRACKETS: Final = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|([\[\]{}])', re.DOTALL)
+_BRACKETS: Final = re.compile(r'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)(?:"|\Z)|([\[\]{}])', re.DOTALL)
 _BRACKET_STEP: Final = {"": 0, "[": 1, "{": 1, "]": -1, "}": -1}
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 # All there is up to an escape of half a surrogate pair.
 _NO_LONE_ESCAPE: Final = re.compile(
-    r"[^\\]*+(?:\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?!u[dD][89a-fA-F]).)[^\\]*+)*+",
+    r"[^\\]*+(?>(?:\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?!u[dD][89a-fA-F]).)[^\\]*+)*)",
     re.DOTALL,
 )
 _HIGH_ESCAPE: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
@@ -205,10 +205,10 @@ _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 _STRING_END: Final = {
     quote: re.compile(pattern, re.DOTALL)
     for quote, pattern in {
-        '"': r'[^"\\]*+(?:\\.[^"\\]*+)*+"',
-        "'": r"[^'\\]*+(?:\\.[^'\\]*+)*+'",
-        '"""': r'[^"\\]*+(?:(?:\\.|"(?!""))[^"\\]*+)*+"""',
-        "'''": r"[^'\\]*+(?:(?:\\.|'(?!''))[^'\\]*+)*+'''",
+        '"': r'[^"\\]*+(?>(?:\\.[^"\\]*+)*)"',
+        "'": r"[^'\\]*+(?>(?:\\.[^'\\]*+)*)'",
+        '"""': r'[^"\\]*+(?>(?:(?:\\.|"(?!""))[^"\\]*+)*)"""',
+        "'''": r"[^'\\]*+(?>(?:(?:\\.|'(?!''))[^'\\]*+)*)'''",
     }.items()
 }
 _STRING_FOLLOWS: Final = re.compile(r"""[ \t\r\n]*([A-Za-z]{0,2}["'])""")
@@ -560,7 +560,7 @@ _NUMBERS: Final = (_INT, _FLOAT)
 _TOKEN_TAIL: Final = r"""
       | ([A-Za-z]{0,2}["'])
       | (-?(?:0|[1-9][0-9]*+))(?![\w.])
-      | (-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][+-]?[0-9]++)?+)(?![\w.])
+      | (-?(?:0|[1-9][0-9]*+)(?>(?:\.[0-9]++)?)(?>(?:[eE][+-]?[0-9]++)?))(?![\w.])
       | ([\[{(])
       | ([\]})])
       | ([^\W\d]\w*+)
@@ -593,7 +593,9 @@ _NAME: Final = r"[^\W\d][\w-]*+"
 _QUOTE_OR_ESCAPE: Final = {q: re.compile(rf"\\.|({q})", re.DOTALL) for q in "\"'"}
 _CLOSED: Final = r"[\s}\])]*+(?:,|<|\Z)"  # what may stand behind the bracket that closes an inner container
 _ITEM: Final = r"""["'\[{(\]})\d+.-]|true\b|false\b|null\b|True\b|False\b|None\b|NaN\b|Infinity\b"""
-_CALL_TAIL: Final = rf"\s*+(?:\Z|\]\s*+(?:\Z|<)|<\||</[\w:]*calls?>|,\s*+{_NAME}(?:\.[\w-]++)*+\(\s*+{_NAME}\s*+=(?!=))"
+_CALL_TAIL: Final = (
+    rf"\s*+(?:\Z|\]\s*+(?:\Z|<)|<\||</[\w:]*calls?>|,\s*+{_NAME}(?>(?:\.[\w-]++)*)\(\s*+{_NAME}\s*+=(?!=))"
+)
 # By context: a member's key, a member's value, an item of a list or a tuple, an argument, alone.
 _LOOSE_END: Final = {
     context: re.compile(r"\s*+(?:" + pattern + ")")
@@ -701,8 +703,8 @@ def read_python(text: str, start: int = 0, end: int | None = None) -> Literal:
     return _read(text, start, _bound(text, end), python=True)
 
 
-_CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({_NAME}(?:\.[\w-]++)*+)[ \t]*+\(")
-_CALL_HEAD_CUT: Final = re.compile(rf"[ \t\r\n]*+(?:{_NAME}(?:\.[\w-]++)*+\.?[ \t]*+)?\Z")
+_CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({_NAME}(?>(?:\.[\w-]++)*))[ \t]*+\(")
+_CALL_HEAD_CUT: Final = re.compile(rf"[ \t\r\n]*+(?:{_NAME}(?>(?:\.[\w-]++)*)\.?[ \t]*+)?\Z")
 _ARGUMENT: Final = re.compile(rf"[ \t\r\n]*+(?:(\))|({_NAME})[ \t\r\n]*+=(?!=))")
 _ARGUMENT_CUT: Final = re.compile(rf"[ \t\r\n]*+{_NAME}[ \t\r\n]*+\Z")
 _PLAIN_ARGUMENT: Final = re.compile(

@@ -54,7 +54,7 @@ class NestedTags(TagBlocks):
         # A value without elements. Tags of other roles begin as a parameter does.
         mark, first = re.escape(self.marker), re.escape(self.marker[0])
         others = "|".join(re.escape(tag.removeprefix(f"{self.marker}<")) for tag in (*self.calls, *self.wraps))
-        begin, value = rf"{mark}<(?!{others})", rf"[^{first}]*+(?:(?!{mark}){first}[^{first}]*+)*+"
+        begin, value = rf"{mark}<(?!{others})", rf"[^{first}]*+(?>(?:(?!{mark}){first}[^{first}]*+)*)"
         after = "|".join(map(re.escape, (*self.unwraps, *self.calls, *self.wraps)))
         follows = rf"{begin}[\w.\-]++>|(?:{'|'.join(map(re.escape, self.ends))})\s*+(?:{after}|\Z)"
         return re.compile(rf"\s*+{begin}([\w.\-]++)()>({value}){mark}</\1>(?=\s*+(?:{follows}))")

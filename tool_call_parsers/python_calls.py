@@ -20,7 +20,7 @@ from tool_call_parsers.literals import LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.types import CallStatus
 
-_NAME = r"[^\W\d][\w-]*+(?:\.[\w-]++)*+"
+_NAME = r"[^\W\d][\w-]*+(?>(?:\.[\w-]++)*)"
 _HEAD = re.compile(rf"({_NAME})[ \t]*+\(")
 _HEAD_CUT = re.compile(rf"{_NAME}\.?[ \t]*+\Z")
 _MAX_HEAD = 256

@@ -71,11 +71,11 @@ _KINDS = {
 _COMPOSED = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "nullable"})
 
 _BLANKS = " \t\n\r"
-_JSON_NUMBER = re.compile(r"(-?+(?:0|[1-9][0-9]*+))(\.[0-9]++)?+([eE][+-]?+[0-9]++)?+")
-_LOOSE_NUMBER = re.compile(r"(?=[+-]?\.?[0-9])([+-]?+[0-9]*+)(\.[0-9]*+)?+([eE][+-]?+[0-9]++)?+")
+_JSON_NUMBER = re.compile(r"(-?+(?:0|[1-9][0-9]*+))(?>(\.[0-9]++)?)(?>([eE][+-]?+[0-9]++)?)")
+_LOOSE_NUMBER = re.compile(r"(?=[+-]?\.?[0-9])([+-]?+[0-9]*+)(?>(\.[0-9]*+)?)(?>([eE][+-]?+[0-9]++)?)")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 _SURROGATE_ESCAPE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
-_PERCENT_ENCODED = re.compile(r"(?:%[0-9A-Fa-f]{2})++")
+_PERCENT_ENCODED = re.compile(r"(?>(?:%[0-9A-Fa-f]{2})+)")
 
 
 def _finite(text: str) -> float:

@@ -16,8 +16,8 @@ T = TypeVar("T", bound=tuple[str, ...])
 _SUFFIX_LIMIT = 40
 _SUFFIXES = 8
 """How many suffixes are taken for such in a completion: a checkpoint has one, and patterns are made for each."""
-_SUFFIX = re.compile(r"((?::[^\s<>]{1,32})?+)>")
-_SUFFIX_BEGIN = re.compile(r"(?::[^\s<>]{0,32})?+")
+_SUFFIX = re.compile(r"((?>(?::[^\s<>]{1,32})?))>")
+_SUFFIX_BEGIN = re.compile(r"(?>(?::[^\s<>]{0,32})?)")
 
 
 @dataclass(frozen=True)

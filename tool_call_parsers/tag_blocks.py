@@ -38,14 +38,14 @@ HEAD_LIMIT = 1024
 """Characters that the head of a tag spans at most, blanks included. Bounds what is looked at twice."""
 _ANY_JSON = {"type": ["null", "integer", "number", "boolean", "object", "array"]}
 _WORD = re.compile(r"[\w.\-:/$]+")
-_NAME = re.compile(r"(?=(?:[\W_])*+\w)[^\s<>\"'{}]++")
+_NAME = re.compile(r"(?=(?>(?:[\W_])*)\w)[^\s<>\"'{}]++")
 """What can be the name of a tool that was not offered."""
 EQUALS = re.compile(r"\s*+([^<>\n]*+)(?:([<>])|\n\s*+(\S))")
 """The head of `<function=f>`: the name and what ends it, which is not `>` where that is missing."""
 _QUOTED = r"\"[^\"]*+\"|'[^']*+'|[^\s<>\"'/]*+"
 ATTRIBUTES = re.compile(
-    rf"(?:\s++string[ \t]*+=[ \t]*+(?:{_QUOTED}))?+"
-    rf"(\s*+)(name)?+\s*+=\s*+({_QUOTED})((?:[ \t]++[\w:-]++[ \t]*+=[ \t]*+(?:{_QUOTED}))*+)"
+    rf"(?>(?:\s++string[ \t]*+=[ \t]*+(?:{_QUOTED}))?)"
+    rf"(\s*+)(?>(name)?)\s*+=\s*+({_QUOTED})((?>(?:[ \t]++[\w:-]++[ \t]*+=[ \t]*+(?:{_QUOTED}))*))"
     r"(?:\s*+(/>|[<>])|[ \t]*+\n\s*+(\S))"
 )
 """The head of `<invoke name="f">`: the name, other attributes, and the same."""
@@ -317,7 +317,7 @@ class TagBlocks(BlockGrammar):
 
     @cached_property
     def _wrapping(self) -> re.Pattern[str]:
-        return re.compile("|".join((r"\s", *map(re.escape, (*self.wraps, *self.fillers)))).join(("(?:", ")*+")))
+        return re.compile("|".join((r"\s", *map(re.escape, (*self.wraps, *self.fillers)))).join(("(?>(?:", ")*)")))
 
     @cached_property
     def _closing(self) -> Needles:
@@ -326,7 +326,7 @@ class TagBlocks(BlockGrammar):
     @cached_property
     def _call_head(self) -> re.Pattern[str]:
         if self.heads == "pairs":
-            name_end = f"(?:{re.escape(self.name_end)})?+" if self.name_end else ""
+            name_end = f"(?>(?:{re.escape(self.name_end)})?)" if self.name_end else ""
             return re.compile(rf"\s*+([^\s<>{{]*+)\s*+{name_end}\s*+(?=(\S))")
         return self._parameter_head
 
@@ -335,8 +335,8 @@ class TagBlocks(BlockGrammar):
         if self.heads != "pairs":
             return EQUALS if self.heads == "equals" else ATTRIBUTES
         (key_end, value), (type_start, type_end) = map(re.escape, self.pair), map(re.escape, self.key_type)
-        kind = rf"(?:{type_start}([^<]*+)(?:{type_end})?+\s*+)?+" if type_start else "()"
-        return re.compile(rf"\s*+([^<]*+)({key_end})?+\s*+{kind}(?:({value})|(?=(\S)))")
+        kind = rf"(?>(?:{type_start}([^<]*+)(?>(?:{type_end})?)\s*+)?)" if type_start else "()"
+        return re.compile(rf"\s*+([^<]*+)(?>({key_end})?)\s*+{kind}(?:({value})|(?=(\S)))")
 
     @cached_property
     def _usual(self) -> re.Pattern[str] | None:
@@ -351,13 +351,13 @@ class TagBlocks(BlockGrammar):
         def parameter(group: str) -> str:
             head = {
                 "equals": rf"{group}[\w.\-]++){group})>",
-                "attributes": rf" name=\"{group}[\w.\-]++)\"(?: string=\"{group}true|false)\")?+>",
+                "attributes": rf" name=\"{group}[\w.\-]++)\"(?>(?: string=\"{group}true|false)\")?)>",
                 "pairs": rf"{group}[\w.\-]++){re.escape(self.pair[0])}\s?+{group}){re.escape(self.pair[1])}",
             }
             return one(self.parameters) + head[self.heads]
 
         begin = re.escape(next(iter(self._roles))[0])
-        value = rf"([^{begin}]*+(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*+)"
+        value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
         value = (r"\n?+" if self.framed else rf"(?!\s*+{re.escape(_CDATA)})" if self.cdata else "") + value
         behind = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
         follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{behind}))"
