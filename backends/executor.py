@@ -169,7 +169,9 @@ ACK_FRAMES, ACK_BYTES = 16, 1 << 18
 STRANGER, STRANGERS = 4096, 32
 """Bytes that somebody may send, and how many may be connected, before they have shown who they are."""
 
+OWN_FILES = ("auxv", "environ", "maps", "mem", "numa_maps", "pagemap", "smaps", "smaps_rollup", "stack", "syscall")
 TMPFS_MAGIC = 0x01021994
+PF_FORKNOEXEC = 0x40
 F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
 F_SEAL_ALL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
@@ -328,6 +330,18 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
+def are_forking() -> bool:
+    """Whether processes are being started right now."""
+    try:
+        with open("/proc/loadavg", "rb") as file:
+            last = file.read().split()[-1]
+        time.sleep(0.002)
+        with open("/proc/loadavg", "rb") as file:
+            return file.read().split()[-1] != last
+    except (OSError, IndexError):
+        return True
+
+
 def kill_tree(root: int) -> None:
     """Kill what `root` started until nothing new turns up.
 
@@ -337,13 +351,17 @@ def kill_tree(root: int) -> None:
     All are stopped before any is killed: a dead process makes room for another where their number is limited, and
     then those that fork win; a stopped one does not.
     """
-    if os.getpid() == 1:  # who forks and ends all the time is never where a table says: here all can be stopped at once
-        stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}
+    # Who forks and ends all the time is never where a table says: as PID 1 one can stop all. Only then, as shells
+    # with terminals see their jobs stopped and take the terminal away.
+    if os.getpid() == 1 and (root == 1 or are_forking()):
+        stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}  # and are to stay so
         send_signal(-1, signal.SIGSTOP)
         victims = living_tree(root)
         for pid in victims:
             send_signal(pid, signal.SIGKILL)
-        for pid in process_table().keys() - victims - stopped - {1, root}:
+        # Children first, which mostly have the higher numbers: a shell that looks at a job which is still stopped takes
+        # its terminal away.
+        for pid in sorted(process_table().keys() - victims - stopped - {1, root}, reverse=True):
             send_signal(pid, signal.SIGCONT)
     end = time.monotonic() + 5.0
     seen: set[int] = set()
@@ -372,8 +390,8 @@ def kill_tree(root: int) -> None:
 # --- the shell -------------------------------------------------------------------------------------------------------
 
 # `builtin`, because the command may have functions called `set` or `exit`; a DEBUG trap would write into the report.
-_QUIET = "{ %sbuiltin trap - DEBUG; builtin set +xv; } >/dev/null 2>&1; "
-_SAVE = r'{ builtin printf "%%s\0" "$PWD"; builtin export -p; builtin printf "\0"; } 2>/dev/null >&%d || :' % REPORT_FD
+_QUIET = "{ %sbuiltin trap - DEBUG; builtin set +xv; } >&- 2>&-; "
+_SAVE = r'{ builtin printf "%%s\0" "$PWD"; builtin export -p; builtin printf "\0"; } 2>&- >&%d || :' % REPORT_FD
 # `eval`, because the command may set an EXIT trap of its own; the one here is for commands that call `exit`.
 _STATEFUL = (
     "trap '" + _QUIET % "" + 'builtin test "${__saved-}" || ' + _SAVE + "' EXIT; RUN; "
@@ -506,10 +524,11 @@ class ShellState:
 
 # Machine code, by machine: its number in an ELF header, START and BECOME.
 #
-# START is a function of (moves, path, argv, envp). It makes a process that shares this one's memory until it has become
-# the program `path`, and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). In the new process it does: setsid(),
-# dup2() of every pair in `moves`, until a negative number; ioctl(0, TIOCSCTTY, 0), which a terminal needs and nothing
-# else minds; execve(path, argv, envp); exit_group(126). Both processes are on one stack at one time, so it uses none.
+# START is a function of (moves, argv, envp, score). It makes a process that shares this one's memory until it has
+# become a program, and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). What it does in the new process: setsid();
+# write(open(SCORE_FILE), score, 5); dup2() of every pair in `moves`, until a negative number; ioctl(0, TIOCSCTTY, 0),
+# which a terminal needs and nothing else minds; execve(argv[0], argv, envp); exit_group(127). Both processes are on
+# one stack at one time, so it uses none.
 #
 # BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
 # execve(argv[1], argv + 1, envp); and if that returns, write(2, MESSAGE) and exit_group(126).
@@ -518,12 +537,13 @@ class ShellState:
 _CODE = {
     "x86_64": (
         62,
-        "4989f9 4989f0 4989ca bf11010000 31f6 b838000000 0f05 4885c0 754e"
-        "b870000000 0f05"
+        "4989f9 4989f0 4989ca bf11010000 31f6 b838000000 0f05 4885c0 7572"
+        "4889d3 b870000000 0f05"
+        "488d3d62000000 be01000800 b802000000 0f05 89c7 4c89d6 ba05000000 b801000000 0f05"
         "418b39 418b7104 4983c108 85ff 7809 b821000000 0f05 ebe8"
-        "4989d1 31ff be0e540000 31d2 b810000000 0f05"
-        "4c89c7 4c89ce 4c89d2 b83b000000 0f05"
-        "bf7e000000 b8e7000000 0f05 c3",
+        "31ff be0e540000 31d2 b810000000 0f05"
+        "498b38 4c89c6 4889da b83b000000 0f05"
+        "bf7f000000 b8e7000000 0f05 c3",
         "bf24000000 be01000000 31d2 4531d2 4531c0 b89d000000 0f05"
         "488d3d9b000000 be01000800 b802000000 0f05"
         "89c7 488d356a000000 ba04000000 b801000000 0f05"
@@ -534,12 +554,13 @@ _CODE = {
     ),
     "aarch64": (
         183,
-        "e90300aa ea0301aa eb0302aa ec0303aa 202280d2 010080d2 881b80d2 010000d4 c00200b5"
+        "e90300aa ea0301aa eb0302aa ec0303aa 202280d2 010080d2 881b80d2 010000d4 000400b5"
         "a81380d2 010000d4"
+        "600c8092 a1030010 22008052 0201a072 080780d2 010000d4 e1030caa a20080d2 080880d2 010000d4"
         "2005c128 a000f837 020080d2 080380d2 010000d4 fbffff17"
         "000080d2 c1818ad2 020080d2 a80380d2 010000d4"
-        "e0030aaa e1030baa e2030caa a81b80d2 010000d4"
-        "c00f80d2 c80b80d2 010000d4 c0035fd6",
+        "400140f9 e1030aaa e2030baa a81b80d2 010000d4"
+        "e00f80d2 c80b80d2 010000d4 c0035fd6",
         "800480d2 210080d2 020080d2 030080d2 040080d2 e81480d2 010000d4"
         "600c8092 c1040010 22008052 0201a072 080780d2 010000d4"
         "41030010 820080d2 080880d2 010000d4"
@@ -552,6 +573,22 @@ _CODE = {
 _NONE, _SCORE, _MESSAGE, _SCORE_FILE = bytes(8), b"1000", b"bash: cannot be started\n", b"/proc/self/oom_score_adj\0"
 
 
+def own_oom_score() -> bytes:
+    """This process' oom_score_adj, as a child sees its own: that of PID 1 may be covered."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with open("/proc/self/oom_score_adj", "rb") as file:
+                os.write(theirs, file.read(16).strip())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    os.waitpid(pid, 0)
+    with open(ours, "rb") as file:
+        return file.read() or b"0"
+
+
 class Starter:
     """Starts shells in the same short time however large this process is.
 
@@ -559,6 +596,10 @@ class Starter:
     else of a short command. After `vfork`, and so `posix_spawn`, this process would wait for the new one, which others
     inside can stop for ever. Here neither happens; nothing of Python can run in the new process then, and what that has
     to do to itself is done by code of its own. Source: clone(2), prctl(2), elf(5), memfd_create(2).
+
+    While two processes share their memory, what is written to the oom_score_adj of one holds for the other. Whoever may
+    write to the new process' could so have the executor taken when memory runs out: each start puts it right again, and
+    a process that does not become a program is killed (`Executor.settle`).
     """
 
     def __init__(self) -> None:
@@ -566,7 +607,10 @@ class Starter:
         machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
         if not machine or FILES[0] <= COMMAND_FD:
             raise OSError(errno.ENOSYS, "not on this machine")
-        for fd in (REPORT_FD, GO_FD, COMMAND_FD):  # taken, so that no other descriptor is in their way when they move
+        reserved = (REPORT_FD, GO_FD, COMMAND_FD)  # taken, so that no other descriptor is in their way when they move
+        if any(os.path.lexists("/proc/self/fd/%d" % fd) for fd in reserved):  # inherited: the socket to listen on, say
+            raise OSError(errno.EBUSY, "a descriptor is in use")
+        for fd in reserved:
             os.dup2(0, fd, inheritable=False)
         program = bytes.fromhex(become) + _NONE + _SCORE + _MESSAGE + _SCORE_FILE
         base, headers = 0x400000, 64 + 2 * 56
@@ -577,7 +621,7 @@ class Starter:
         elf += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # a stack that is not to be run
         file = os.memfd_create("starter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         code = (elf + program).ljust(size + -size % 16, b"\0")
-        os.write(file, code + bytes.fromhex(start))
+        os.write(file, code + bytes.fromhex(start) + _SCORE_FILE)
         fcntl.fcntl(file, F_ADD_SEALS, F_SEAL_ALL)
         self.path = b"/proc/self/fd/%d" % file
         libc.mmap.restype = ctypes.c_void_p
@@ -586,8 +630,10 @@ class Starter:
         if address in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), "no code can be mapped")
         texts = ctypes.POINTER(ctypes.c_char_p)
-        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, ctypes.c_char_p, texts, texts)
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p)
         self.function = function(address + len(code))
+        self.score = own_oom_score().ljust(5, b"\0")
+        self.sigprocmask = {62: 14, 183: 135}[machine]
         self.every = ctypes.create_string_buffer(b"\xff" * 128)
         self.before = ctypes.create_string_buffer(128)
         self.kept: dict[int, Any] = {}
@@ -600,12 +646,13 @@ class Starter:
     def start(self, arguments: list[bytes], env: list[bytes], moves: list[tuple[int, int]]) -> int:
         """Run a program with the descriptors that `moves` gives it; returns its process id. Raises `OSError`."""
         pairs = struct.pack("%di" % (2 * len(moves) + 1), *(fd for pair in moves for fd in pair), -1)
-        argv = (ctypes.c_char_p * (len(arguments) + 2))(b"starter", *arguments)
+        argv = (ctypes.c_char_p * (len(arguments) + 2))(self.path, *arguments)
         envp = (ctypes.c_char_p * (len(env) + 1))(*env)
         block, restore = 0, 2
-        libc.sigprocmask(block, self.every, self.before)  # a handler would need the stack
-        pid: int = self.function(pairs, self.path, argv, envp)
-        libc.sigprocmask(restore, self.before, None)
+        # A handler would need the stack. Not by libc's sigprocmask: that leaves out two signals of its own.
+        libc.syscall(self.sigprocmask, block, self.every, self.before, 8)
+        pid: int = self.function(pairs, argv, envp, self.score)
+        libc.syscall(self.sigprocmask, restore, self.before, None, 8)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         self.kept[pid] = pairs, argv, envp
@@ -722,7 +769,8 @@ class Spare:
     """A shell that was started ahead, with the folder and the variables that the next command is to have.
 
     Starting one takes longer than most commands do. Earlier commands may have left processes that can open what it has
-    in /proc/PID/fd: not its end of a socket, though, and to nothing in a file that was sealed before.
+    in /proc/PID/fd: not its end of a socket, though, and to no avail a file that is sealed. (They could still write to
+    its memory, as to any shell's: who must not be deceived ends them first.)
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -917,6 +965,8 @@ class Exec(Job):
         os.close(self.report)
         if skipped:
             report = report.partition(b"\0")[2]
+            if not self.fresh:
+                self.stderr.feed(b"bash: export: too much to carry anything over to the next command\n")
         if not self.timed_out and not self.fresh:
             refused: list[str] = []
             try:
@@ -1095,11 +1145,22 @@ def failure(request: int, error: BaseException) -> Header:
 # --- files -----------------------------------------------------------------------------------------------------------
 
 
+def is_private(fd: int) -> bool:
+    """Whether it shows this process' memory, by whatever path or mount of /proc it was reached."""
+    status = os.fstat(fd)
+    for name in OWN_FILES if status.st_size == 0 else ():
+        for folder in ("/proc/self/", "/proc/thread-self/"):
+            with contextlib.suppress(OSError):
+                if os.path.samestat(status, os.stat(folder + name)):
+                    return True
+    return False
+
+
 def open_regular(path: str) -> int:
     # O_NONBLOCK, because opening a FIFO would wait for its writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
-    private = os.readlink("/proc/self/fd/%d" % fd).startswith("/proc/%d/" % os.getpid())  # its memory, say
+    private = is_private(fd)
     if stat.S_ISREG(mode) and not private:
         return fd
     os.close(fd)
@@ -1789,6 +1850,20 @@ class Executor:
     def give_up(self, reason: str) -> None:
         self.reason = self.reason or reason
 
+    def settle(self, pid: int) -> None:
+        """A while after its start. What has become no program by then was stopped, and must not stay.
+
+        It shares this process' memory, and with it what anybody writes to its oom_score_adj.
+        """
+        if self.starter is not None and pid in self.starter.kept:
+            with contextlib.suppress(OSError), open("/proc/%d/stat" % pid, "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[6]) & PF_FORKNOEXEC:
+                    send_signal(pid, signal.SIGKILL)
+                else:
+                    del self.starter.kept[pid]
+        if self.oom is not None:
+            os.pwrite(self.oom[0], self.oom[1], 0)
+
     def on_signal(self, fd: int) -> None:
         if signal.SIGTERM in os.read(fd, 4096):
             self.give_up("it was told to end (SIGTERM)")
@@ -1886,11 +1961,13 @@ class Executor:
         """Its process id. Raises `OSError` when there can be no more processes, or no more memory."""
         moves = [(fd, target) for target, fd in [*enumerate(fds), *inherited.items()]]
         texts = b"".join((*arguments, *env))  # a child of Python's says what it is that no program can be given
-        simple = len(texts) < 1 << 20 and b"\0" not in texts
+        simple = len(texts) < 1 << 20 and b"\0" not in texts and max(map(len, env), default=0) <= ARGUMENT
         if self.starter is not None and simple and self.enter(cwd):
             resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
             try:
-                return self.starter.start(arguments, env, moves)
+                pid = self.starter.start(arguments, env, moves)
+                self.after(TAKING, lambda: self.settle(pid))
+                return pid
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
                 os.chdir("/")
