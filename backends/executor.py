@@ -533,7 +533,7 @@ class ShellState:
 # BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
 # execve(argv[1], argv + 1, envp); and if that returns, write(2, MESSAGE) and exit_group(126).
 #
-# A line of code is a system call.
+# A line of code is a system call. What it is assembled from is in scripts/starter of the repository.
 _CODE = {
     "x86_64": (
         62,
@@ -642,6 +642,7 @@ class Starter:
         status = os.waitpid(pid, 0)[1]
         if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
             raise OSError(errno.ENOEXEC, "its program does not run")
+        self.kept.clear()
 
     def start(self, arguments: list[bytes], env: list[bytes], moves: list[tuple[int, int]]) -> int:
         """Run a program with the descriptors that `moves` gives it; returns its process id. Raises `OSError`."""

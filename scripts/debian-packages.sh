@@ -9,6 +9,7 @@ case ${1:-} in
 "") ;;
 engines)
   packages="$packages docker.io openssh-server bubblewrap busybox-static"
+  packages="$packages binutils-aarch64-linux-gnu binutils-x86-64-linux-gnu" # for the code that starts shells
   packages="$packages patchelf squashfs-tools libseccomp2 libsqlite3-0" # what scripts/install-apptainer.sh builds on
   ;;
 *) echo "error: $0 takes nothing, or the word engines; not $1" >&2; exit 2 ;;

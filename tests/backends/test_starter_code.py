@@ -1,0 +1,41 @@
+"""The machine code that shells are started by is what its source says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sandbox_watch import missing
+
+from backends import executor
+
+SOURCES = Path(__file__).parents[2] / "scripts/starter"
+DATA = b"".join(getattr(executor, name) for name in ("_NONE", "_SCORE", "_MESSAGE", "_SCORE_FILE"))
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_code_is_what_its_source_assembles_to(machine: str, tmp_path: Path) -> None:
+    prefix = "" if machine == os.uname().machine else f"{machine}-linux-gnu-"
+    if shutil.which(prefix + "as") is None:
+        missing(f"no assembler for {machine}: install binutils, and binutils-{machine.replace('_', '-')}-linux-gnu")
+    built = tmp_path / "code.o"
+    subprocess.run([prefix + "as", SOURCES / f"{machine}.s", "-o", built], check=True)
+    _, start, become = executor._CODE[machine]
+    for section, code in (("start", bytes.fromhex(start)), ("become", bytes.fromhex(become) + DATA)):
+        subprocess.run([prefix + "objcopy", "-O", "binary", "-j", section, built, tmp_path / section], check=True)
+        assert (tmp_path / section).read_bytes() == code
+
+
+def test_it_is_in_use_where_it_can_be() -> None:
+    if os.uname().machine not in executor._CODE:
+        pytest.skip("shells are forked on this machine")
+    script = "from backends.executor import Starter; print(len(Starter().kept))"
+    command = [sys.executable, "-c", script]
+    result = subprocess.run(
+        command, cwd=SOURCES.parents[1], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    assert result.stdout == "0\n"
