@@ -599,7 +599,7 @@ class Starter:
 
     While two processes share their memory, what is written to the oom_score_adj of one holds for the other. Whoever may
     write to the new process' could so have the executor taken when memory runs out: each start puts it right again, and
-    a process that does not become a program is killed (`Executor.settle`).
+    a process that was stopped before it became a program goes on (`Executor.settle`).
     """
 
     def __init__(self) -> None:
@@ -1852,14 +1852,15 @@ class Executor:
         self.reason = self.reason or reason
 
     def settle(self, pid: int) -> None:
-        """A while after its start. What has become no program by then was stopped, and must not stay.
+        """A while after its start. What has become no program by then is slow, or was stopped, and must not stay so.
 
         It shares this process' memory, and with it what anybody writes to its oom_score_adj.
         """
         if self.starter is not None and pid in self.starter.kept:
             with contextlib.suppress(OSError), open("/proc/%d/stat" % pid, "rb") as file:
                 if int(file.read().rpartition(b")")[2].split()[6]) & PF_FORKNOEXEC:
-                    send_signal(pid, signal.SIGKILL)
+                    send_signal(pid, signal.SIGCONT)
+                    self.after(TAKING, lambda: self.settle(pid))
                 else:
                     del self.starter.kept[pid]
         if self.oom is not None:
