@@ -42,7 +42,10 @@ def memory(pid: int | str, name: str) -> int:
 def below(box: Box, program: str) -> list[int]:
     """The executor's living children that run `program`; those that move folders are what it is itself."""
     children = Path(f"/proc/{box.process.pid}/task/{box.process.pid}/children").read_text().split()
-    stats = [(Path("/proc") / pid / "stat").read_text() for pid in children]
+    stats = []
+    for pid in children:
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            stats.append(Path(f"/proc/{pid}/stat").read_text())
     return [int(stat.split()[0]) for stat in stats if f"({program}" in stat and ") Z " not in stat]
 
 
