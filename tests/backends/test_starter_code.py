@@ -17,16 +17,21 @@ SOURCES = Path(__file__).parents[2] / "scripts/starter"
 DATA = b"".join(getattr(executor, name) for name in ("_NONE", "_SCORE", "_MESSAGE", "_SCORE_FILE"))
 
 
+def tool(name: str, machine: str) -> str:
+    """A program of binutils for a machine; distributions other than Debian have no long name for this machine's own."""
+    names = [f"{machine}-linux-gnu-{name}", *([name] if machine == os.uname().machine else [])]
+    found = next(filter(None, map(shutil.which, names)), None)
+    return found or missing(f"no {names[0]}: install binutils-{machine.replace('_', '-')}-linux-gnu")
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_the_code_is_what_its_source_assembles_to(machine: str, tmp_path: Path) -> None:
-    prefix = "" if machine == os.uname().machine else f"{machine}-linux-gnu-"
-    if shutil.which(prefix + "as") is None:
-        missing(f"no assembler for {machine}: install binutils, and binutils-{machine.replace('_', '-')}-linux-gnu")
+    assembler, objcopy = tool("as", machine), tool("objcopy", machine)
     built = tmp_path / "code.o"
-    subprocess.run([prefix + "as", SOURCES / f"{machine}.s", "-o", built], check=True)
+    subprocess.run([assembler, SOURCES / f"{machine}.s", "-o", built], check=True)
     _, start, become = executor._CODE[machine]
     for section, code in (("start", bytes.fromhex(start)), ("become", bytes.fromhex(become) + DATA)):
-        subprocess.run([prefix + "objcopy", "-O", "binary", "-j", section, built, tmp_path / section], check=True)
+        subprocess.run([objcopy, "-O", "binary", "-j", section, built, tmp_path / section], check=True)
         assert (tmp_path / section).read_bytes() == code
 
 
