@@ -65,11 +65,13 @@ async def test_under_a_rain_of_cuts_nothing_is_lost_doubled_or_mixed_up(sealed: 
             assert await sandbox.read_bytes(f"file{number}") == data
 
         falling = asyncio.create_task(rain())
-        await asyncio.gather(*(command(number) for number in range(60)), *(file(number) for number in range(3)))
+        rounds = 0
+        while rounds == 0 or len(box.streams) <= 5:  # how many cuts fall into one round is the machine's affair
+            rounds += 1
+            await asyncio.gather(*(command(number) for number in range(60)), *(file(number) for number in range(3)))
         falling.cancel()
-        assert await counted(sandbox) == 60
+        assert await counted(sandbox) == 60 * rounds
         assert connection.lost is None
-        assert len(box.streams) > 5
 
 
 async def test_what_is_out_of_reach_for_a_while_comes_back() -> None:
