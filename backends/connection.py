@@ -2,7 +2,7 @@
 
 A connection over one stream is lost with that stream. A resumable one dials again when its stream breaks and goes on
 where it was: no request is executed twice, no answer is lost. Once a connection is lost it stays lost, and every
-request, waiting or new, raises `SandboxLost` with the same reason. The protocol is described in `executor.py`.
+request, waiting or new, raises `SandboxLost` with the same reason. The protocol is described in the package `executor`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from hashlib import blake2b
 from typing import Any
 
 from .base import BackendError, SandboxLost
-from .stream import CHUNK, Attachment, Frame, prove
+from .executor.wire import CHUNK, PROTOCOL, prove
+from .stream import Attachment, Frame
 from .stream import ByteStream as ByteStream
 from .stream import asyncio_stream as asyncio_stream
 
-PROTOCOL = 2
 PATIENCE = 60.0
 """Seconds beyond what a request may take by itself until a silent executor is given up."""
 GRACE = 60.0

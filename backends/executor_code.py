@@ -1,4 +1,4 @@
-"""The executor as something to send to where it runs."""
+"""The executor as something to send to where it runs: its modules, joined to one file."""
 
 from __future__ import annotations
 
@@ -8,13 +8,42 @@ import importlib.util
 import marshal
 from pathlib import Path
 
-_FILE = Path(__file__).with_name("executor.py")
+_FOLDER = Path(__file__).with_name("executor")
 
 
 @functools.cache
 def source() -> bytes:
-    """The file, for any Python from 3.8 on."""
-    return _FILE.read_bytes()
+    """One file, for any Python from 3.8 on: each module after those that it imports from, without these imports.
+
+    Names are therefore unique over all modules, which a test sees to.
+    """
+    parts: dict[str, str] = {}
+
+    def add(name: str) -> None:
+        if name in parts:
+            return
+        text = (_FOLDER / f"{name}.py").read_text()
+        lines = text.splitlines(keepends=True)
+        for node in reversed(ast.parse(text).body):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                assert node.module is not None, f"{name} imports the package itself"
+                add(node.module)
+            elif not _is_left_out(node):
+                continue
+            del lines[node.lineno - 1 : node.end_lineno]
+        parts[name] = f"# {name}.py\n" + "".join(lines).strip("\n")
+
+    add("main")
+    return "\n\n\n".join(["from __future__ import annotations", *parts.values()]).encode() + b"\n"
+
+
+def _is_left_out(node: ast.stmt) -> bool:
+    """What only readers and type checkers need."""
+    if isinstance(node, ast.ImportFrom):
+        return node.module in ("__future__", "typing")
+    if isinstance(node, ast.Expr):
+        return isinstance(node.value, ast.Constant)
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 @functools.cache

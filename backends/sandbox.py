@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from .base import MAX_OUTPUT, BackendError, ExecResult, OutputChunk, Process, ProcessStatus, SandboxLost, SandboxSpec
-from .connection import GRACE, PATIENCE, PROTOCOL, Connection
+from .connection import GRACE, PATIENCE, Connection
+from .executor.wire import PROTOCOL
 from .transfer import Transfer, download, upload
 
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
-import struct
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-CHUNK = 1 << 18
-"""Bytes that are read at once, and of a part of a file."""
-_FRAME = struct.Struct("!II")
+from .executor.wire import CHUNK, FRAME
+
 _SMALL = 1 << 16  # bytes of a payload that are copied to its header rather than written apart
 _HEADER = 1 << 26  # bytes of a header above which the stream is damaged for certain
 
@@ -71,7 +69,7 @@ class Frame:
     @classmethod
     def of(cls, header: dict[str, Any], payload: bytes = b"") -> Frame:
         encoded = json.dumps(header).encode()
-        head = _FRAME.pack(len(encoded), len(payload)) + encoded
+        head = FRAME.pack(len(encoded), len(payload)) + encoded
         return cls(head + payload, b"") if len(payload) <= _SMALL else cls(head, payload)
 
     @property
@@ -93,11 +91,6 @@ class Seal:
         for part in parts:
             mac.update(part)
         return mac.digest()
-
-
-def prove(token: bytes, sender: str, *facts: object) -> str:
-    message = " ".join([sender, *(str(fact) for fact in facts)])
-    return blake2b(message.encode(), key=token, digest_size=32).hexdigest()
 
 
 class Attachment:
@@ -130,9 +123,9 @@ class Attachment:
             ValueError: what came is not a frame, or is one by somebody else.
         """
         buffer = self._buffer
-        await self._fill(_FRAME.size)
-        header_size, payload_size = _FRAME.unpack_from(buffer)
-        header_end = _FRAME.size + header_size
+        await self._fill(FRAME.size)
+        header_size, payload_size = FRAME.unpack_from(buffer)
+        header_end = FRAME.size + header_size
         size = header_end + payload_size
         if header_size > _HEADER or (limit is not None and size > limit):
             raise ValueError("it is damaged: a frame is too large")
@@ -143,7 +136,7 @@ class Attachment:
                 self._opening.tag(view[:size]), view[size : size + tag_size]
             ):
                 raise ValueError("a frame is not by the executor")
-            header = json.loads(bytes(view[_FRAME.size : header_end]))
+            header = json.loads(bytes(view[FRAME.size : header_end]))
             payload = bytes(view[header_end:size])
         del buffer[: size + tag_size]
         return header, payload, size

@@ -85,7 +85,7 @@ class Transfer:
 
 async def upload(transfer: Transfer, folder: str) -> None:
     """Pack `folder` into an open `unpack`."""
-    from .executor import pack  # one description of what is packed, on both sides
+    from .executor.folders import pack  # one description of what is packed, on both sides
 
     def run(call: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         with io.BufferedWriter(_Pushing(lambda data: call(transfer.push(data))), PART) as file:

@@ -1,4 +1,4 @@
-// The machine code in backends/executor.py (`_CODE`), from which the tests assemble it again.
+// The machine code in backends/executor/starter.py (`_CODE`), from which the tests assemble it again.
 
 .section start, "ax"
     // x0: moves, x1: argv, x2: envp, x3: score. System calls overwrite x0 only.

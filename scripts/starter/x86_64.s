@@ -1,4 +1,4 @@
-# The machine code in backends/executor.py (`_CODE`), from which the tests assemble it again.
+# The machine code in backends/executor/starter.py (`_CODE`), from which the tests assemble it again.
 .intel_syntax noprefix
 
 .section start, "ax"

@@ -26,8 +26,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sandbox_watch import until
 
-from backends import executor_code
-from backends.executor import Capped, Spill, find_python
+from backends import executor, executor_code
+from backends.executor.output import Capped, Spill
+from backends.executor.programs import find_python
 from backends.transfer import unpack
 
 
@@ -173,7 +174,7 @@ async def test_a_transfer_that_is_given_up_leaves_nothing_behind(tmp_path: Path)
         threads = threading.active_count()
         calls = [
             sandbox.download_dir("many", tmp_path / "a"),
-            sandbox.upload_dir(executor_code._FILE.parents[1], "up"),
+            sandbox.upload_dir(executor_code._FOLDER.parents[1], "up"),
         ]
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0.05)
@@ -312,7 +313,7 @@ async def test_a_shell_that_was_started_ahead_is_as_if_it_were_started_now() -> 
         assert opened.stdout == b"0 1 2 211 3 0\n"
 
 
-# --- the file itself -------------------------------------------------------------------------------------------------
+# --- its code -------------------------------------------------------------------------------------------------
 
 
 def test_it_is_python_3_8_and_imports_what_it_says_it_imports() -> None:
@@ -320,6 +321,26 @@ def test_it_is_python_3_8_and_imports_what_it_says_it_imports() -> None:
     code = f"import {', '.join(executor_code.modules())}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
     assert {"tarfile", "socket", "json"} <= set(executor_code.modules())
+
+
+def test_the_one_file_is_all_its_modules_and_no_name_is_given_twice() -> None:
+    bound: dict[str, str] = {}
+    joined = ast.parse(executor_code.source())
+    for module in Path(executor.__file__).parent.glob("*.py"):
+        for name in names_given(ast.parse(module.read_text())):
+            assert bound.setdefault(name, module.name) == module.name, f"{name} is also given in {bound[name]}"
+    assert names_given(joined) == set(bound)
+    assert not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(joined))
+
+
+def names_given(tree: ast.Module) -> set[str]:
+    """By definitions and assignments at the top level."""
+    found = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign | ast.AnnAssign):
+            stored = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+            found |= {node.id for node in stored if isinstance(node.ctx, ast.Store)}
+    return found
 
 
 async def test_commands_inherit_nothing_of_the_stream() -> None:

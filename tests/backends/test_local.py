@@ -163,15 +163,6 @@ def test_importing_the_local_backend_imports_no_others_client() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_the_executor_is_python_3_8() -> None:
-    import ast
-
-    import backends
-
-    source = Path(backends.__file__).with_name("executor.py").read_text()
-    ast.parse(source, feature_version=(3, 8))
-
-
 @pytest.mark.parametrize("what", ["write", "input", "exec"])
 async def test_a_sandbox_lost_in_the_middle_of_a_long_upload_is_told_at_once(backend: Backend, what: str) -> None:
     sandbox = await backend.create(SandboxSpec())

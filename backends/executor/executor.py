@@ -1,0 +1,228 @@
+"""What is asked for, by its name: each request is a method, and what it works on is kept here."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import select
+import signal
+from typing import TYPE_CHECKING
+
+from .background import Background
+from .files import Upload, read_file
+from .jobs import Exec
+from .loop import Loop
+from .output import Spill
+from .processes import kill_tree
+from .programs import find_python
+from .session import Session
+from .shell import ShellState
+from .shells import Shells
+from .spares import Spares
+from .transfers import Packing, Reading, Unpacking, Writing
+from .wire import complain, failure
+
+if TYPE_CHECKING:
+    from .output import Capped
+    from .transfers import Transfer
+    from .wire import Header
+
+SPILLS = 4
+"""Truncated results whose whole output is kept."""
+ENDED = 1 << 25
+"""Bytes of output that are kept of all background processes together that have ended."""
+
+
+class Executor:
+    """Requests in, answers out."""
+
+    def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
+        self.loop = Loop()
+        self.session = Session(self.loop, self.serve)
+        self.shells = Shells(self.loop, bash, oom)
+        self.spares = Spares(self.shells)
+        self.wall_time = math.inf
+        self.memory: int | None = None
+        self.execs: dict[int, Exec] = {}
+        self.spilled: dict[str, dict[str, Capped]] = {}
+        self.processes: dict[str, Background] = {}
+        self.uploads: dict[int, Upload | None] = {}  # None: failed, the rest is ignored
+        self.transfers: dict[int, Transfer] = {}
+        self.signals, wakeup = os.pipe()
+        for fd in (self.signals, wakeup):
+            os.set_blocking(fd, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self.loop.watch(self.signals, select.EPOLLIN, self.on_signal)
+
+    def on_signal(self, fd: int) -> None:
+        if signal.SIGTERM in os.read(fd, 4096):
+            self.loop.end("it was told to end (SIGTERM)")
+        self.shells.reap()
+
+    def prepare(self) -> None:
+        """Have shells ready for the next commands, one at a time."""
+        if not self.execs and self.loop.reason is None and self.session.farewell is None and self.spares.prepare():
+            self.loop.after(0.0, self.prepare)
+
+    def new_spill(self) -> Spill | None:
+        try:
+            return Spill(["/tmp", self.shells.state.workdir], self.memory)
+        except OSError:
+            return None
+
+    def keep(self, execution: str, outputs: dict[str, Capped]) -> None:
+        for output in outputs.values():
+            output.head, output.tail = bytearray(), bytearray()
+        self.spilled[execution] = outputs
+        while len(self.spilled) > SPILLS:
+            del self.spilled[next(iter(self.spilled))]
+
+    def on_process_ended(self) -> None:
+        """Of processes that have ended, the output of the last ones is kept."""
+        room = ENDED
+        for process in reversed(list(self.processes.values())):
+            if process.finished:
+                room -= len(process.ring.data)
+                if room < 0:
+                    process.ring.drop()
+
+    def serve(self, header: Header, payload: bytes) -> None:
+        try:
+            getattr(self, "op_" + header["op"])(header, payload)
+        except Exception as error:
+            if not isinstance(error, OSError):
+                complain(error)
+            if "id" in header:
+                self.session.send(failure(header["id"], error))
+
+    # requests
+
+    def path(self, path: str) -> str:
+        return os.path.join(self.shells.state.workdir, path)
+
+    def process(self, header: Header) -> Background:
+        try:
+            return self.processes[header["process"]]
+        except KeyError:
+            raise ProcessLookupError(errno.ESRCH, "no such process", header["process"]) from None
+
+    def op_init(self, header: Header, _: bytes) -> None:
+        workdir, env, lifetime = header["workdir"], header["env"], header["lifetime"]
+        os.makedirs(workdir, exist_ok=True)
+        self.shells.state = ShellState(workdir, env)
+        self.wall_time = header.get("wall_time") or math.inf
+        self.session.grace = header.get("grace") or self.session.grace
+        self.memory = header.get("memory")
+        self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
+        self.session.send({"id": header["id"], "python": find_python(env.get("PATH", os.defpath))})
+
+    def op_exec(self, header: Header, payload: bytes) -> None:
+        self.execs[header["id"]] = Exec(self, header, payload)
+
+    def op_spilled(self, header: Header, _: bytes) -> None:
+        offset = header["offset"]
+        try:
+            output = self.spilled[header["execution"]][header["stream"]]
+        except KeyError:
+            message = "the whole of this output is not kept any more"
+            raise FileNotFoundError(errno.ENOENT, message, header["execution"]) from None
+        kept = output.spill.size if output.spill is not None else 0
+        if output.spill is None or offset >= kept < output.total:
+            message = "of this output of %d bytes, only the first %d could be kept" % (output.total, kept)
+            raise OSError(errno.ENOSPC, message, header["execution"])
+        self.session.send_file(header["id"], output.spill.read(offset, header["limit"]))
+
+    def op_start(self, header: Header, _: bytes) -> None:
+        name = "p%d" % (len(self.processes) + 1)
+        self.processes[name] = Background(self, header)
+        self.session.send({"id": header["id"], "process": name})
+
+    def op_processes(self, header: Header, _: bytes) -> None:
+        listed = [[name, process.command] for name, process in self.processes.items()]
+        self.session.send({"id": header["id"], "processes": listed})
+
+    def op_status(self, header: Header, _: bytes) -> None:
+        process = self.process(header)
+        self.session.send({"id": header["id"], "exit_code": process.shown_exit_code, "output_size": process.ring.total})
+
+    def op_output(self, header: Header, _: bytes) -> None:
+        self.process(header).output(header["id"], header["offset"], header["wait"], header["limit"])
+
+    def op_input(self, header: Header, payload: bytes) -> None:
+        self.process(header).input(header["id"], payload, header.get("close", False))
+
+    def op_kill(self, header: Header, _: bytes) -> None:
+        self.process(header).kill()
+        self.session.send({"id": header["id"]})
+
+    def op_kill_all(self, header: Header, _: bytes) -> None:
+        for job in [*self.execs.values(), *self.processes.values()]:
+            job.abandoned = True
+        self.spares.discard()
+        kill_tree(os.getpid())
+        self.session.send({"id": header["id"]})
+
+    def op_read(self, header: Header, _: bytes) -> None:
+        chunks = read_file(self.path(header["path"]), header["offset"], header["limit"])
+        self.session.send_file(header["id"], chunks)
+
+    def op_write(self, header: Header, payload: bytes) -> None:
+        request, more = header["id"], header.get("more", False)
+        upload = None
+        try:
+            upload = self.uploads.pop(request) if request in self.uploads else Upload(self.path(header["path"]))
+            if more:
+                self.uploads[request] = upload
+            if upload is None:
+                return
+            upload.feed(payload)
+            if not more:
+                upload.close(keep=True)
+                self.session.send({"id": request})
+        except OSError:
+            if more:
+                self.uploads[request] = None
+            if upload is not None:
+                upload.close(keep=False)
+            raise
+
+    def transfer(self, header: Header) -> Transfer:
+        try:
+            return self.transfers[header["transfer"]]
+        except KeyError:
+            raise OSError(errno.EBADF, "no such transfer") from None
+
+    def op_open(self, header: Header, _: bytes) -> None:
+        kinds = {"read": Reading, "write": Writing, "pack": Packing, "unpack": Unpacking}
+        number = header["transfer"]
+        self.transfers[number] = kinds[header["kind"]](self, self.path(header["path"]), number)
+        self.session.send({"id": header["id"]})
+
+    def op_pull(self, header: Header, _: bytes) -> None:
+        self.transfer(header).pull(header["id"])
+
+    def op_push(self, header: Header, payload: bytes) -> None:
+        self.transfer(header).push(header["id"], payload)
+
+    def op_commit(self, header: Header, _: bytes) -> None:
+        self.transfer(header).commit(header["id"])
+
+    def op_drop(self, header: Header, _: bytes) -> None:
+        transfer = self.transfers.pop(header["transfer"], None)
+        if transfer is not None:
+            transfer.drop()
+
+    def op_cancel(self, header: Header, _: bytes) -> None:
+        target = header["target"]
+        if target in self.execs:
+            self.execs[target].kill()
+        upload = self.uploads.pop(target, None)
+        if upload is not None:
+            upload.close(keep=False)
+        self.session.cancel_file(target)
+        for process in self.processes.values():
+            process.waiting.pop(target, None)
+
+    def op_shutdown(self, _: Header, __: bytes) -> None:
+        self.session.stop("it was shut down")

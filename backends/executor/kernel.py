@@ -1,0 +1,34 @@
+"""What the kernel offers and Python's library does not name, and the descriptors with a meaning of their own."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import resource
+import struct
+import termios
+
+REPORT_FD = 211
+"""Where shells report their state: high and odd, as scripts like to use 3 to 9, 100 and 200 for their own."""
+GO_FD, COMMAND_FD = 212, 213
+"""Where a shell that was started ahead waits for its command, and finds it."""
+PF_FORKNOEXEC = 0x40
+F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
+F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
+F_SEAL_ALL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
+libc = ctypes.CDLL(None, use_errno=True)
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+"""Open files allowed to what runs inside."""
+
+
+def close_all(fds: list[int]) -> None:
+    for fd in set(fds):
+        os.close(fd)
+
+
+def unread(fd: int) -> int:
+    """The bytes that wait in a pipe."""
+    count: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
+    return count

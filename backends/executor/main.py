@@ -1,0 +1,83 @@
+"""What this process makes of itself before it serves anybody, and what it takes along when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import sys
+
+from .executor import Executor
+from .kernel import FILES, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, libc
+from .processes import kill_tree
+from .programs import find_bash
+from .relay import relay
+from .seccomp import lock_own_settings
+from .sockets import connection_maker, listener
+
+
+def main() -> None:
+    options: dict[str, str] = {}
+    folders = sys.argv[1:]
+    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash"):
+        options[folders[0]] = folders[1]
+        del folders[:2]
+    if "--relay" in options:
+        relay(options["--relay"].lstrip("@"))
+        return
+    is_init = os.getpid() == 1
+    stream_in, stream_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.set_inheritable(2, False)  # every child gets its own
+    oom = None
+    # Opened now, because what is not dumpable cannot open its own file. PID 1's may be covered, lest others write it.
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        value = b"%d" % int(os.read(fd, 16))
+        os.pwrite(fd, value, 0)
+        oom = (fd, value)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))  # children left behind hold two pipes each
+    keyctl = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)
+    if keyctl is not None:
+        libc.syscall(keyctl, 1, None)  # KEYCTL_JOIN_SESSION_KEYRING: an empty one, not the owner's with its keys
+    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # A PID 1 without handlers is deaf to signals from inside its namespace; elsewhere SIGTERM means a tidy end.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # what is ignored would be so in every child
+        signal.signal(number, lambda *_: None)
+    if is_init:
+        lock_own_settings()
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    executor = Executor(find_bash(options.get("--bash")), oom)
+    if "--dial" in options or "--listen" in options:
+        os.close(stream_in)
+        os.close(stream_out)
+    else:
+        executor.session.use_stream(stream_in, stream_out)
+        if not is_init:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if "--listen" in options:
+        executor.session.use_listener(*listener(options["--listen"]))
+    elif "--dial" in options:
+        executor.session.use_dial(connection_maker(options["--dial"]))
+    try:
+        executor.loop.run()
+        executor.session.say_goodbye()
+    finally:
+        if not is_init:  # the kernel does this for a PID namespace
+            kill_tree(os.getpid())
+            import shutil
+
+            for path in folders:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Shells, and the other processes that this one starts: how they begin, and who is told of their end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import signal
+import termios
+import time
+from typing import TYPE_CHECKING
+
+from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, close_all, libc
+from .processes import send_signal
+from .shell import ARGUMENT, ShellState
+from .starter import Starter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .jobs import Job
+    from .loop import Loop
+
+FORKING = 2.0
+"""Seconds for which a shell that cannot be started for want of processes or memory is tried again."""
+SETTLING = 0.2
+"""Seconds after which a new process ought to have become a program."""
+
+
+class Shells:
+    """Starts them with the folder and the variables that earlier ones have left."""
+
+    def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None) -> None:
+        self.loop = loop
+        self.bash = bash
+        self.oom = oom
+        """An open /proc/self/oom_score_adj, and what is in it; None: children write their own."""
+        self.state = ShellState("/", {})
+        self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # now, while it is sure to be that
+        self.starter: Starter | None = None
+        with contextlib.suppress(OSError):
+            self.starter = Starter()
+        self.children: dict[int, Callable[[int], None]] = {}
+        """Whom to tell with which exit code a child has ended."""
+
+    def spawn(
+        self,
+        job: Job,
+        fds: list[int],
+        arguments: list[bytes],
+        cwd: str | None,
+        env: list[bytes],
+        inherited: dict[int, int],
+    ) -> None:
+        """Start `job`'s shell with `fds` as its 0, 1 and 2, and close them here.
+
+        What goes wrong before bash runs looks like bash's own failure: a message in its output, and exit code 1 or 126.
+        """
+        end = time.monotonic() + FORKING
+
+        def attempt() -> None:
+            try:
+                pid = -1 if job.abandoned else self.start_shell(arguments, fds, cwd, env, inherited)
+            except OSError as error:  # the limit of processes, or of memory: others may end and make room
+                if time.monotonic() < end:
+                    self.loop.after(0.02, attempt)
+                    return
+                os.write(fds[2], b"bash: fork: " + os.fsencode(error.strerror or "failed") + b"\n")
+                self.loop.after(0.0, lambda: job.on_exit(126))
+            else:
+                if pid < 0:
+                    self.loop.after(0.0, lambda: job.on_exit(137))
+                else:
+                    job.adopt(pid)
+            close_all(fds)
+
+        attempt()
+
+    def start_shell(
+        self, arguments: list[bytes], fds: list[int], cwd: str | None, env: list[bytes], inherited: dict[int, int]
+    ) -> int:
+        """Its process id. Raises `OSError` when there can be no more processes, or no more memory."""
+        moves = [(fd, target) for target, fd in [*enumerate(fds), *inherited.items()]]
+        texts = b"".join((*arguments, *env))  # a child of Python's says what it is that no program can be given
+        simple = len(texts) < 1 << 20 and b"\0" not in texts and max(map(len, env), default=0) <= ARGUMENT
+        if self.starter is not None and simple and self.enter(cwd):
+            resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
+            try:
+                pid = self.starter.start(arguments, env, moves)
+                self.loop.after(SETTLING, lambda: self.settle(pid))
+                return pid
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
+                os.chdir("/")
+        pid = self.fork()
+        if pid == 0:
+            self.become_shell(arguments, moves, cwd, env)
+        return pid
+
+    def enter(self, cwd: str | None) -> bool:
+        """Go to the folder where a shell is to start."""
+        if cwd is not None:
+            with contextlib.suppress(OSError, ValueError):
+                os.chdir(os.path.join(self.state.workdir, cwd))
+                return True
+            return False
+        for path in (self.state.cwd, self.state.workdir, "/"):
+            with contextlib.suppress(OSError, ValueError):
+                os.chdir(path)
+                break
+        return True
+
+    def become_shell(
+        self, arguments: list[bytes], moves: list[tuple[int, int]], cwd: str | None, env: list[bytes]
+    ) -> None:
+        """In a forked child: does what `Starter` does, or says why it cannot be done. Never returns."""
+        failed, what = 126, "bash"
+        try:
+            os.setsid()
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children, and can be found
+            for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
+                signal.signal(number, signal.SIG_DFL)
+            above = [(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, COMMAND_FD + 1), target) for fd, target in moves]
+            for fd, target in above:
+                os.dup2(fd, target)
+            resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            if cwd is not None:
+                failed, what = 1, "cd: " + cwd
+                os.chdir(os.path.join(self.state.workdir, cwd))
+                failed, what = 126, "bash"
+            else:
+                self.enter(None)
+            os.execve(arguments[0], arguments, dict(text.split(b"=", 1) for text in env))
+        except BaseException as error:
+            reason = getattr(error, "strerror", None) or repr(error)
+            os.write(2, os.fsencode("bash: %s: %s\n" % (what, reason)))
+        finally:
+            os._exit(failed)
+
+    def fork(self) -> int:
+        """A child that goes before this process when memory runs out."""
+        if self.oom is not None:
+            os.pwrite(self.oom[0], b"1000", 0)
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid != 0 and self.oom is not None:
+                os.pwrite(self.oom[0], self.oom[1], 0)
+        if pid == 0 and self.oom is None:
+            with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+                file.write("1000")
+        return pid
+
+    def settle(self, pid: int) -> None:
+        """A while after its start. What has become no program by then is slow, or was stopped, and must not stay so.
+
+        It shares this process' memory, and with it what anybody writes to its oom_score_adj.
+        """
+        if self.starter is not None and pid in self.starter.kept:
+            with contextlib.suppress(OSError), open("/proc/%d/stat" % pid, "rb") as file:
+                if int(file.read().rpartition(b")")[2].split()[6]) & PF_FORKNOEXEC:
+                    send_signal(pid, signal.SIGCONT)
+                    self.loop.after(SETTLING, lambda: self.settle(pid))
+                else:
+                    del self.starter.kept[pid]
+        if self.oom is not None:
+            os.pwrite(self.oom[0], self.oom[1], 0)
+
+    def reap(self) -> None:
+        """Tell of all that have ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self.starter is not None:
+                self.starter.kept.pop(pid, None)
+            on_exit = self.children.pop(pid, None)
+            if on_exit is not None:  # otherwise an orphan that this process adopted
+                on_exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

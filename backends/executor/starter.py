@@ -1,0 +1,152 @@
+"""Starts programs without a copy of this process: a few system calls of machine code in place of `fork`."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import struct
+from typing import TYPE_CHECKING
+
+from .kernel import COMMAND_FD, F_ADD_SEALS, F_SEAL_ALL, FILES, GO_FD, REPORT_FD, libc
+
+if TYPE_CHECKING:
+    from typing import Any
+
+# Machine code, by machine: its number in an ELF header, START and BECOME.
+#
+# START is a function of (moves, argv, envp, score). It makes a process that shares this one's memory until it has
+# become a program, and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). What it does in the new process: setsid();
+# write(open(SCORE_FILE), score, 5); dup2() of every pair in `moves`, until a negative number; ioctl(0, TIOCSCTTY, 0),
+# which a terminal needs and nothing else minds; execve(argv[0], argv, envp); exit_group(127). Both processes are on
+# one stack at one time, so it uses none.
+#
+# BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
+# execve(argv[1], argv + 1, envp); and if that returns, write(2, MESSAGE) and exit_group(126).
+#
+# A line of code is a system call. What it is assembled from is in scripts/starter of the repository.
+_CODE = {
+    "x86_64": (
+        62,
+        "4989f9 4989f0 4989ca bf11010000 31f6 b838000000 0f05 4885c0 7572"
+        "4889d3 b870000000 0f05"
+        "488d3d62000000 be01000800 b802000000 0f05 89c7 4c89d6 ba05000000 b801000000 0f05"
+        "418b39 418b7104 4983c108 85ff 7809 b821000000 0f05 ebe8"
+        "31ff be0e540000 31d2 b810000000 0f05"
+        "498b38 4c89c6 4889da b83b000000 0f05"
+        "bf7f000000 b8e7000000 0f05 c3",
+        "bf24000000 be01000000 31d2 4531d2 4531c0 b89d000000 0f05"
+        "488d3d9b000000 be01000800 b802000000 0f05"
+        "89c7 488d356a000000 ba04000000 b801000000 0f05"
+        "bf02000000 488d354a000000 31d2 41ba08000000 b80e000000 0f05"
+        "488b0424 488d742410 488b3e 488d14c6 b83b000000 0f05"
+        "bf02000000 488d3524000000 ba18000000 b801000000 0f05"
+        "bf7e000000 b8e7000000 0f05",
+    ),
+    "aarch64": (
+        183,
+        "e90300aa ea0301aa eb0302aa ec0303aa 202280d2 010080d2 881b80d2 010000d4 000400b5"
+        "a81380d2 010000d4"
+        "600c8092 a1030010 22008052 0201a072 080780d2 010000d4 e1030caa a20080d2 080880d2 010000d4"
+        "2005c128 a000f837 020080d2 080380d2 010000d4 fbffff17"
+        "000080d2 c1818ad2 020080d2 a80380d2 010000d4"
+        "400140f9 e1030aaa e2030baa a81b80d2 010000d4"
+        "e00f80d2 c80b80d2 010000d4 c0035fd6",
+        "800480d2 210080d2 020080d2 030080d2 040080d2 e81480d2 010000d4"
+        "600c8092 c1040010 22008052 0201a072 080780d2 010000d4"
+        "41030010 820080d2 080880d2 010000d4"
+        "400080d2 61020010 020080d2 030180d2 e81080d2 010000d4"
+        "e20340f9 e1430091 200040f9 220c028b a81b80d2 010000d4"
+        "400080d2 41010010 020380d2 080880d2 010000d4"
+        "c00f80d2 c80b80d2 010000d4",
+    ),
+}
+_NONE, _SCORE, _MESSAGE, _SCORE_FILE = bytes(8), b"1000", b"bash: cannot be started\n", b"/proc/self/oom_score_adj\0"
+
+
+def own_oom_score() -> bytes:
+    """This process' oom_score_adj, as a child sees its own: that of PID 1 may be covered."""
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with open("/proc/self/oom_score_adj", "rb") as file:
+                os.write(theirs, file.read(16).strip())
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    os.waitpid(pid, 0)
+    with open(ours, "rb") as file:
+        return file.read() or b"0"
+
+
+class Starter:
+    """Starts shells in the same short time however large this process is.
+
+    To `fork` it copies its page tables, and then every page that either process writes to: that costs more than all
+    else of a short command. After `vfork`, and so `posix_spawn`, this process would wait for the new one, which others
+    inside can stop for ever. Here neither happens; nothing of Python can run in the new process then, and what that has
+    to do to itself is done by code of its own. Source: clone(2), prctl(2), elf(5), memfd_create(2).
+
+    While two processes share their memory, what is written to the oom_score_adj of one holds for the other. Whoever may
+    write to the new process' could so have the executor taken when memory runs out: each start puts it right again, and
+    a process that was stopped before it became a program goes on (`Shells.settle`).
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError` where it does not work; shells are forked then."""
+        machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
+        if not machine or FILES[0] <= COMMAND_FD:
+            raise OSError(errno.ENOSYS, "not on this machine")
+        reserved = (REPORT_FD, GO_FD, COMMAND_FD)  # taken, so that no other descriptor is in their way when they move
+        if any(os.path.lexists("/proc/self/fd/%d" % fd) for fd in reserved):  # inherited: the socket to listen on, say
+            raise OSError(errno.EBUSY, "a descriptor is in use")
+        for fd in reserved:
+            os.dup2(0, fd, inheritable=False)
+        program = bytes.fromhex(become) + _NONE + _SCORE + _MESSAGE + _SCORE_FILE
+        base, headers = 0x400000, 64 + 2 * 56
+        size = headers + len(program)
+        elf = b"\x7fELF" + bytes([2, 1, 1]).ljust(12, b"\0")
+        elf += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, base + headers, 64, 0, 0, 64, 56, 2, 0, 0, 0)
+        elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, size, size, 0x10000)  # all of it, to be read and run
+        elf += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # a stack that is not to be run
+        file = os.memfd_create("starter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        code = (elf + program).ljust(size + -size % 16, b"\0")
+        os.write(file, code + bytes.fromhex(start) + _SCORE_FILE)
+        fcntl.fcntl(file, F_ADD_SEALS, F_SEAL_ALL)
+        self.path = b"/proc/self/fd/%d" % file
+        libc.mmap.restype = ctypes.c_void_p
+        readable_and_executable, private = 5, 2
+        address = libc.mmap(None, ctypes.c_size_t(1 << 12), readable_and_executable, private, file, ctypes.c_long(0))
+        if address in (None, ctypes.c_void_p(-1).value):
+            raise OSError(ctypes.get_errno(), "no code can be mapped")
+        texts = ctypes.POINTER(ctypes.c_char_p)
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p)
+        self.function = function(address + len(code))
+        self.score = own_oom_score().ljust(5, b"\0")
+        self.sigprocmask = {62: 14, 183: 135}[machine]
+        self.every = ctypes.create_string_buffer(b"\xff" * 128)
+        self.before = ctypes.create_string_buffer(128)
+        self.kept: dict[int, Any] = {}
+        """What a new process may still be reading, by its id."""
+        pid = self.start([b"/dev/null/none"], [], [(0, 2)])
+        status = os.waitpid(pid, 0)[1]
+        if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
+            raise OSError(errno.ENOEXEC, "its program does not run")
+        self.kept.clear()
+
+    def start(self, arguments: list[bytes], env: list[bytes], moves: list[tuple[int, int]]) -> int:
+        """Run a program with the descriptors that `moves` gives it; returns its process id. Raises `OSError`."""
+        pairs = struct.pack("%di" % (2 * len(moves) + 1), *(fd for pair in moves for fd in pair), -1)
+        argv = (ctypes.c_char_p * (len(arguments) + 2))(self.path, *arguments)
+        envp = (ctypes.c_char_p * (len(env) + 1))(*env)
+        block, restore = 0, 2
+        # A handler would need the stack. Not by libc's sigprocmask: that leaves out two signals of its own.
+        libc.syscall(self.sigprocmask, block, self.every, self.before, 8)
+        pid: int = self.function(pairs, argv, envp, self.score)
+        libc.syscall(self.sigprocmask, restore, self.before, None, 8)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        self.kept[pid] = pairs, argv, envp
+        return pid

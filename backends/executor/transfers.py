@@ -1,0 +1,297 @@
+"""Files and folders that are moved part by part, by as many requests as that takes."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import select
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from .files import Upload, open_regular
+from .folders import pack, unpack
+from .kernel import F_SETPIPE_SZ, FILES, PR_SET_PDEATHSIG, libc
+from .processes import send_signal
+from .wire import CHUNK, failure
+
+if TYPE_CHECKING:
+    from typing import IO
+
+    from .executor import Executor
+    from .wire import Header
+
+STALL = 30.0
+"""Seconds without progress after which the process that packs or unpacks a folder is given up."""
+
+
+class Transfer:
+    """A file or a folder that is open for requests that move it part by part."""
+
+    def __init__(self, executor: Executor, path: str, number: int) -> None:
+        self.loop, self.session = executor.loop, executor.session
+
+    def pull(self, request: int) -> None:
+        raise OSError(errno.EBADF, "nothing can be pulled from it")
+
+    def push(self, request: int, data: bytes) -> None:
+        raise OSError(errno.EBADF, "nothing can be pushed to it")
+
+    def commit(self, request: int) -> None:
+        raise OSError(errno.EBADF, "there is nothing to commit")
+
+    def drop(self) -> None:
+        raise NotImplementedError
+
+
+class Reading(Transfer):
+    def __init__(self, executor: Executor, path: str, number: int) -> None:
+        super().__init__(executor, path, number)
+        self.file = open(open_regular(path), "rb", buffering=0)
+
+    def pull(self, request: int) -> None:
+        data = b""
+        while len(data) < CHUNK:
+            part = self.file.read(CHUNK - len(data))  # files of /proc give a page at a time
+            data += part
+            if not part:
+                break
+        self.session.send({"id": request, "end": not part}, data)
+
+    def drop(self) -> None:
+        self.file.close()
+
+
+class Writing(Transfer):
+    def __init__(self, executor: Executor, path: str, number: int) -> None:
+        super().__init__(executor, path, number)
+        self.upload = Upload(path)
+        self.done = False
+
+    def push(self, request: int, data: bytes) -> None:
+        self.upload.feed(data)
+        self.session.send({"id": request})
+
+    def commit(self, request: int) -> None:
+        self.upload.close(keep=True)
+        self.done = True
+        self.session.send({"id": request})
+
+    def drop(self) -> None:
+        if not self.done:
+            self.upload.close(keep=False)
+
+
+class Child(Transfer):
+    """A folder, which a forked child of this process packs or unpacks through a pipe."""
+
+    def __init__(self, executor: Executor, path: str, number: int) -> None:
+        super().__init__(executor, path, number)
+        self.report = open(os.memfd_create("report"), "r+b", buffering=0)
+        self.exit_code: int | None = None
+        self.result: OSError | None = None
+        self.progress = time.monotonic()
+        self.watching = False
+        theirs, self.pipe = self.make_pipe()
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.pipe, F_SETPIPE_SZ, 1 << 20)
+        os.set_blocking(self.pipe, False)
+        try:
+            self.pid = executor.shells.fork()
+        except OSError:
+            os.close(self.pipe)
+            os.close(theirs)
+            raise
+        if self.pid == 0:
+            self.be_child(theirs, path)
+        os.close(theirs)
+        executor.shells.children[self.pid] = self.on_exit
+
+    def make_pipe(self) -> tuple[int, int]:
+        """The child's end, and this one."""
+        raise NotImplementedError
+
+    def work(self, file: IO[bytes], path: str) -> None:
+        raise NotImplementedError
+
+    def be_child(self, pipe: int, path: str) -> None:
+        """Never returns. It is not dumpable, as its memory is that of the executor."""
+        try:
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.dup2(pipe, 0)
+            os.dup2(self.report.fileno(), 1)
+            os.closerange(3, min(FILES[1], 1 << 16))
+            with os.fdopen(0, self.MODE, CHUNK) as file:
+                self.work(file, path)
+            os._exit(0)
+        except BaseException as error:
+            if not isinstance(error, BrokenPipeError):  # nobody wants the rest
+                os.write(1, json.dumps(failure(0, error)).encode())
+        finally:
+            os._exit(1)
+
+    MODE = "rb"
+
+    def on_exit(self, exit_code: int) -> None:
+        self.exit_code = exit_code
+        self.conclude()
+
+    def error(self) -> OSError:
+        """Why the child did not finish its work."""
+        if self.result is not None:
+            return self.result
+        report = os.pread(self.report.fileno(), 1 << 16, 0)
+        try:
+            told = json.loads(report.decode())["error"]
+        except ValueError:
+            return OSError(errno.EIO, "the process that moves the folder was killed (exit code %s)" % self.exit_code)
+        return OSError(errno.EIO if told["errno"] is None else told["errno"], told["message"], told.get("path"))
+
+    def conclude(self) -> None:
+        raise NotImplementedError
+
+    def is_waiting(self) -> bool:
+        raise NotImplementedError
+
+    def on_progress(self) -> None:
+        self.progress = time.monotonic()
+        if self.is_waiting() and not self.watching:
+            self.watching = True
+            self.loop.after(STALL, self.on_stall)
+
+    def on_stall(self) -> None:
+        """Others inside may stop the child: then it is an error of the folder, and not of the sandbox."""
+        self.watching = False
+        if self.exit_code is not None or not self.is_waiting():
+            return
+        left = self.progress + STALL - time.monotonic()
+        if left > 0:
+            self.watching = True
+            self.loop.after(left, self.on_stall)
+        else:
+            self.result = OSError(errno.ETIMEDOUT, "the process that moves the folder makes no progress")
+            send_signal(self.pid, signal.SIGKILL)
+
+    def close_pipe(self) -> None:
+        if self.pipe >= 0:
+            self.loop.unwatch(self.pipe)
+            os.close(self.pipe)
+            self.pipe = -1
+
+    def drop(self) -> None:
+        self.close_pipe()
+        if self.exit_code is None:
+            send_signal(self.pid, signal.SIGKILL)
+
+
+class Packing(Child):
+    MODE = "wb"
+
+    def __init__(self, executor: Executor, path: str, number: int) -> None:
+        self.pulls: list[int] = []
+        super().__init__(executor, path, number)
+
+    def make_pipe(self) -> tuple[int, int]:
+        ours, theirs = os.pipe()
+        return theirs, ours
+
+    def work(self, file: IO[bytes], path: str) -> None:
+        pack(path, file)
+
+    def is_waiting(self) -> bool:
+        return bool(self.pulls)
+
+    def pull(self, request: int) -> None:
+        self.pulls.append(request)
+        self.on_progress()
+        if self.pipe >= 0:
+            self.loop.watch(self.pipe, select.EPOLLIN, self.on_readable)
+        else:
+            self.conclude()
+
+    def on_readable(self, fd: int) -> None:
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return
+        if data:
+            self.session.send({"id": self.pulls.pop(0), "end": False}, data)
+            self.on_progress()
+            if not self.pulls:
+                self.loop.unwatch(fd)
+        else:
+            self.close_pipe()
+            self.conclude()
+
+    def conclude(self) -> None:
+        if self.pipe >= 0 or self.exit_code is None:
+            return
+        pulls, self.pulls = self.pulls, []
+        for request in pulls:
+            self.session.send(failure(request, self.error()) if self.exit_code else {"id": request, "end": True})
+
+
+class Unpacking(Child):
+    MODE = "rb"
+
+    def __init__(self, executor: Executor, path: str, number: int) -> None:
+        self.pushes: list[tuple[int, memoryview]] = []
+        self.committing = 0
+        super().__init__(executor, path, number)
+
+    def make_pipe(self) -> tuple[int, int]:
+        return os.pipe()
+
+    def work(self, file: IO[bytes], path: str) -> None:
+        unpack(file, path)
+
+    def is_waiting(self) -> bool:
+        return bool(self.pushes or self.committing)
+
+    def push(self, request: int, data: bytes) -> None:
+        self.pushes.append((request, memoryview(data)))
+        self.on_progress()
+        self.on_writable(self.pipe)
+
+    def commit(self, request: int) -> None:
+        self.committing = request
+        self.on_progress()
+        self.on_writable(self.pipe)
+
+    def on_writable(self, fd: int) -> None:
+        try:
+            while self.pushes and fd >= 0:
+                request, data = self.pushes[0]
+                if data:
+                    self.pushes[0] = (request, data[os.write(fd, data) :])
+                    self.progress = time.monotonic()
+                    continue
+                del self.pushes[0]
+                self.session.send({"id": request})
+        except BlockingIOError:
+            self.loop.watch(fd, select.EPOLLOUT, self.on_writable)
+            return
+        except BrokenPipeError:  # it has failed, and says why as it ends
+            self.close_pipe()
+        if self.pipe >= 0:
+            self.loop.unwatch(self.pipe)
+        if self.committing:
+            self.close_pipe()
+        self.conclude()
+
+    def conclude(self) -> None:
+        if self.exit_code is None:
+            return
+        self.close_pipe()
+        pushes, self.pushes = self.pushes, []
+        for request, _ in pushes:
+            self.session.send(failure(request, self.error()))
+        if self.committing:
+            done: Header = {"id": self.committing}
+            self.session.send(failure(self.committing, self.error()) if self.exit_code else done)
+            self.committing = 0
