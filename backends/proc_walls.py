@@ -1,6 +1,6 @@
 """Which of the kernel's own files a sandbox does not see, or cannot write to.
 
-Sent to far machines as well, with `ssh_walls.py`: standard library, Python 3.8 or later.
+Sent to far machines as well, with `ssh/walls.py`: standard library, Python 3.8 or later.
 """
 
 # ruff: noqa: PTH110

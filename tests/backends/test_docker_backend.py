@@ -23,10 +23,10 @@ from sandbox_watch import host_processes, opened, output, until
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, SupportsSnapshot
 from backends.docker import DockerBackend
-from backends.docker_client import Engine, find_engine
-from backends.docker_container import Account, account
-from backends.docker_images import read_credentials, split_name
-from backends.docker_link import run_folder
+from backends.docker.client import Engine, find_engine
+from backends.docker.container import Account, account
+from backends.docker.images import read_credentials, split_name
+from backends.docker.link import run_folder
 from tests.support.docker_engine import AGENT_IMAGE, BARE_IMAGE, FULL_IMAGE, DockerEngine, docker_engine
 from tests.support.image_registry import image_registry
 from tests.support.root_images import bare_root, root_archive

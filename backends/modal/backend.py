@@ -22,9 +22,12 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
-from .connection import GRACE, ByteStream, Connection
-from .modal_calls import (
+from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.connection import GRACE, ByteStream, Connection
+from backends.owner import is_gone, new_id, this_owner
+from backends.sandbox import ExecutorSandbox, initialise
+
+from .calls import (
     ENDING,
     FIX,
     Shared,
@@ -38,9 +41,7 @@ from .modal_calls import (
     text_of,
     why_ended,
 )
-from .modal_stream import ExecStream, entrypoint, relay
-from .owner import is_gone, new_id, this_owner
-from .sandbox import ExecutorSandbox, initialise
+from .stream import ExecStream, entrypoint, relay
 
 if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
     import modal

@@ -1,6 +1,6 @@
 """What the far machine of an ssh connection is made of, and the walls around a sandbox there.
 
-Sent over ssh together with `proc_walls.py` and `ssh_remote.py`, its only user: standard library, Python 3.8 or later.
+Sent over ssh together with `proc_walls.py` and `remote.py`, its only user: standard library, Python 3.8 or later.
 `bubblewrap.py` does the same for the machine that it runs on.
 """
 
@@ -16,7 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from .proc_walls import bubblewrap_proc
+from backends.proc_walls import bubblewrap_proc
 
 if TYPE_CHECKING:  # on Python 3.8 these could not be evaluated
     from collections.abc import Iterable

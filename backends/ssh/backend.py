@@ -19,13 +19,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from . import bubblewrap
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec, disk_in_memory
-from .connection import Connection
-from .owner import is_gone, new_id, this_owner
-from .sandbox import ExecutorSandbox, initialise
-from .ssh_link import Link, LinkLost, Target
-from .ssh_walls import HOME, WORKDIR
+from backends import bubblewrap
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    disk_in_memory,
+)
+from backends.connection import Connection
+from backends.owner import is_gone, new_id, this_owner
+from backends.sandbox import ExecutorSandbox, initialise
+
+from .link import Link, LinkLost, Target
+from .walls import HOME, WORKDIR
 
 _MARK = "LACHESIS_SANDBOX"
 _OVERTIME = 30.0  # seconds beyond lifetime and grace after which the far machine ends even an executor that hangs

@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .base import BackendError, BackendUnavailable
+from backends.base import BackendError, BackendUnavailable
 
 if TYPE_CHECKING:
     import modal

@@ -16,7 +16,7 @@ from pathlib import Path
 import aiodocker
 import aiohttp
 
-from .base import BackendError, BackendUnavailable
+from backends.base import BackendError, BackendUnavailable
 
 PATIENCE = 120.0
 """Seconds after which an engine that does not answer is given up; pulling an image has no limit."""

@@ -19,11 +19,14 @@ from typing import Any, Literal, TypeVar
 
 import aiodocker
 
-from . import docker_container as containers
-from . import runtime
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
-from .connection import Connection
-from .docker_client import (
+from backends import runtime
+from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.connection import Connection
+from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
+from backends.sandbox import ExecutorSandbox, initialise
+
+from . import container as containers
+from .client import (
     PATIENCE,
     Engine,
     EngineError,
@@ -37,11 +40,9 @@ from .docker_client import (
     request,
     upload,
 )
-from .docker_container import ID, LABEL, OWNER, Account, Image, Options
-from .docker_images import Pull, ensure_image
-from .docker_link import Link, RelayLink, SocketLink, remove_stale_folders, runtime_volume, tar_of
-from .owner import ID_PREFIX, is_gone, new_id, this_owner
-from .sandbox import ExecutorSandbox, initialise
+from .container import ID, LABEL, OWNER, Account, Image, Options
+from .images import Pull, ensure_image
+from .link import Link, RelayLink, SocketLink, remove_stale_folders, runtime_volume, tar_of
 
 T = TypeVar("T")
 START_TIMEOUT = 120.0

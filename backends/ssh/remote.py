@@ -1,6 +1,6 @@
 """What runs on the far machine of an ssh connection: it starts, lists and ends sandboxes there.
 
-Standard library, Python 3.8 or later, sent over an ssh session with `ssh_walls.py` and read from its standard input:
+Standard library, Python 3.8 or later, sent over an ssh session with `walls.py` and read from its standard input:
 nothing is installed on the far machine, and what there is of a sandbox is gone when it ends.
 
 The *hub* is this program. It lives as long as its ssh session, and answers one JSON object per line:
@@ -16,7 +16,7 @@ The *hub* is this program. It lives as long as its ssh session, and answers one 
 Every answer carries the request's `n`, and `error` or `refused` when it failed. Unasked, the hub says
 `{"ended": id, "code", "log"}` when a sandbox of its own has come to an end.
 
-It forks a supervisor (`ssh_supervisor.py`) for every sandbox, which outlives it.
+It forks a supervisor (`supervisor.py`) for every sandbox, which outlives it.
 """
 
 # ruff: noqa: PTH102, PTH103, PTH108, PTH110, PTH112, PTH116, PTH118, PTH119, PTH123, PTH208
@@ -39,8 +39,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from .ssh_supervisor import END_PATIENCE, kill, remove_base, remove_folder, supervise
-from .ssh_walls import (
+from .supervisor import END_PATIENCE, kill, remove_base, remove_folder, supervise
+from .walls import (
     PIDS,
     PREFIX,
     Refused,

@@ -9,8 +9,9 @@ from collections import deque
 from functools import cache
 from typing import Any
 
-from . import executor_code
-from .modal_calls import text_of
+from backends import executor_code
+
+from .calls import text_of
 
 _BUFFER = 1 << 20
 """Bytes beyond which a stream's writer, or its reader, waits."""

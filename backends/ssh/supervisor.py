@@ -2,7 +2,7 @@
 
 A process that outlives the ssh session it was started from, and the subreaper of all that runs in its sandbox, so that
 nothing leaves its tree. When the executor ends, or SIGTERM comes, it ends the rest and removes the sandbox' cgroups and
-folder. As long as it lives it holds a lock on that folder's `meta.json`. Sent over ssh together with `ssh_remote.py`.
+folder. As long as it lives it holds a lock on that folder's `meta.json`. Sent over ssh together with `remote.py`.
 """
 
 # ruff: noqa: PTH101, PTH106, PTH112, PTH114, PTH118, PTH119, PTH120, PTH123, PTH208, UP031
@@ -18,7 +18,7 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from .ssh_walls import remove_groups, write
+from .walls import remove_groups, write
 
 if TYPE_CHECKING:  # on Python 3.8 these could not be evaluated
     from typing import Any

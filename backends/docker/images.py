@@ -16,8 +16,9 @@ from typing import Any, Literal
 
 import aiodocker
 
-from .base import BackendError, BackendUnavailable
-from .docker_client import PATIENCE, Engine, EngineError, explained
+from backends.base import BackendError, BackendUnavailable
+
+from .client import PATIENCE, Engine, EngineError, explained
 
 Pull = Literal["missing", "always", "never"]
 HUB = "docker.io"

@@ -23,10 +23,12 @@ from typing import Any, Protocol
 import aiodocker
 from aiodocker.stream import Stream
 
-from . import owner, runtime
-from .base import BackendError
-from .connection import ByteStream, asyncio_stream
-from .docker_client import (
+from backends import owner, runtime
+from backends.base import BackendError
+from backends.connection import ByteStream, asyncio_stream
+from backends.records import private_folder
+
+from .client import (
     PATIENCE,
     Engine,
     EngineError,
@@ -37,7 +39,6 @@ from .docker_client import (
     request,
     upload,
 )
-from .records import private_folder
 
 INSIDE = "/run/lachesis-link"
 """Where a socket's folder appears inside. Not below the runtime: that is read-only when it is bound."""

@@ -1,6 +1,6 @@
 """One ssh connection, kept for as long as something uses it: byte streams to far sockets, and a hub on the far machine.
 
-Streams are forwarded sockets, which servers do not count as sessions; the hub (`ssh_remote.py`) takes one session,
+Streams are forwarded sockets, which servers do not count as sessions; the hub (`remote.py`) takes one session,
 whatever the number of sandboxes. Both come back by themselves, over a new connection, after the old one has broken.
 """
 
@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 
 import asyncssh
 
-from . import executor_code
-from .base import BackendError, BackendUnavailable
-from .connection import ByteStream, asyncio_stream
+from backends import executor_code
+from backends.base import BackendError, BackendUnavailable
+from backends.connection import ByteStream, asyncio_stream
 
 T = TypeVar("T")
 CONNECT_TIMEOUT, LOGIN_TIMEOUT, HUB_TIMEOUT = 15.0, 30.0, 60.0
@@ -31,13 +31,14 @@ KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 """A connection on which nothing comes back for 15 to 20 seconds is given up, and a new one made."""
 IDLE = 10.0
 """Seconds that a connection is kept with nothing to do."""
-_FAR_FILES = ("proc_walls.py", "ssh_walls.py", "ssh_supervisor.py", "ssh_remote.py")
+_FAR_MODULES = ("backends.proc_walls", "backends.ssh.walls", "backends.ssh.supervisor", "backends.ssh.remote")
 _LOADER = """\
 import sys, types
-sys.modules["backends"] = types.ModuleType("backends")
-for name, source in FILES:
-    module = sys.modules["backends." + name[:-3]] = types.ModuleType("backends." + name[:-3])
-    module.__package__ = "backends"
+for name in ("backends", "backends.ssh"):
+    sys.modules[name] = types.ModuleType(name)
+for name, source in SOURCES:
+    module = sys.modules[name] = types.ModuleType(name)
+    module.__package__ = name.rpartition(".")[0]
     exec(compile(source, name, "exec"), module.__dict__)
 module.main(sys.argv[2:])
 """
@@ -89,8 +90,9 @@ def _shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
 
 @functools.cache
 def _far_program() -> bytes:
-    files = [(name, Path(__file__).with_name(name).read_text()) for name in _FAR_FILES]
-    return f"FILES = {files!r}\n{_LOADER}".encode()
+    root = Path(__file__).parents[2]
+    sources = [(name, root.joinpath(*name.split(".")).with_suffix(".py").read_text()) for name in _FAR_MODULES]
+    return f"SOURCES = {sources!r}\n{_LOADER}".encode()
 
 
 class _HostKeys(asyncssh.SSHClient):
@@ -202,7 +204,7 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
 
 
 class Hub:
-    """The near end of `ssh_remote.py`."""
+    """The near end of `remote.py`."""
 
     def __init__(self, target: Target, process: Any, on_ended: Callable[[str, int | None, str], None]) -> None:
         self._target, self._process, self._on_ended = target, process, on_ended

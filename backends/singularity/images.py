@@ -16,8 +16,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from .base import BackendError, BackendUnavailable
-from .runtime import cached
+from backends.base import BackendError, BackendUnavailable
+from backends.runtime import cached
 
 Progress = Callable[[str], None]
 _LOG = logging.getLogger(__name__)

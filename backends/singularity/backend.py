@@ -25,12 +25,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from . import cgroups
-from .base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from .host_sandbox import HostSandbox, HostSandboxes, Plan
-from .proc_walls import kernel_files
-from .runtime import RUNTIME, cached, portable_runtime, runtime_command
-from .singularity_images import Images, Progress
+from backends import cgroups
+from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.host_sandbox import HostSandbox, HostSandboxes, Plan
+from backends.proc_walls import kernel_files
+from backends.runtime import RUNTIME, cached, portable_runtime, runtime_command
+
+from .images import Images, Progress
 
 WORKDIR, HOME = "/workspace", "/home/agent"
 _DISK = 1 << 30

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from .docker_client import Facts
-from .owner import is_gone
+from backends.base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.owner import is_gone
+
+from .client import Facts
 
 LABEL = "lachesis."
 ID, OWNER = f"{LABEL}id", f"{LABEL}owner"

@@ -1,0 +1,5 @@
+"""Sandboxes of Modal."""
+
+from .backend import ModalBackend, ModalSandbox
+
+__all__ = ["ModalBackend", "ModalSandbox"]

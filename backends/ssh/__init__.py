@@ -1,0 +1,5 @@
+"""Sandboxes on another machine, over one ssh connection."""
+
+from .backend import SshBackend
+
+__all__ = ["SshBackend"]
