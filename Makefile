@@ -30,10 +30,11 @@ $(READY): requirements/lock.txt pyproject.toml scripts/venv.sh
 demo: $(READY)
 	@$(BIN)/lachesis demo --sandbox $(SANDBOX)
 
-# The parsers' tests are thousands and touch nothing that is shared; the others look for leftovers on the whole machine.
+# The first rooms touch nothing that is shared; the others look for leftovers on the whole machine, and run one by one.
+APART := tests/tool_call_parsers tests/trajectories tests/inference
 test: lint
-	$(BIN)/pytest -n 2 tests/tool_call_parsers
-	$(BIN)/pytest --ignore tests/tool_call_parsers
+	$(BIN)/pytest -n 2 $(APART)
+	$(BIN)/pytest $(APART:%=--ignore %)
 
 test-torch: $(READY)
 	@scripts/torch_venv.sh $(VENV) $(VENV)-torch
