@@ -200,7 +200,8 @@ class ServeRun(Generic[G]):
         self._noticed.set()
 
     def _settle(self) -> None:
-        """Take the finished tasks away. A group's failure is none of these: what is raised here ends the run."""
+        """Take the finished tasks away. A group's failure is none of these: what is raised here, by an environment that
+        cannot name its next item or by a full disk, ends the run."""
         for tasks in (self._drawing, self._playing):
             for task in [task for task in tasks if task.done()]:
                 tasks.discard(task)
@@ -282,10 +283,8 @@ class ServeRun(Generic[G]):
     async def _work(self) -> None:
         task = asyncio.current_task()
         assert task is not None
-        try:
-            job = await self._next_job()
-        finally:
-            self._drawing.discard(task)
+        job = await self._next_job()  # where that raises, `_settle` finds the task among the drawing ones
+        self._drawing.discard(task)
         if job is None or self._reason:
             return
         self._playing.add(task)
@@ -467,7 +466,10 @@ async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
     for task in tasks:
         task.cancel()
     if tasks:
-        await asyncio.wait(tasks)
+        ended, _ = await asyncio.wait(tasks)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # the run ends for a reason already: nobody is to be told that this went unseen
 
 
 @contextmanager

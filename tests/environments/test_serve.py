@@ -13,6 +13,7 @@ from dataclasses import replace
 import orjson
 import pytest
 
+from environments.items import ItemError
 from environments.process import RunStopped
 from environments.rollout_api import RolloutApi
 from environments.serve_settings import Sendable, Unsendable, verdict_of
@@ -355,6 +356,28 @@ async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_
         run = make_run(server.url, tmp_path, 4)
         await asyncio.gather(run.run(), trainer.take(4))
         assert once(trainer, 4)
+
+
+async def test_an_environment_that_cannot_give_an_item_ends_the_run(tmp_path, run_api):
+    items = Items(6)
+
+    async def broken_at_the_seventh():
+        item = await items()
+        if item is None:
+            raise LookupError("row 7 of the dataset is broken")
+        return item
+
+    async def gives_objects():
+        return object()
+
+    async with run_api.wiped() as server:
+        await started(server)
+        run = make_run(server.url, tmp_path, 0, next_item=broken_at_the_seventh)
+        with pytest.raises(LookupError, match="row 7"):
+            await asyncio.wait_for(run.run(), LIVENESS)
+        run = make_run(server.url, tmp_path, 0, next_item=gives_objects)
+        with pytest.raises(ItemError, match="object"):
+            await asyncio.wait_for(run.run(), LIVENESS)
 
 
 async def test_a_wrong_address_is_told(tmp_path, run_api):
