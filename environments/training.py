@@ -46,10 +46,11 @@ class PlayedGroup:
 
 
 class BrokenRewards:
-    """Shows exceptions in the environment's own code, and ends the run when nothing else comes any more.
+    """Shows exceptions in the environment's own code, and ends the run when its rewards give no score any more.
 
     Args:
-        most: groups in a row without a scored rollout, an exception in each of them, after which the run stops.
+        most: groups in a row without a scored rollout after which the run stops. What the infrastructure broke is
+            played again and never comes here.
     """
 
     def __init__(self, console: Console, most: int) -> None:
@@ -67,13 +68,11 @@ class BrokenRewards:
                 told = f"exception in the environment, on {group.item_key}:"
                 self._console.print(told, style="red", markup=False, highlight=False)
                 self._console.print(trace, markup=False, highlight=False, soft_wrap=True)
-        if group.scored:
-            self._in_a_row = 0
-        elif traces:
-            self._in_a_row += 1
+        self._in_a_row = 0 if group.scored else self._in_a_row + 1
         if self._in_a_row >= self._most:
+            why = traces[-1].strip() if traces else _unscored_because(group.rollouts[-1])
             raise RunStopped(
-                f"{self._in_a_row} groups in a row without a scored rollout; the last one: {traces[-1].strip()}\n"
+                f"{self._in_a_row} groups in a row without a scored rollout; the last one: {why}\n"
                 "correct the environment and start again; items that were played are not played again"
             )
 
@@ -232,10 +231,12 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
         record={
             "item_key": group.item_key,
             "rewards": [rollout.reward for rollout in group.rollouts],
-            "left_out": [rollout.traceback or rollout.reason for rollout in left_out],
+            "left_out": [rollout.traceback or _unscored_because(rollout) for rollout in left_out],
         },
-        # An exception in the environment's own code would come again; what the infrastructure broke may not.
-        again=bool(left_out) and all(rollout.traceback is None for rollout in left_out),
+        # What the infrastructure broke may go well another time. An exception in the environment's own code would come
+        # again, and so would the None of a reward.
+        again=any(not rollout.outcome.scored for rollout in left_out)
+        and all(rollout.traceback is None for rollout in left_out),
     )
     lost = sum(rollout.lost_completion_tokens for rollout in group.rollouts) + sum(
         rollout.result.tokens.completion_tokens for rollout in left_out if rollout.result is not None
@@ -243,8 +244,16 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
     if isinstance(verdict, Sendable):
         return replace(verdict, undelivered=verdict.undelivered + lost)
     if left_out:
-        verdict = replace(verdict, detail=f"{verdict.detail}; the last one without: {left_out[-1].reason}")
+        why = _unscored_because(left_out[-1])
+        verdict = replace(verdict, detail=f"{verdict.detail}; the last one that was left out: {why}")
     return replace(verdict, tokens=verdict.tokens + lost)
+
+
+def _unscored_because(rollout: Rollout) -> str:
+    """Why a rollout has no reward, in a line. How it ended says that only where it did not come to the reward."""
+    if rollout.traceback is not None:
+        return rollout.traceback.strip().rpartition("\n")[2]
+    return "compute_reward returned None" if rollout.outcome.scored else rollout.reason
 
 
 def _is_a_setting(error: Exception | None) -> bool:

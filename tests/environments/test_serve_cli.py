@@ -8,6 +8,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,18 @@ import pytest
 from rich.console import Console
 
 from environments import cli
+from environments.outcome import Outcome
 from environments.process import RunStopped
+from environments.rollout import Rollout
+from environments.serve_settings import Unsendable
 from environments.servers import ServerConfig
+from environments.training import ANY_TRAINER, PlayedGroup, judge
 from environments.training_groups import samples_from_atropos
 from inference.fake import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from inference.fake.completions import Reply
 from tests.support.serving_envs import Coins, Counted, Raising
 from tests.support.small_envs import lines, sandboxes, start
-from tests.support.stock_run_api import StockRunApi, Trainer, run_api, until
+from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
 from trajectories import verify
 
 __all__ = ["run_api"]
@@ -204,6 +209,43 @@ async def test_a_reward_that_raises_is_shown_once_and_ends_the_run(
     refused = lines(tmp_path / "spool" / "refused.jsonl")
     assert [line["reason"] for line in refused] == ["incomplete"] * 3
     assert all(line["tokens"] > 0 for line in refused), "what was sampled in vain is counted"
+
+
+async def test_a_reward_that_gives_no_score_is_not_taken_for_broken_infrastructure(
+    tmp_path: Path, tokenizer: Path, run_api: StockRunApi
+) -> None:
+    class Unsure(Coins):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return None
+
+    async with run_api.wiped() as api, FakeServer("No.") as model, trainer_at(api):
+        env = make(Unsure, tmp_path, api, model, tokenizer, max_num_workers=1, max_infra_retries=0)
+        with pytest.raises(RunStopped, match=r"3 groups in a row without .*: compute_reward returned None"):
+            await asyncio.wait_for(env.env_manager(), LIVENESS)
+    refused = lines(tmp_path / "spool" / "refused.jsonl")
+    assert [line["reason"] for line in refused] == ["incomplete"] * 3
+    assert all("compute_reward returned None" in line["detail"] and line["tokens"] > 0 for line in refused)
+
+
+@pytest.mark.parametrize(
+    ("ended", "traceback", "again", "told"),
+    [
+        (Outcome.COMPLETED, None, False, "compute_reward returned None"),
+        (Outcome.COMPLETED, "Traceback ...\nKeyError: 'answer'\n", False, "KeyError: 'answer'"),
+        (Outcome.INFRA_ERROR, "Traceback ...\nTypeError: no prompt\n", False, "TypeError: no prompt"),
+        (Outcome.INFRA_ERROR, None, True, "how it ended"),
+        (Outcome.TIMEOUT, None, True, "how it ended"),
+    ],
+)
+def test_only_what_the_infrastructure_broke_is_played_again(
+    ended: Outcome, traceback: str | None, again: bool, told: str
+) -> None:
+    config = Coins.env_config_cls(group_size=2)
+    unscored = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward=None, result=None)
+    broken = replace(unscored, outcome=ended, reason="how it ended", traceback=traceback)
+    verdict = judge(PlayedGroup("item", "key", [], [unscored, broken]), config, ANY_TRAINER)
+    assert isinstance(verdict, Unsendable)
+    assert (verdict.again, verdict.detail.rpartition("left out: ")[2]) == (again, told)
 
 
 def make(
