@@ -334,11 +334,12 @@ class HermesAgentBaseEnv(BaseEnv):
                 "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
             )
 
-    def note_group(
+    async def note_group(
         self, item: Any, item_key: str, tools: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]
     ) -> None:
-        """Keep a group of `serve` for the next `wandb_log`."""
-        group = group_record(
+        """Count a group of `serve` for the next `wandb_log`."""
+        group = await asyncio.to_thread(  # conversations of thousands of turns are copied
+            group_record,
             environment=self.run_name,
             item=item,
             item_key=item_key,
@@ -445,7 +446,7 @@ class HermesAgentBaseEnv(BaseEnv):
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
         metrics = dict(wandb_metrics or {})
-        metrics.update(training_metrics(self._tracker.groups))
+        metrics.update(training_metrics(self._tracker.take()))
         metrics.update(self.server.wandb_metrics())
         self._tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +68,16 @@ class Summariser:
                 self._metrics.setdefault(name, []).append(value)
 
     @property
+    def groups(self) -> int:
+        """Groups that were added."""
+        return len(self._rewards)
+
+    @property
+    def tool_errors(self) -> int:
+        """Calls that failed, over all rollouts."""
+        return self._totals["tool_errors"]
+
+    @property
     def rewards(self) -> list[float]:
         """Every reward that was given, in order."""
         return [reward for rewards in self._rewards for reward in rewards]
@@ -94,14 +104,6 @@ class Summariser:
         )
 
 
-def summarise(groups: Iterable[Mapping[str, Any]]) -> Summary:
-    """Figures of group records."""
-    summariser = Summariser()
-    for group in groups:
-        summariser.add(group)
-    return summariser.summary()
-
-
 def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
     """What `evaluate` writes to metrics.json. What there is no figure for is absent: NaN is no JSON."""
     rewards = {
@@ -124,18 +126,18 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
     return metrics
 
 
-def training_metrics(groups: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def training_metrics(finished: Summariser) -> dict[str, Any]:
     """What is logged for the groups that were finished since the last time."""
-    if not groups:
+    if not finished.groups:
         return {}
-    summary = summarise(groups)
+    summary = finished.summary()
     metrics: dict[str, Any] = {
         "train/total_rollouts": summary.rollouts,
         "train/items_rejected": summary.rollouts - summary.scored,
         "train/avg_turns": summary.turns,
         "train/avg_tool_calls": summary.tool_calls,
         "train/tool_use_rate": summary.tool_use_rate,
-        "train/tool_errors_count": sum(len(r["tool_errors"]) for group in groups for r in group["rollouts"]),
+        "train/tool_errors_count": finished.tool_errors,
         "train/discarded_completions": summary.discarded,
     }
     if summary.scored:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from environments.records import rollout_messages
+from environments.summary import Summariser
 
 if TYPE_CHECKING:
     from environments.hermes_base_env import HermesAgentBaseEnv
@@ -21,10 +22,13 @@ class TrackingError(RuntimeError):
 
 
 class Tracker:
-    """Collects finished groups between two logs, and sends figures and a table of rollouts to W&B if it is on."""
+    """Collects figures of finished groups between two logs, and sends them and a table of rollouts to W&B if it is on.
+
+    No group is kept: where all of them are held back, a trainer makes no step, and nothing is logged for hours.
+    """
 
     def __init__(self) -> None:
-        self.groups: list[dict[str, Any]] = []
+        self._finished = Summariser()
         self._run: Any = None
         self._rollouts: list[tuple[str, float | None]] = []
         self._keep = 0
@@ -53,15 +57,19 @@ class Tracker:
 
     def add(self, group: dict[str, Any]) -> None:
         """Note a finished group for the next log."""
-        self.groups.append(group)
+        self._finished.add(group)
         if self._run is not None:
             for rollout in group["rollouts"]:
                 self._rollouts.append((readable(rollout_messages(group, rollout)), rollout["reward"]))
             del self._rollouts[: -self._keep or None]
 
+    def take(self) -> Summariser:
+        """The groups since the last call; from now on others are collected."""
+        taken, self._finished = self._finished, Summariser()
+        return taken
+
     def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
-        """Send the figures, if W&B is on, and start collecting anew."""
-        self.groups = []
+        """Send the figures, if W&B is on."""
         if self._run is None:
             return
         import wandb

@@ -127,7 +127,7 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
 
     async def on_group(group: PlayedGroup, verdict: Verdict) -> None:
         broken.look_at(group)
-        env.note_group(group.item, group.item_key, group.tools, group.rollouts)
+        await env.note_group(group.item, group.item_key, group.tools, group.rollouts)
 
     async def on_step(step: int) -> None:
         env.curr_step = step

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import struct
 import sys
+import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from environments.outcome import Outcome
+from environments.records import group_record
+from environments.rollout import Rollout
+from environments.summary import training_metrics
+from environments.tracking import Tracker
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import SortWords, lines, make, process, served, sorts, start
 
@@ -78,6 +85,46 @@ async def test_process_and_evaluate_log_the_names_of_the_field(tmp_path: Path, m
     assert all(step >= TRAIN for step in train), TRAIN - train[0]
     assert any(step >= EVAL for step in names)
     assert {step["train/avg_reward"] for step in steps if "train/avg_reward" in step} == {"1"}
+
+
+class Group(dict[str, Any]):
+    """A record that can be watched."""
+
+
+def record(reward: float) -> Group:
+    rollout = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward, result=None)
+    return Group(group_record(environment="e", item="i", item_key="key", tools=[], model="m", rollouts=[rollout]))
+
+
+def test_groups_are_counted_until_they_are_logged_and_none_is_kept() -> None:
+    """A trainer that gets no group makes no step, and without a step nothing is logged."""
+    tracker = Tracker()
+    groups = [record(0.0), record(1.0)]
+    watched = [weakref.ref(group) for group in groups]
+    for group in groups:
+        tracker.add(group)
+    del group
+    groups.clear()
+    assert [reference() for reference in watched] == [None, None]
+    tracker.log({"eval/avg_reward": 1.0}, 3)  # an evaluation in between
+    assert training_metrics(tracker.take())["train/total_rollouts"] == 2
+    assert training_metrics(tracker.take()) == {}
+
+
+async def test_the_record_of_a_served_group_is_made_beside_the_event_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+
+    def noted(**given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return group_record(**given)
+
+    monkeypatch.setattr("environments.hermes_base_env.group_record", noted)
+    async with ScriptedServer(sorts) as server:
+        env = make(SortWords, server, tmp_path)
+        await env.note_group("i", "key", [], [])
+    assert threads and threading.get_ident() not in threads
 
 
 def test_without_a_login_it_says_so_and_asks_nobody(tmp_path: Path) -> None:
