@@ -19,6 +19,9 @@ from inference.errors import BadResponse, RequestRejected
 from inference.sampling import LogprobsKind, Sampling
 
 _SCALE_OUT: Final = "start vLLM with --enable-scale-out, or use its /v1/completions (kind vllm)"
+_UNMARKED: Final = {"watermarking": False}
+"""A server with `--watermark-config` marks whatever does not say no: a key then draws the tokens, the same ones behind
+the same ids, and a group holds one rollout many times. Versions before 0.32 ignore the field."""
 _OF_THE_REQUEST: Final = frozenset(
     {"cache_salt", "ec_transfer_params", "features", "kv_transfer_params", "priority", "reasoning_ended", "request_id"}
 )
@@ -45,6 +48,7 @@ class VLLMCompletions(SingleRequestEngine):
         return {
             **self.extra(sampling),
             **sampling_params(sampling, n),
+            **_UNMARKED,
             "model": self.settings.model_name,
             "prompt": prompt,
             "echo": False,
@@ -112,7 +116,7 @@ class VLLMGenerate(SingleRequestEngine):
             **beside,
             "model": self.settings.model_name,
             "token_ids": prompt,
-            "sampling_params": {**extra, **sampling_params(sampling, n)},
+            "sampling_params": {**extra, **sampling_params(sampling, n), **_UNMARKED},
             "stream": False,
             "return_token_ids": True,
         }

@@ -344,6 +344,15 @@ async def test_nothing_is_left_to_the_server(kind: str, look: Callable[[dict[str
         assert (sent["priority"], sent["min_tokens"]) == (1, 2)
 
 
+@pytest.mark.parametrize(("kind", "place"), [("vllm", None), ("vllm-generate", "sampling_params")])
+async def test_a_server_that_marks_its_texts_is_asked_not_to(kind: str, place: str | None):
+    """vLLM with `--watermark-config` marks every completion that does not say otherwise."""
+    async with answering(kind, GOOD[kind], GOOD[kind]) as (engine, asked):
+        await engine.generate(PROMPT, Sampling(max_tokens=4))
+        await engine.generate(PROMPT, Sampling(max_tokens=4, extra={"watermarking": True}))
+        assert [(body[place] if place else body)["watermarking"] for body in asked] == [False, False]
+
+
 async def test_llama_cpp_is_asked_again_for_what_it_left_out_from_the_end_and_never_twice():
     """Of ids 7 7 9 the server lists 7 and 9: which 7 it was cannot be told, so both are looked up."""
     listed = [{"id": 7, "logprob": -1.0}, {"id": 9, "logprob": -3.0}]

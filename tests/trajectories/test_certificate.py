@@ -290,6 +290,26 @@ def test_sampling_from_another_distribution_is_refused_with_the_setting_to_chang
     assert reason.startswith("turns 0, 1: top_p = 0.95")
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("structural_tag", "json_schema", "regex", "ebnf", "thinking_budget", "watermark"),  # SGLang
+        *(
+            "structured_outputs",
+            "guided_decoding",
+            "logits_processors",
+            "watermarking",
+            "trace_decode_token_ids",
+        ),  # vLLM
+    ],
+)
+def test_what_a_server_is_told_to_write_is_no_sample_of_the_policy(name: str) -> None:
+    tree = Tree()
+    tree.sample(START, [4, END], sampling={**SAMPLING, name: {"any": "value"}})
+    (reason,) = verify(record(tree))
+    assert reason.startswith(f"turn 0: {name} samples from another distribution")
+
+
 # A file
 
 
