@@ -19,6 +19,7 @@ from inference.embedded import HERMES_TEMPLATE, EmbeddedServer
 from inference.engines import TokenEngine, create_engine
 from inference.prompts import PromptBuilder
 from inference.reference_server import Policy, ReferenceServer
+from inference.token_server import SettingsDiffer
 
 if TYPE_CHECKING:
     from environments.config import HermesAgentEnvConfig
@@ -222,6 +223,8 @@ def token_server(
         raise ServerConfigError(f"{told}; set --env.chat_template FILE.jinja") from error
     try:
         return TokenServer(engines, prompts, settings.tool_call_parser, max_tokens=settings.max_token_length)
+    except SettingsDiffer as error:
+        raise ServerConfigError(str(error)) from error
     except (LookupError, ValueError) as error:
         raise ServerConfigError(f"tool_call_parser {settings.tool_call_parser!r}: {error}") from error
 

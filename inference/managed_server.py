@@ -202,7 +202,7 @@ class ManagedServer:
     # The parts of a request
 
     def _sampling(self, **given: Any) -> Sampling:
-        return read_sampling(given, default_max_tokens=self.server.max_tokens)
+        return read_sampling(given, default_max_tokens=self.server.max_tokens, settings=self.server.sampling)
 
     async def _generate(self, prefix: TokenPrefix, sampling: Sampling, n: int, split: Split) -> Answered:
         answered = await self.server.generate(prefix, sampling, n=n, split=split, near=self._near)

@@ -55,25 +55,30 @@ class Sampling:
 
 
 _NAMED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+_SAID = (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed")
 
 
-def read_sampling(given: Mapping[str, Any], *, default_max_tokens: int) -> Sampling:
+def said_of_sampling(extra_body: Mapping[str, Any]) -> dict[str, Any]:
+    """What extra fields of a request say of parameters that have a name here."""
+    return {name: extra_body[name] for name in _SAID if extra_body.get(name) is not None}
+
+
+def read_sampling(
+    given: Mapping[str, Any], *, default_max_tokens: int, settings: Mapping[str, Any] | None = None
+) -> Sampling:
     """Sampling from the arguments of a request; None and what is not there are off.
 
-    What `extra_body` says of a parameter that has a name here counts where the argument itself is None; the rest of it
-    is `Sampling.extra`.
+    What `extra_body` says of a parameter that has a name here counts where the argument itself is None, and what the
+    server's `settings` say of it (`said_of_sampling`) where neither does. The rest of it is `Sampling.extra`.
     """
     extra = dict(given.get("extra_body") or {})
-    said = extra.copy()
-    for name, value in given.items():
-        if value is not None:
-            said[name] = value
+    said = {**(settings or {}), **extra, **{name: value for name, value in given.items() if value is not None}}
     named = {name: said[name] for name in _NAMED if said.get(name) is not None}
     if "top_k" in named:
         named["top_k"] = max(0, named["top_k"])  # -1 is another spelling of off
     stop = said.get("stop") or ()
     if extra:
-        for name in (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed"):
+        for name in _SAID:
             extra.pop(name, None)
     return Sampling(
         max_tokens=said.get("max_tokens") or said.get("max_completion_tokens") or default_max_tokens,

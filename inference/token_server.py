@@ -13,7 +13,7 @@ from inference.engines.base import Generated, TokenEngine
 from inference.engines.prompt_ids import PromptIds
 from inference.managed_server import ManagedServer
 from inference.prompts import PromptBuilder
-from inference.sampling import LogprobsKind, Sampling
+from inference.sampling import LogprobsKind, Sampling, said_of_sampling
 from tool_call_parsers import ToolCallParser, get_parser
 from trajectories import ChatResponse, TokenPrefix
 
@@ -35,6 +35,10 @@ class Answered:
     attempts: int
 
 
+class SettingsDiffer(ValueError):
+    """Servers of one model are told to sample otherwise: a rollout may go from one to another."""
+
+
 class TokenServer(Balancer[TokenEngine]):
     """Engines that serve one model, with its prompts and its parser; see `Balancer`.
 
@@ -43,6 +47,9 @@ class TokenServer(Balancer[TokenEngine]):
         prompts: the model's tokenizer and chat template.
         parser: reads tool calls and reasoning out of a completion; by name, it is made with the same tokenizer.
         max_tokens: completion tokens where a call names no number.
+
+    Raises:
+        SettingsDiffer: the engines' `extra_body` name different sampling parameters.
     """
 
     def __init__(
@@ -55,6 +62,8 @@ class TokenServer(Balancer[TokenEngine]):
         **balancing: float,
     ) -> None:
         super().__init__(engines, **balancing)
+        self.sampling = _common_sampling(engines)
+        """What the settings of the engines say of sampling; the arguments of a call win over it."""
         self.prompts = prompts
         if isinstance(parser, str):
             parser = get_parser(parser, reasoning="auto", tokenizer=prompts.tokenizer)
@@ -115,3 +124,15 @@ class TokenServer(Balancer[TokenEngine]):
     async def completion(self, **kwargs: Any) -> Completion:
         """Text completion in OpenAI's form; see `ManagedServer.completion`."""
         return await self.for_rollout().completion(**kwargs)
+
+
+def _common_sampling(engines: Sequence[TokenEngine]) -> dict[str, Any]:
+    first, *others = [said_of_sampling(engine.settings.extra_body) for engine in engines]
+    for engine, said in zip(engines[1:], others, strict=True):
+        for name in first.keys() | said.keys():
+            if first.get(name) != said.get(name):
+                raise SettingsDiffer(
+                    f"openai.extra_body sets {name} to {first.get(name)!r} for {engines[0].base_url} and to "
+                    f"{said.get(name)!r} for {engine.base_url}; give all servers of a model the same"
+                )
+    return first

@@ -14,7 +14,7 @@ from inference.engines.base import Generated, Generation
 from inference.engines.prompt_ids import PromptIds
 from inference.errors import BadResponse
 from inference.http_client import HttpClient, ServerSettings
-from inference.sampling import LogprobsKind, Sampling
+from inference.sampling import LogprobsKind, Sampling, said_of_sampling
 
 _ROUNDING: Final = 1e-5
 """How far above zero a logprob may be: float32 probabilities of almost one are rounded to a little more than one."""
@@ -67,6 +67,8 @@ class HttpEngine(HttpClient):
                 f"openai.logprobs_mode to one of these, or leave it out"
             )
         _refuse_reserved(settings.extra_body, "openai.extra_body")
+        decided = said_of_sampling(settings.extra_body)  # by each request's `Sampling`
+        self._extra = {name: value for name, value in settings.extra_body.items() if name not in decided}
 
     @property
     def logprobs(self) -> LogprobsKind:
@@ -75,11 +77,11 @@ class HttpEngine(HttpClient):
 
     def extra(self, sampling: Sampling) -> dict[str, Any]:
         """What is sent beyond the parameters that `Sampling` names: the settings' fields, then the request's."""
-        return {**self.settings.extra_body, **sampling.extra}
+        return {**self._extra, **sampling.extra}
 
     def record(self, sampling: Sampling) -> dict[str, Any]:
         """How a request was sampled, for the record of its tokens."""
-        return {**self.settings.extra_body, **sampling.record(self.logprobs)}
+        return {**self._extra, **sampling.record(self.logprobs)}
 
     def check_reading(self, reading: Reading, prompt: PromptIds, n: int) -> None:
         """Raise `BadResponse` unless the answer is one to this request."""

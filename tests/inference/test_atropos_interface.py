@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from inference.fake import Reply
+from inference import ServerSettings, TokenServer
+from inference.engines import create_engine
+from inference.fake import FakeServer, Reply, fake_tokenizer
+from inference.prompts import PromptBuilder
+from inference.token_server import SettingsDiffer
 from tests.support.exactness import Stack, assert_exact, stack
 from trajectories import MASKED, MASKED_LOGPROB, MessageHistory
 
@@ -234,3 +239,27 @@ async def test_two_rollouts_of_one_server_share_nothing() -> None:
         assert len(one.get_state()["nodes"]) == len(other.get_state()["nodes"]) == 1
         one.reset()
         assert one.get_state() == {"nodes": []} and len(other.completions()) == 1
+
+
+async def test_the_settings_of_a_server_count_where_a_call_says_nothing() -> None:
+    """As in Phase 1: `openai.extra_body` goes with every request, and the arguments of a call win over it."""
+    async with FakeServer("one two STOP three") as fake:
+        said = {"top_p": 0.5, "top_k": 20, "stop": ["STOP"], "priority": 1}
+        engine = create_engine("vllm", replace(fake.settings(), extra_body=said))
+        async with TokenServer([engine], PromptBuilder(fake_tokenizer()), "hermes") as server:
+            response = await server.chat([QUESTION], temperature=1.0, top_p=0.9)
+            assert response.message.text == "one two "
+            told = {name: response.sampling[name] for name in ("top_p", "top_k", "stop", "priority")}
+            assert told == {"top_p": 0.9, "top_k": 20, "stop": ["STOP"], "priority": 1}
+            response = await server.chat([QUESTION], extra_body={"top_k": 5, "stop": None})
+            assert (response.sampling["top_p"], response.sampling["top_k"]) == (0.5, 5)
+            assert response.message.text == "one two STOP three" and "stop" not in response.sampling
+
+
+def test_servers_of_one_model_are_told_to_sample_alike() -> None:
+    engines = [
+        create_engine("vllm", ServerSettings(f"http://{name}/v1", "m", extra_body=said))
+        for name, said in (("a", {"top_p": 0.5}), ("b", {"priority": 1}))
+    ]
+    with pytest.raises(SettingsDiffer, match=r"top_p to 0\.5 for http://a/v1 and to None for http://b/v1"):
+        TokenServer(engines, PromptBuilder(fake_tokenizer()), "hermes")
