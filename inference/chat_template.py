@@ -113,7 +113,11 @@ class ChatTemplate:
             ) from error
 
     def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
-        """An OpenAI message in the form that the template takes; reasoning goes under every name templates read."""
+        """An OpenAI message in the form that the template takes; reasoning goes under every name templates read.
+
+        Raises PromptError for an image and the like: templates write a sign for it, or nothing, or leave out the text
+        beside it, and no engine is sent more than the ids of what they write.
+        """
         message: TemplateMessage = {key: value for key, value in item.items() if value is not None}
         reasoning = message.get("reasoning_content", message.get("thinking", message.get("reasoning")))
         if reasoning is not None:
@@ -182,7 +186,13 @@ class ChatTemplate:
     def _content(self, content: Any) -> Any:
         if isinstance(content, str):
             return [{"type": "text", "text": content}] if self.form.content is ContentForm.PARTS else content
-        if self.form.content is ContentForm.TEXT and all(part.get("type") == "text" for part in content):
+        if others := sorted({str(part.get("type")) for part in content} - {"text"}):
+            raise PromptError(
+                "the prompt",
+                f"a message holds {' and '.join(others)}, and only text becomes token ids (Phase 2)",
+                "leave it out of the message, or use a chat server (Phase 1)",
+            )
+        if self.form.content is ContentForm.TEXT:
             return "".join(part["text"] for part in content)
         return list(content)
 

@@ -385,6 +385,21 @@ def test_content_in_the_form_that_a_template_reads() -> None:
     assert "user\nTide?<|im_end|>" in text_of(plain, plain.prompt(MessageHistory([listed]).nodes()))
 
 
+@pytest.mark.parametrize("name", ["hermes", "qwen3", "qwen2_5_vl", "llava_next"])
+def test_an_image_is_refused_and_not_left_out(name: str) -> None:
+    """These write the text alone, nothing of the message at all, or a sign for an image that nobody sends."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    shown = {"role": "user", "content": [image, {"type": "text", "text": "What is on it?"}]}
+    builder = PromptBuilder(tokenizer_of(name))
+    with pytest.raises(PromptError, match="a message holds image_url, and only text becomes token ids"):
+        builder.prompt(MessageHistory([shown]).nodes())
+    history = MessageHistory([USER])
+    say(builder, history, "Look.")
+    history.append(shown)
+    with pytest.raises(PromptError, match="image_url"):
+        builder.prompt(history.nodes())
+
+
 def test_what_is_recorded(hermes: PromptBuilder) -> None:
     record = hermes.verdict.to_record()
     assert record["shows_tools"] is True and record["when_unextendable"] == "branch"
