@@ -27,6 +27,7 @@ from environments.reward_threads import RewardThreads
 from environments.tool_context import BlockingToolContext, ToolContext
 from inference import RequestRejected, Router, TokenServer
 from inference.balancer import Split
+from inference.chat_template import PromptError
 from tools import ToolRegistry, ToolResult, ToolSession, ToolSessions, call_tools
 from trajectories import TokenSample, ToolCall
 
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Reward = Callable[[Any, AgentResult, Any], "float | Awaitable[float]"]
+
+
+_REPEATS = (RequestRejected, PromptError)
+"""The server would refuse the same request again, and the template the same conversation."""
 
 
 class RewardError(Exception):
@@ -70,6 +75,11 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
+
+    @property
+    def may_pass(self) -> bool:
+        """It never came to its reward, and another time it may: the infrastructure was in the way, and nothing else."""
+        return not self.outcome.scored and self.traceback is None and not isinstance(self.error, _REPEATS)
 
     @property
     def samples(self) -> list[TokenSample]:
@@ -180,8 +190,8 @@ class RolloutPlayer:
                 await self.release(task_id, verifier_id)
             if outcome is not Outcome.INFRA_ERROR or attempts > self.config.max_infra_retries:
                 break
-            if isinstance(error, RequestRejected):
-                break  # the server would refuse the same request again
+            if isinstance(error, _REPEATS):
+                break
             retried_after.append(reason)
             lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
         return Rollout(

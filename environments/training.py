@@ -45,8 +45,8 @@ class PlayedGroup:
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
 
 
-class BrokenRewards:
-    """Shows exceptions in the environment's own code, and ends the run when its rewards give no score any more.
+class BrokenGroups:
+    """Shows exceptions in the environment's own code, and ends the run when no group gets a score any more.
 
     Args:
         most: groups in a row without a scored rollout after which the run stops. What the infrastructure broke is
@@ -73,7 +73,7 @@ class BrokenRewards:
             why = traces[-1].strip() if traces else _unscored_because(group.rollouts[-1])
             raise RunStopped(
                 f"{self._in_a_row} groups in a row without a scored rollout; the last one: {why}\n"
-                "correct the environment and start again; items that were played are not played again"
+                "correct that and start again; items that were played are not played again"
             )
 
 
@@ -119,7 +119,7 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
         return judge(group, config, trainer)
 
     evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
-    broken = BrokenRewards(env.console, config.max_failed_groups)
+    broken = BrokenGroups(env.console, config.max_failed_groups)
 
     async def evaluate() -> None:
         config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
@@ -234,9 +234,8 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
             "left_out": [rollout.traceback or _unscored_because(rollout) for rollout in left_out],
         },
         # What the infrastructure broke may go well another time. An exception in the environment's own code would come
-        # again, and so would the None of a reward.
-        again=any(not rollout.outcome.scored for rollout in left_out)
-        and all(rollout.traceback is None for rollout in left_out),
+        # again, and so would the None of a reward, or a server's no.
+        again=any(rollout.may_pass for rollout in left_out) and all(rollout.traceback is None for rollout in left_out),
     )
     lost = sum(rollout.lost_completion_tokens for rollout in group.rollouts) + sum(
         rollout.result.tokens.completion_tokens for rollout in left_out if rollout.result is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import signal
 from collections import Counter
@@ -21,8 +22,10 @@ from environments.process import RunStopped
 from environments.rollout import Rollout
 from environments.serve_settings import Unsendable
 from environments.servers import ServerConfig
-from environments.training import ANY_TRAINER, PlayedGroup, judge
+from environments.training import ANY_TRAINER, BrokenGroups, PlayedGroup, judge
 from environments.training_groups import samples_from_atropos
+from inference import RequestRejected, ServerUnavailable
+from inference.chat_template import TemplateRefused
 from inference.fake import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from inference.fake.completions import Reply
 from tests.support.serving_envs import Coins, Counted, Raising
@@ -227,25 +230,39 @@ async def test_a_reward_that_gives_no_score_is_not_taken_for_broken_infrastructu
     assert all("compute_reward returned None" in line["detail"] and line["tokens"] > 0 for line in refused)
 
 
+UNSCORED = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward=None, result=None)
+BROKEN = replace(UNSCORED, outcome=Outcome.INFRA_ERROR, reason="how it ended")
+REJECTED = replace(BROKEN, error=RequestRejected("http://m/v1", 400, "frobnicate is no parameter"))
+REFUSED = replace(BROKEN, error=TemplateRefused("the chat template", "it takes one call a turn", "give another"))
+
+
 @pytest.mark.parametrize(
-    ("ended", "traceback", "again", "told"),
+    ("rollout", "again", "told"),
     [
-        (Outcome.COMPLETED, None, False, "compute_reward returned None"),
-        (Outcome.COMPLETED, "Traceback ...\nKeyError: 'answer'\n", False, "KeyError: 'answer'"),
-        (Outcome.INFRA_ERROR, "Traceback ...\nTypeError: no prompt\n", False, "TypeError: no prompt"),
-        (Outcome.INFRA_ERROR, None, True, "how it ended"),
-        (Outcome.TIMEOUT, None, True, "how it ended"),
+        (UNSCORED, False, "compute_reward returned None"),
+        (replace(UNSCORED, traceback="Traceback ...\nKeyError: 'answer'\n"), False, "KeyError: 'answer'"),
+        (replace(BROKEN, traceback="Traceback ...\nTypeError: no prompt\n"), False, "TypeError: no prompt"),
+        (REJECTED, False, "how it ended"),
+        (REFUSED, False, "how it ended"),
+        (BROKEN, True, "how it ended"),
+        (replace(BROKEN, error=ServerUnavailable("http://m/v1", "status 503", 7)), True, "how it ended"),
+        (replace(BROKEN, outcome=Outcome.TIMEOUT), True, "how it ended"),
     ],
 )
-def test_only_what_the_infrastructure_broke_is_played_again(
-    ended: Outcome, traceback: str | None, again: bool, told: str
-) -> None:
-    config = Coins.env_config_cls(group_size=2)
-    unscored = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward=None, result=None)
-    broken = replace(unscored, outcome=ended, reason="how it ended", traceback=traceback)
-    verdict = judge(PlayedGroup("item", "key", [], [unscored, broken]), config, ANY_TRAINER)
+def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: bool, told: str) -> None:
+    group = PlayedGroup("item", "key", [], [UNSCORED, rollout])
+    verdict = judge(group, Coins.env_config_cls(group_size=2), ANY_TRAINER)
     assert isinstance(verdict, Unsendable)
     assert (verdict.again, verdict.detail.rpartition("left out: ")[2]) == (again, told)
+
+
+def test_a_run_ends_that_gets_nothing_but_refusals() -> None:
+    broken = BrokenGroups(Console(file=io.StringIO()), 3)
+    scored = replace(UNSCORED, reward=1.0)
+    for rollouts in ([REFUSED], [REJECTED], [scored, REJECTED], [REJECTED], [REFUSED]):
+        broken.look_at(PlayedGroup("item", "key", [], rollouts))
+    with pytest.raises(RunStopped, match="3 groups in a row without a scored rollout; the last one: how it ended"):
+        broken.look_at(PlayedGroup("item", "key", [], [REJECTED]))
 
 
 def make(
