@@ -40,7 +40,7 @@ from environments.spool_state import (
     Entry,
     SpoolState,
 )
-from trajectories import JsonlWriter, read_lines
+from trajectories import JsonlError, JsonlWriter, read_lines
 
 T = TypeVar("T")
 
@@ -247,9 +247,10 @@ class Spool:
         extra = [piece for name, value in record.items() for piece in _field(name, value)]
         file = _opened(self._file)
         if file.size >= self._segment_bytes:
+            following = AppendFile(self._path(self._segment + 1))  # where that fails, the old one stays in use
             file.close()
             self._segment += 1
-            self._file = file = AppendFile(self._path(self._segment))
+            self._file = file = following
         start = file.append(b"".join([header, *pieces, *extra, b"}\n"]), True)
         return _Place(self._segment, start + len(header), size)
 
@@ -381,8 +382,11 @@ class AppendFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with JsonlWriter(path):  # moves a torn last line away
-            pass
+        try:
+            with JsonlWriter(path):  # moves a torn last line away
+                pass
+        except JsonlError as error:
+            raise SpoolError(f"{error}, then start again: what was written stays") from error
         try:
             self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self.size = os.fstat(self._fd).st_size
@@ -405,7 +409,10 @@ class AppendFile:
         return start
 
     def close(self) -> None:
-        os.close(self._fd)
+        """Closed once only: by the second time the number may be that of another file, or of a socket."""
+        number, self._fd = self._fd, -1
+        if number >= 0:
+            os.close(number)
 
     def _error(self, error: OSError) -> SpoolError:
         return SpoolError(

@@ -220,6 +220,28 @@ async def test_files_of_settled_groups_are_deleted_unless_they_are_kept(tmp_path
         await spool.close()
 
 
+async def test_a_next_file_that_cannot_be_made_ends_no_other_file(tmp_path):
+    """The number of a descriptor that was closed belongs to the next one that is opened, a socket for example."""
+    spool = await opened(tmp_path, segment_bytes=1)
+    await append(spool, 0)
+    (tmp_path / "000001.jsonl").mkdir()
+    others = []
+    for number in (1, 2):
+        with pytest.raises(SpoolError, match=r"000001\.jsonl: cannot open for writing"):
+            await append(spool, number)
+        others.append((tmp_path / f"other-{number}").open("w"))
+    (tmp_path / "000001.jsonl").rmdir()
+    await append(spool, 3)
+    await spool.close()
+    for other in others:
+        with other:
+            other.write("still open")
+        assert (tmp_path / other.name).read_text() == "still open"
+    spool = await opened(tmp_path)
+    assert [entry.key for entry in spool.state.waiting] == ["0", "3"]
+    await spool.close()
+
+
 async def test_a_lost_file_is_told(tmp_path):
     spool = await opened(tmp_path)
     await register(spool)
