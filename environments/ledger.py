@@ -21,6 +21,22 @@ class RunFolderError(Exception):
     """The run's folder cannot be used; the message says why and what to do."""
 
 
+def take_lock(file: IO[str], taken: str) -> None:
+    """Lock a file for this process; `taken` is told where another one has it.
+
+    Raises:
+        RunFolderError: another process has it, or the file system knows no locks.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise RunFolderError(taken) from error
+    except OSError as error:
+        raise RunFolderError(
+            f"{file.name} cannot be locked ({error.strerror or error}); choose a folder on a file system that has flock"
+        ) from error
+
+
 class Ledger:
     """An append-only JSONL file of records, each with a unique key, beside a manifest of the settings that made them.
 
@@ -59,12 +75,7 @@ class Ledger:
                 "(--env.data_path_to_save_groups or --env.data_dir_to_save_evals) or make it writable"
             ) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            self._lock = None
-            raise RunFolderError(f"another run is writing {self.path}; wait for it or choose another path") from error
-        try:
+            take_lock(self._lock, f"another run is writing {self.path}; wait for it or choose another path")
             self._compare_settings()
             self._writer = JsonlWriter(self.path, fsync=True)
             self.done.update(record[self.key] for record in self.records())

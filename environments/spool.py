@@ -14,7 +14,6 @@ thread of the spool's own, in order, and to its end also when the caller is canc
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from typing import IO, Any, TypeVar
 
 import orjson
 
-from environments.ledger import RunFolderError
+from environments.ledger import RunFolderError, take_lock
 from environments.rollout_api import EnvDescription, compress, encode_group, encode_json
 from environments.spool_state import (
     ACCEPTED,
@@ -287,12 +286,7 @@ class Spool:
                 f"cannot write to {self.folder}: {error.strerror}; choose another folder or make it writable"
             ) from error
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._lock.close()
-            self._lock = None
-            raise RunFolderError(f"another run uses {self.folder}; wait for it or choose another path") from error
-        try:
+            take_lock(self._lock, f"another run uses {self.folder}; wait for it or choose another path")
             self._compare_settings()
             self._read()
         except BaseException:

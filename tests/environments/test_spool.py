@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import subprocess
 import sys
 import tempfile
@@ -13,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.ledger import RunFolderError
+from environments.ledger import Ledger, RunFolderError
 from environments.rollout_api import EnvDescription, GroupError
 from environments.spool import Spool, SpoolError
 from tests.support.fake_serving import number_of, payload
@@ -265,6 +266,18 @@ async def test_a_spool_belongs_to_one_run_with_one_set_of_settings(tmp_path):
     await spool.close()
     with pytest.raises(RunFolderError, match="group_size: 2 then, 4 now"):
         await Spool(tmp_path, {"group_size": 4}).open()
+
+
+async def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path, monkeypatch):
+    def without_locks(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("environments.ledger.fcntl.flock", without_locks)
+    told = r"lock cannot be locked \(No locks available\); choose a folder on a file system that has flock"
+    with pytest.raises(RunFolderError, match=told):
+        await opened(tmp_path)
+    with pytest.raises(RunFolderError, match=told):
+        Ledger(tmp_path / "groups.jsonl", {}, key="item_key").open()
 
 
 async def test_cancelling_a_write_leaves_disk_and_memory_alike(tmp_path):
