@@ -232,9 +232,7 @@ class Spool:
         await self._forget(self.state.apply(event))
 
     async def _append(self, entry: Entry, payload: Mapping[str, Any], record: Mapping[str, Any]) -> Entry:
-        place = await self._in_thread(self._write_group, entry, payload, record)
-        self._places[entry.seq] = place
-        self._live[place.segment] += 1
+        self._places[entry.seq] = await self._in_thread(self._write_group, entry, payload, record)
         self.state.add(entry)
         return entry
 
@@ -250,15 +248,25 @@ class Spool:
             file.close()
             self._segment += 1
             self._file = file = following
+            self._delete_if_settled(self._segment - 1)
         start = file.append(b"".join([header, *pieces, *extra, b"}\n"]), True)
+        self._live[self._segment] += 1
         return _Place(self._segment, start + len(header), size)
 
     async def _forget(self, settled: Sequence[Entry]) -> None:
-        for entry in settled:
-            segment = self._places.pop(entry.seq).segment
+        if segments := [self._places.pop(entry.seq).segment for entry in settled]:
+            await self._in_thread(self._settle, segments)
+
+    def _settle(self, segments: Sequence[int]) -> None:
+        # Counted in the thread that writes: what it has just written is not known to the loop yet, and is alive.
+        for segment in segments:
             self._live[segment] -= 1
-            if not self._live[segment] and segment != self._segment and not self._keep:
-                await self._in_thread(self._path(segment).unlink, True)
+            self._delete_if_settled(segment)
+
+    def _delete_if_settled(self, segment: int) -> None:
+        if not self._live[segment] and segment != self._segment and not self._keep:
+            with suppress(OSError):  # the next start tries again
+                self._path(segment).unlink()
 
     def _payload(self, place: _Place, start: bytes) -> Iterator[bytes]:
         """`start` instead of the payload's opening brace, then the rest of it, in pieces."""

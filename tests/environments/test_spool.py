@@ -7,6 +7,7 @@ import errno
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import orjson
@@ -219,6 +220,39 @@ async def test_files_of_settled_groups_are_deleted_unless_they_are_kept(tmp_path
         assert facts(spool) == before
         assert (await append(spool, 4)).seq == 4
         await spool.close()
+
+
+async def test_the_file_of_a_group_stays_that_was_written_while_all_before_it_were_settled(tmp_path):
+    spool = await opened(tmp_path)
+    await register(spool)
+    await append(spool, 0)
+    spool._segment_bytes = (tmp_path / "000000.jsonl").stat().st_size + 1
+    await post(spool)
+    await spool.accepted()
+    settled = asyncio.create_task(spool.seen(0, step=1, sequences=0))
+    written = [asyncio.create_task(append(spool, number)) for number in (1, 2)]  # the second one into another file
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    time.sleep(0.3)  # noqa: ASYNC251  (the loop is busy until all three are on the disk)
+    await asyncio.gather(settled, *written)
+    for entry in spool.state.waiting:
+        assert number_of(orjson.loads(await spool.payload(entry))) == int(entry.key)
+    await spool.close()
+    spool = await opened(tmp_path)
+    assert [entry.key for entry in spool.state.waiting] == ["1", "2"]
+    await spool.close()
+
+
+async def test_a_file_whose_groups_were_settled_before_the_next_one_began_is_deleted(tmp_path):
+    spool = await opened(tmp_path, segment_bytes=1)
+    await register(spool)
+    for number in range(4):
+        await append(spool, number)
+        await post(spool)
+        await spool.accepted()
+        await spool.seen(0, step=number + 1, sequences=0)
+    assert [path.name for path in tmp_path.glob("0*.jsonl")] == ["000003.jsonl"]
+    await spool.close()
 
 
 async def test_a_next_file_that_cannot_be_made_ends_no_other_file(tmp_path):
