@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -58,6 +58,8 @@ class _Job:
     """Failures while it was the only item left."""
     not_before: float = 0.0
     """When it may be tried again, on the clock of `time.monotonic`."""
+    tokens: int = 0
+    """Sampled in the groups that failed: in none that is sent."""
 
 
 class ServeRun(Generic[G]):
@@ -300,7 +302,7 @@ class ServeRun(Generic[G]):
                 raise
             if timeout.expired():
                 detail = f"the group took longer than worker_timeout = {limit:g} s"
-                await self._leave_out(job.key, Unsendable("worker timeout", detail))
+                await self._leave_out(job.key, Unsendable("worker timeout", detail, job.tokens))
             else:
                 await self._failed(job, f"{type(error).__name__}: {error}")
             return
@@ -342,11 +344,15 @@ class ServeRun(Generic[G]):
         async with self._building:  # threads that compute share one GIL with the loop: it waits for each of them
             verdict = await asyncio.to_thread(self.build, group, info)
         if isinstance(verdict, Sendable):
+            verdict = replace(verdict, undelivered=verdict.undelivered + job.tokens)
             verdict = await self._spool(job.key, verdict, step)
+        elif verdict.again:
+            job.tokens += verdict.tokens
+            await self._failed(job, verdict.detail)
+            return
+        else:
+            verdict = replace(verdict, tokens=verdict.tokens + job.tokens)
         if isinstance(verdict, Unsendable):
-            if verdict.again:
-                await self._failed(job, verdict.detail)
-                return
             await self._leave_out(job.key, verdict)
         if self._is_down():
             self.tell("groups succeed again")
@@ -395,7 +401,7 @@ class ServeRun(Generic[G]):
         if self._exhausted and not self._again and len(self._playing) <= 1:
             job.alone += 1  # nothing else is left that could tell
         if job.failures >= MAX_ATTEMPTS or job.alone >= MAX_ATTEMPTS_ALONE:
-            await self._leave_out(job.key, Unsendable("failed", reason))
+            await self._leave_out(job.key, Unsendable("failed", reason, job.tokens))
             return
         now = time.monotonic()
         # Some groups still succeed when a server goes away: without a pause an item would use up its attempts by then.

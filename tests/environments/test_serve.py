@@ -330,6 +330,27 @@ async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
         assert b"breaks its sandbox" in (tmp_path / "groups.refused.jsonl").read_bytes()
 
 
+async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(tmp_path, run_api):
+    times = Counter()
+
+    def verdicts(number, info):
+        times[number] += 1
+        if times[number] == 1 or number == 2:
+            return Unsendable("incomplete", "the sandbox was lost", tokens=100, again=True)
+        return build(number, info) if number != 1 else Unsendable("same scores", "all are 0", tokens=10)
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 10, build=verdicts, max_workers=2)
+        result, _ = await asyncio.gather(run.run(), trainer.take(8))
+        assert result.refused == {"same scores": 1, "failed": 1}
+        lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
+        of_two = 100 * times[2]
+        assert {line["reason"]: line["tokens"] for line in lines} == {"same scores": 110, "failed": of_two}
+        of_sent = sum(entry.undelivered for queue in run.spool.state.accepted.values() for entry in queue)
+        assert result.undelivered_tokens + of_sent == 110 + of_two + 8 * 100
+
+
 async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api):
     async def stuck(item, key):
         return await play(item, key) if item["number"] else await asyncio.sleep(3600)
