@@ -8,11 +8,12 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from trajectories import ChatResponse, Message, Node
+from trajectories.frozen import thaw
 from trajectories.messages import as_message
 
 
 class Found(NamedTuple):
-    """A conversation that was looked up."""
+    """A conversation that was looked up, or the end of one."""
 
     nodes: tuple[Node, ...]
     key: bytes
@@ -23,10 +24,11 @@ class Conversations:
 
     A message counts as the sampled one where it says the same behind the same messages. Its reasoning may be missing
     (OpenAI's clients do not send it back), an empty content may be null, and arguments may be other JSON for the same.
+    Reasoning that is there has to be the same: of several completions with one answer it tells which is meant.
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[bytes, Node] = {}
+        self._nodes: dict[bytes, Found] = {}
 
     def find(self, messages: Sequence[Message | Mapping[str, Any]]) -> Found:
         """The path of nodes of `messages`; those that are new are remembered."""
@@ -34,26 +36,39 @@ class Conversations:
         key = b""
         for index, given in enumerate(messages):
             message = as_message(_plain(given), index)
-            key = _key(key, message)
-            node = self._nodes.get(key)
-            if node is None:
-                node = self._nodes[key] = Node.after(path[-1] if path else None, message)
-            path.append(node)
+            own = _key(key, message)
+            found = self._nodes.get(own)
+            if found is None and message.reasoning is None:
+                found = self._nodes.get(_key(key, message, told=False))
+            if found is None:
+                node = Node.after(path[-1] if path else None, message)
+                found = self._nodes[own] = Found((node,), own)
+            path += found.nodes
+            key = found.key
         return Found(tuple(path), key)
 
     def add(self, found: Found, responses: Sequence[ChatResponse]) -> None:
         """Remember what was sampled behind a path. Of several that say the same, the first is gone on with."""
         parent = found.nodes[-1] if found.nodes else None
         for response in responses:
-            self._nodes.setdefault(_key(found.key, response.message), Node.after(parent, response.message, response))
+            own = _key(found.key, response.message)
+            known = self._nodes.get(own)
+            if known is None or known.nodes[0].origin is None:
+                known = self._nodes[own] = Found((Node.after(parent, response.message, response),), own)
+            self._nodes.setdefault(_key(found.key, response.message, told=False), known)
 
 
-def _key(before: bytes, message: Message) -> bytes:
+def _key(before: bytes, message: Message, *, told: bool = True) -> bytes:
+    """What a message says; without its reasoning where that is not `told`."""
+    assistant = message.role == "assistant"
     said = {
         "role": message.role,
-        "content": message.text if message.role == "assistant" else message.to_openai()["content"],
+        "name": message.name,
+        "content": message.text if assistant else message.to_openai()["content"],
         "calls": [(call.id, call.name, _parsed(call.arguments)) for call in message.tool_calls],
         "answers": message.tool_call_id,
+        "reasoning": message.reasoning if told else 0,
+        "more": {} if assistant else thaw(message.extra),  # clients of OpenAI's add to what the assistant said
     }
     text = json.dumps(said, ensure_ascii=False, sort_keys=True)
     return blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -263,3 +263,38 @@ def test_servers_of_one_model_are_told_to_sample_alike() -> None:
     ]
     with pytest.raises(SettingsDiffer, match=r"top_p to 0\.5 for http://a/v1 and to None for http://b/v1"):
         TokenServer(engines, PromptBuilder(fake_tokenizer()), "hermes")
+
+
+NAMES_AND_THOUGHTS = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }} {{ m.name or '-' }}{{ m.hint or '' }}\n"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m['content'] }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant -\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("of", ["name", "hint", "reasoning_content"])
+async def test_the_model_is_shown_the_conversation_that_is_passed_and_no_other_like_it(of: str) -> None:
+    """Two players of a game may say the same, and so may two examples with different thoughts."""
+    prompts = PromptBuilder(fake_tokenizer(), chat_template=NAMES_AND_THOUGHTS)
+    async with stack(prompts=prompts) as world, world.tokens.managed_server() as managed:
+        for value in ("alice", "bob", "alice"):
+            world.says.next = ["Hello."]
+            role = "assistant" if of == "reasoning_content" else "user"
+            messages = [QUESTION, {"role": role, "content": "Hi.", of: value}, QUESTION]
+            await managed.chat_completion(messages=messages)
+            shown = world.text(world.last_prompt)
+            assert value in shown and shown.count("alice") + shown.count("bob") == 1
+        assert_nodes(world, managed)
+
+
+async def test_reasoning_tells_which_of_several_completions_is_gone_on_with() -> None:
+    async with stack() as world, world.tokens.managed_server() as managed:
+        thoughts = ["Six sevens.", "40 + 2."]
+        world.says.next = [f"<think>\n{thought}\n</think>\n\n42" for thought in thoughts]
+        done = await managed.chat_completion(messages=[QUESTION], n=2)
+        assert [choice.message.content for choice in done.choices] == ["42", "42"]
+        for choice, thought in zip(done.choices, thoughts, strict=True):
+            world.says.next = ["Yes."]
+            await managed.chat_completion(messages=[QUESTION, choice.message, {"role": "user", "content": "Sure?"}])
+            assert f"<think>\n{thought}\n</think>" in world.text(world.last_prompt)
+        assert len(assert_nodes(world, managed)) == 2
