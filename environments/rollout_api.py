@@ -30,6 +30,8 @@ PER_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprob
 REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 
 _CONNECT_TIMEOUT = 15.0
+_NOT_NOW = frozenset({408, 425, 429})
+"""What something in front of the API says when it is busy: no word about the group."""
 _GROUP_ID = re.compile(rb'"group_id"\s*:\s*"([^"\\]*)"')
 _ENV_ID = re.compile(rb'"env_id"\s*:\s*(\d+)')
 _EMPTY = re.compile(rb'"tokens"\s*:\s*\[\s*\]')
@@ -49,7 +51,7 @@ class RolloutApiError(Exception):
 
 
 class ApiDown(RolloutApiError):
-    """No answer, or a 5xx: may pass by itself, so it is asked again."""
+    """No answer, a 5xx, or a "not now": may pass by itself, so it is asked again. `status` is that of a 5xx."""
 
     def __init__(self, url: str, reason: str, *, status: int | None = None) -> None:
         self.status = status
@@ -285,6 +287,8 @@ class RolloutApi:
                 raise ApiDown(self.url, f"{type(error).__name__}: {error}") from error
         if status >= 500:
             raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", status=status)
+        if status in _NOT_NOW:
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}")
         if status >= 400:
             raise ApiRefused(self.url, status, _text(raw))
         return raw

@@ -8,6 +8,8 @@ import math
 
 import orjson
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,6 +111,24 @@ async def test_an_api_that_is_not_there_is_down_and_a_wrong_address_is_refused()
     async with RolloutApi("nonsense") as api:
         with pytest.raises(ApiRefused, match="rollout_server_url"):
             await api.info()
+
+
+@pytest.mark.parametrize("status", [408, 425, 429])
+async def test_a_group_that_comes_too_fast_is_not_refused_for_good(status):
+    async def busy(request):
+        await request.read()
+        return web.json_response({"detail": "slow down"}, status=status)
+
+    async def info(request):
+        return web.json_response({"batch_size": 4, "max_token_len": 40})
+
+    app = web.Application()
+    app.add_routes([web.get("/info", info), web.post("/scored_data", busy)])
+    async with TestServer(app) as server, RolloutApi(str(server.make_url(""))) as api:
+        await api.info()
+        with pytest.raises(ApiDown, match="slow down") as down:
+            await api.send(body(payload(1)), connection=api.connection)
+        assert down.value.status is None, "nothing that counts against the group"
 
 
 def test_a_group_keeps_its_content_and_is_cut_into_small_pieces():
