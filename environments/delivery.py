@@ -186,7 +186,10 @@ class Delivery:
             if not await self._is_same(known):
                 return await self._register(restarted=True)
             connection = self.api.connection
-            self.info = await self.api.info()
+            info = await self.api.info()
+            if info is None:  # reset a moment ago; what finishes meanwhile is built for the trainer that was there
+                return self._no_trainer("no trainer has registered")
+            self.info = info
             status = await self.api.status_env(known.env_id)
             if self.api.connection != connection:
                 raise ConnectionReplaced(self.api.url, "the API hung up between two questions")

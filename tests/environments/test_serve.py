@@ -166,6 +166,36 @@ async def test_a_clean_stop_leaves_and_the_next_start_goes_on(tmp_path, run_api)
         assert once(trainer, 40)
 
 
+async def test_a_group_that_finishes_while_the_trainer_is_away_is_kept(tmp_path, run_api):
+    class Reset(RolloutApi):
+        resets = 0
+
+        async def info(self):
+            told = await super().info()
+            self.resets -= 1
+            return None if self.resets >= 0 else told
+
+    finish = asyncio.Event()
+
+    async def slow(item, key):
+        await finish.wait()
+        return item["number"]
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        api = Reset(server.url)
+        run = make_run("", tmp_path, 4, api=api, play=slow)
+        task = asyncio.create_task(run.run())
+        await until(lambda: len(run._playing) == 4, task)
+        api.resets = 3
+        await api.close()  # on a new connection it asks who the trainer is
+        await until(lambda: run.delivery.trouble, task)
+        finish.set()
+        await trainer.take(4)
+        await task
+        assert once(trainer, 4)
+
+
 async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancelled_and_release(tmp_path, run_api):
     released = []
 
