@@ -167,13 +167,13 @@ class PromptBuilder:
 
     @cached_property
     def end_of_turn(self) -> tuple[int, ...]:
-        """Ids that end a turn: the tokenizer's end of sequence, and the tokens that the template ends turns with."""
-        texts = [
-            text
-            for finding in self.verdict.findings
-            if finding.seam is not None
-            for text in (finding.seam.sampled_end, finding.seam.end)
-        ]
+        """Ids that end a turn: the tokenizer's end of sequence, and the tokens that the template ends turns with.
+
+        Where it writes another token into the history than behind the last turn, the latter ends turns. The other one
+        may stand within: gpt-oss ends its reasoning with `<|end|>`, and goes on with the answer up to `<|return|>`.
+        """
+        seams = [finding.seam for finding in self.verdict.findings if finding.seam is not None]
+        texts = [seam.sampled_end or seam.end for seam in seams]
         found = [self._encoder.added[text] for text in texts if text in self._encoder.added]
         return tuple(dict.fromkeys((*self._known_ends, *found)))
 

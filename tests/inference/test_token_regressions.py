@@ -296,6 +296,25 @@ async def test_a_turn_that_says_nothing_does_not_make_a_template_refuse_the_conv
         assert len(assert_exact(world, history)) == 2
 
 
+async def test_a_turn_of_several_messages_is_one_turn() -> None:
+    """gpt-oss ends its reasoning with `<|end|>`, which its template writes at the end of earlier turns as well."""
+    template_tokenizers = pytest.importorskip("template_tokenizers")
+    if "gptoss" not in template_tokenizers.sources():
+        pytest.skip("trl with its chat templates is not installed")
+    thought = "<|channel|>analysis<|message|>Tides.<|end|>"
+    answer = f"{thought}<|start|>assistant<|channel|>final<|message|>At noon.<|return|>"
+    async with stack(template_tokenizers.tokenizer_of("gptoss"), parser="openai") as world:
+        managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])
+        for text, finish in ((answer, "stop"), (thought, "length"), (answer, "stop")):
+            world.says.next = [Reply(world.encode(text), finish, as_is=True)]
+            response = await managed.chat(history, tools=TOOLS)
+            history.append(response)
+            history.append({"role": "user", "content": "And tomorrow?"})
+        assert (response.message.reasoning, response.message.content) == ("Tides.", "At noon.")
+        [sample] = assert_exact(world, history)
+        assert "<|end|><|end|>" not in world.text(sample.tokens)
+
+
 async def test_a_sub_agents_tokens_belong_to_the_rollout() -> None:
     async with stack() as world:
         managed, history, inner = world.tokens.for_rollout(), MessageHistory([QUESTION]), MessageHistory([QUESTION])
