@@ -27,6 +27,8 @@ class CompletionReader:
         """Special tokens that are no part of a message: roles, padding, ends of text."""
         self._reads_ids = isinstance(parser, ToolCallParser) and parser.tokenizer is tokenizer
         """The parser knows what the ids say."""
+        self._has_channels = isinstance(parser, ToolCallParser) and parser.format.channels
+        """An answer stands in markup of its own, which only the parser reads."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of all ids, special tokens spelled out."""
@@ -50,6 +52,10 @@ class CompletionReader:
             return _reading(self.parser.parse(None, tools, token_ids=kept, prompt_opened_reasoning=reasoning_is_open))
         text = self.decode(kept)
         cut = cut_at_stop(text, stop, len(self.decode(ids[:forced])) if forced else 0)
+        if not tools and self._has_channels:
+            parsed = self._parse(cut, kept if cut == text else None, (), reasoning_is_open)
+            if not parsed.attempts:
+                return _reading(parsed)
         if not tools:
             reasoning, content = self.split_reasoning(cut, reasoning_is_open)
             return wire.Reading(Message("assistant", content, reasoning=reasoning))

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from inference.fake import Reply
+from inference.completion_reader import CompletionReader
+from inference.fake import Reply, fake_tokenizer
 from inference.forced_calls import ToolChoiceError
 from inference.managed_server import ManagedServer
 from inference.prompts import PromptStart
 from inference.sampling import Sampling
 from tests.support.exactness import Stack, assert_exact, stack
+from tool_call_parsers import get_parser
 from trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, samples, verify
 
 TOOLS = [
@@ -313,6 +315,20 @@ async def test_a_turn_of_several_messages_is_one_turn() -> None:
         assert (response.message.reasoning, response.message.content) == ("Tides.", "At noon.")
         [sample] = assert_exact(world, history)
         assert "<|end|><|end|>" not in world.text(sample.tokens)
+
+
+@pytest.mark.parametrize("name", ["openai", "kimi_k3", "inkling", "muse"])
+def test_markup_around_an_answer_is_no_part_of_it_also_where_no_tools_are_offered(name: str) -> None:
+    tokenizer = fake_tokenizer()
+    parser = get_parser(name, reasoning="auto", tokenizer=tokenizer)
+    reader = CompletionReader(tokenizer, parser)
+    ids = tokenizer.encode(parser.render("At noon.", "Tides."), add_special_tokens=False)
+    message = reader.read(ids, None).message
+    assert (message.reasoning, message.content) == ("Tides.", "At noon.")
+    call = {"id": "call_00001", "function": {"name": "search", "arguments": {"query": "tide"}}}
+    ids = tokenizer.encode(parser.render(None, None, [call]), add_special_tokens=False)
+    message = reader.read(ids, None).message
+    assert not message.tool_calls and "tide" in message.text, "without tools, a call is text"
 
 
 async def test_a_sub_agents_tokens_belong_to_the_rollout() -> None:
