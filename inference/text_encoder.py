@@ -31,7 +31,19 @@ class TextEncoder:
         self._writes_blank = any(self.encode(text) != self._inside(text) for text in _SAMPLES)
 
     def encode(self, text: str) -> list[int]:
-        """As `apply_chat_template(tokenize=True)` encodes a rendering."""
+        """As `apply_chat_template(tokenize=True)` encodes a rendering.
+
+        Halves of surrogate pairs, which models write as escapes and which no tokenizer takes, are U+FFFD.
+        """
+        try:
+            return self._encode(text)
+        except (TypeError, UnicodeEncodeError):
+            mended = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            if mended == text:
+                raise
+            return self._encode(mended)
+
+    def _encode(self, text: str) -> list[int]:
         fast = self._fast
         # The Python layer costs more than the encoding. It also resets what an earlier caller left switched on.
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:

@@ -331,6 +331,26 @@ def test_markup_around_an_answer_is_no_part_of_it_also_where_no_tools_are_offere
     assert not message.tool_calls and "tide" in message.text, "without tools, a call is text"
 
 
+@pytest.mark.parametrize("where", ["user", "system", "tool", "call", "tools"])
+async def test_half_a_surrogate_pair_breaks_no_prompt(where: str) -> None:
+    r"""JSON has them: a model that begins an emoji as `\ud83d` and never ends it, a row of a dataset, a tool."""
+    half = "a\ud83db"
+    async with stack() as world:
+        history = MessageHistory([{"role": "system", "content": "Be brief."}, QUESTION])
+        if where in ("user", "system"):
+            history[("system", "user").index(where)]["content"] = half
+        tools = [{**TOOLS[0], "function": {**TOOLS[0]["function"], "description": half}}] if where == "tools" else TOOLS
+        managed = world.tokens.for_rollout()
+        response = await turn(world, managed, history, CALL.replace("Zürich", "a\\ud83db"), tools=tools)
+        if where == "tool":
+            history[-1]["content"] = half
+        if where == "call":  # an edited turn is written by the template
+            history[len(history) - 2]["content"] = "Let me look."
+        await turn(world, managed, history, "At noon.", tools=tools)
+        assert response.message.tool_calls and "a\ufffdb" in world.text(world.last_prompt)
+        assert_exact(world, history)
+
+
 async def test_a_sub_agents_tokens_belong_to_the_rollout() -> None:
     async with stack() as world:
         managed, history, inner = world.tokens.for_rollout(), MessageHistory([QUESTION]), MessageHistory([QUESTION])
