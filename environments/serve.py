@@ -131,6 +131,7 @@ class ServeRun(Generic[G]):
         self._delay = _TICK
         self._noticed = asyncio.Event()
         self._reason = ""
+        self._told: set[str] = set()
         self._hurry = asyncio.Event()
 
     def stop(self, reason: str) -> None:
@@ -381,6 +382,13 @@ class ServeRun(Generic[G]):
         line = {"key": key, "reason": verdict.reason, "detail": verdict.detail, "tokens": verdict.tokens}
         await self._write_refused({**line, "rewards": list(verdict.rewards), **verdict.record})
         await self.spool.left_out(key, verdict.reason, verdict.tokens)
+        if verdict.reason not in self._told:
+            # It may be so with every group: a server that does not stop where the template ends turns, for example.
+            self._told.add(verdict.reason)
+            self.tell(
+                f"a group is not sent: {verdict.reason}: {verdict.detail[:300]}; this one and others stand in "
+                f"{self._refused_path}"
+            )
 
     async def _refuse_posted(self, entry: Entry, reason: str) -> None:
         group = await self.spool.payload(entry)

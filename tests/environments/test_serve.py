@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ from dataclasses import replace
 
 import orjson
 import pytest
+from rich.console import Console
 
 from environments.items import ItemError
 from environments.process import RunStopped
@@ -334,6 +336,23 @@ async def test_what_is_not_sent_is_written_down_with_the_reason(tmp_path, run_ap
         # A second start neither plays nor counts them again.
         result = await make_run(server.url, tmp_path, 7, build=verdicts).run()
         assert (result.groups, sum(result.refused.values())) == (0, 3)
+
+
+async def test_why_groups_are_not_sent_is_told_once_a_reason(tmp_path, run_api):
+    def verdicts(number, info):
+        if number % 2:
+            return Unsendable("unproven", f"rollout {number}: turn 0 goes on behind its end-of-turn token")
+        return Unsendable("same scores", f"all 2 rewards are {number}")
+
+    console = Console(file=io.StringIO(), width=1000)
+    async with run_api.wiped() as server:
+        await started(server)
+        result = await make_run(server.url, tmp_path, 8, build=verdicts, console=console).run()
+    assert result.refused == {"unproven": 4, "same scores": 4}
+    said = [line for line in console.file.getvalue().splitlines() if "is not sent" in line]
+    assert len(said) == 2
+    assert any("unproven: rollout " in line and "goes on behind its end-of-turn token" in line for line in said)
+    assert all("groups.refused.jsonl" in line for line in said)
 
 
 async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
