@@ -232,7 +232,7 @@ class ManagedServer:
             finish_reason=finish,
             raw_finish_reason=generation.raw_finish_reason,
             model=generated.model,
-            model_version=generated.model_version,
+            model_version=generation.model_version or generated.model_version,
             usage=Usage(prefix.length, len(generation.ids)),
             latency=answered.latency,
             attempts=answered.attempts,

@@ -22,6 +22,8 @@ class Generation:
     finish_reason: FinishReason
     """STOP, LENGTH, CONTENT_FILTER or UNKNOWN: what the engine said, never invented."""
     raw_finish_reason: str | None = None
+    model_version: str | None = None
+    """The weights, where the server names them for each completion; joined by "+" where they changed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)

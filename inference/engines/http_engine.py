@@ -112,7 +112,9 @@ class HttpEngine(HttpClient):
                 "look for a proxy or a plugin that rewrites prompts",
             )
 
-    def generation(self, ids: object, logprobs: object, raw_reason: object) -> Generation:
+    def generation(
+        self, ids: object, logprobs: object, raw_reason: object, model_version: str | None = None
+    ) -> Generation:
         """A completion of which every id and every logprob has been looked at; `BadResponse` otherwise."""
         if not isinstance(ids, list) or not isinstance(logprobs, list):
             raise BadResponse(self.base_url, "a completion has no token ids or no logprobs", _UPDATE)
@@ -126,7 +128,7 @@ class HttpEngine(HttpClient):
         if set(map(type, logprobs)) - {float} or not math.isfinite(sum(logprobs)) or _out_of_range(logprobs):
             logprobs = [self._logprob(value, position) for position, value in enumerate(logprobs)]
         raw = text_or_none(raw_reason)
-        return Generation(ids, logprobs, wire.read_finish_reason(raw), raw)
+        return Generation(ids, logprobs, wire.read_finish_reason(raw), raw, model_version)
 
     def _logprob(self, value: object, position: int) -> float:
         if isinstance(value, (int, float)) and type(value) is not bool:

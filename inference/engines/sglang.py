@@ -129,7 +129,8 @@ class SGLangEngine(SingleRequestEngine):
                 "output_ids and the ids in output_token_logprobs differ",
                 "serve without speculative decoding, or with a later SGLang",
             )
-        return self.generation(ids, logprobs, _finish_reason(item).get("type"))
+        version = join_versions([meta.get("weight_version")])
+        return self.generation(ids, logprobs, _finish_reason(item).get("type"), version)
 
 
 def _items(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:

@@ -83,7 +83,7 @@ class VLLMCompletions(SingleRequestEngine):
                 "serve with vLLM 0.10.2 or later, whose /v1/completions knows return_token_ids",
             )
         values = logprobs.get("token_logprobs") if isinstance(logprobs, Mapping) else None
-        return self.generation(ids, values, choice.get("finish_reason"))
+        return self.generation(ids, values, choice.get("finish_reason"), _weight_versions([choice]))
 
 
 class VLLMGenerate(SingleRequestEngine):
@@ -145,7 +145,8 @@ class VLLMGenerate(SingleRequestEngine):
                         f"sampled token {position} is {token!r}, but its logprob is said to be that of {named!r}",
                         "serve with vLLM 0.11 or later",
                     )
-        return self.generation(ids, [entry.get("logprob") for entry in entries], choice.get("finish_reason"))
+        values = [entry.get("logprob") for entry in entries]
+        return self.generation(ids, values, choice.get("finish_reason"), _weight_versions([choice]))
 
 
 def sampling_params(sampling: Sampling, n: int) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import pytest
 from aiohttp import web
 from engine_bench import FAKED, bench
 
-from inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable
+from inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable, TokenServer
 from inference.engines import create_engine
-from inference.fake import Mischief
+from inference.fake import Mischief, fake_tokenizer
 from inference.fake.mischief import TOKENS
 from inference.http_client import ServerSettings
+from inference.prompts import PromptBuilder
 from inference.sampling import Sampling
 from trajectories.messages import FinishReason
 
@@ -342,6 +343,27 @@ async def test_nothing_is_left_to_the_server(kind: str, look: Callable[[dict[str
         assert sent.get("seed", sent.get("sampling_seed")) == 3
         assert sent["stop"] == ["x"]
         assert (sent["priority"], sent["min_tokens"]) == (1, 2)
+
+
+def _of(choice: dict[str, Any], index: int) -> dict[str, Any]:
+    return {**choice, "index": index, "weight_versions": [{"version": f"step-{index}", "start": 0, "end": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "answer"),
+    [
+        ("vllm", {**VLLM, "choices": [_of(VLLM["choices"][0], index) for index in (0, 1)]}),
+        ("vllm-generate", {**VLLM_GENERATE, "choices": [_of(VLLM_GENERATE["choices"][0], index) for index in (0, 1)]}),
+        ("sglang", [{**SGLANG, "meta_info": {**SGLANG["meta_info"], "weight_version": f"step-{i}"}} for i in (0, 1)]),
+    ],
+)
+async def test_each_completion_keeps_the_weights_that_it_was_sampled_from(kind: str, answer: Any):
+    """A trainer may load new weights between two completions of one request."""
+    async with answering(kind, answer) as (engine, _):
+        managed = TokenServer([engine], PromptBuilder(fake_tokenizer()), "hermes").for_rollout()
+        await managed.completion(prompt=PROMPT, n=2)
+        assert [response.model_version for response in managed.completions()] == ["step-0", "step-1"]
+        assert (await engine.generate(PROMPT, Sampling(max_tokens=4), n=2)).model_version == "step-0+step-1"
 
 
 @pytest.mark.parametrize(("kind", "place"), [("vllm", None), ("vllm-generate", "sampling_params")])
