@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn
-from tool_call_parsers.json_blocks import cut_off
+from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn, cut_off
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce

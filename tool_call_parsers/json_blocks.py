@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, Run, Step, Turn
+from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
 from tool_call_parsers.json_scan import MANY, JsonScan, JsonValue, read_value
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant, repair_json
 from tool_call_parsers.schema import ToolIndex
@@ -479,15 +479,6 @@ def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:
         return str(json.loads(run.text[member.start : member.end]))
     except ValueError:
         return None
-
-
-def cut_off(run: Run, start: int, separators: tuple[str, ...]) -> int:
-    """The text ends with an opening marker at `start`: an attempt without a name."""
-    run.begin_block(start, separators)
-    end = len(run.text)
-    run.end_call(start, end, CallStatus.INCOMPLETE, error="the text ends behind the opening marker")
-    run.fail(end)
-    return end
 
 
 class _Watch:
