@@ -7,7 +7,9 @@ from typing import Any, Final, NamedTuple
 
 MAX_DEPTH: Final = 200
 """Brackets open at once; one more is an error."""
-MAX_DIGITS: Final = 4300  # of Python's default for int <-> str: what is longer cannot be written out again
+MAX_DIGITS: Final = 4300
+"""Of an integer: Python's default for int <-> str, kept even where the process has lifted it. What is longer could not
+be written out again."""
 INFINITE: Final = (float("inf"), float("-inf"))
 UNCLOSED: Final = "missing closing bracket"
 SPACE: Final = re.compile(r"[ \t\r\n]*")

@@ -24,11 +24,13 @@ _JSON_CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,4}\Z")
 _JSON_CUT_NUMBER: Final = re.compile(r"(?:(\.)|[eE][+-]?)\Z")
 
 
-def _json_constant(name: str) -> NoReturn:
+def json_constant(name: str) -> NoReturn:
+    """For a decoder's `parse_constant`: NaN and the infinities are refused."""
     raise ValueError(f"{name} is no JSON")
 
 
-def _json_float(text: str) -> float:
+def json_float(text: str) -> float:
+    """For a decoder's `parse_float`: what overflows is refused."""
     value = float(text)
     if value in INFINITE:
         raise ValueError("a number out of range")
@@ -42,7 +44,7 @@ def _json_int(text: str) -> int:
 
 
 _DECODE_STRICT: Final = json.JSONDecoder(
-    parse_constant=_json_constant, parse_float=_json_float, parse_int=_json_int
+    parse_constant=json_constant, parse_float=json_float, parse_int=_json_int
 ).raw_decode
 
 
