@@ -16,8 +16,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, cast
 
+from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Marker, Markers, Needles, Run, Step, Turn, cut_off
-from tool_call_parsers.json_blocks import Arguments, ArgumentsWatch, read_arguments
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.reasoning import ReasoningFormat

@@ -27,8 +27,9 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+from tool_call_parsers.arguments import read_arguments
 from tool_call_parsers.engine import BlockGrammar, Marker, Needles, RenderCall, Run, Step, Turn, cut_off
-from tool_call_parsers.json_blocks import JsonBlocks, read_arguments
+from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.schema import coerce

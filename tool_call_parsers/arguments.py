@@ -1,0 +1,55 @@
+"""What stands where a call's arguments should, and what it is worth."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tool_call_parsers.engine import Run
+from tool_call_parsers.json_scan import JsonScan
+from tool_call_parsers.literals import LiteralError, read_json, repair_json
+from tool_call_parsers.types import CallStatus
+
+
+class Arguments(NamedTuple):
+    """Arguments as they were found, and what they are worth."""
+
+    status: CallStatus
+    value: dict[str, Any]
+    raw: str
+    error: str | None = None
+
+
+def read_arguments(value: object, raw: str) -> Arguments:
+    """What a decoded value is worth as arguments: an object, none at all, or an object's JSON text in a string."""
+    if isinstance(value, dict):
+        return Arguments(CallStatus.OK, value, raw)
+    if value is None:
+        return Arguments(CallStatus.OK, {}, "")
+    if isinstance(value, str):
+        inner = value.strip()
+        if not inner or inner == "null":
+            return Arguments(CallStatus.OK, {}, "")
+        try:
+            literal = read_json(inner)
+            if literal.end == len(inner) and isinstance(literal.value, dict):
+                return Arguments(CallStatus.OK, literal.value, inner)
+        except LiteralError:
+            pass
+        repaired = repair_json(inner)
+        if repaired is not None and isinstance(repaired.value, dict):
+            return Arguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
+    elif value == []:
+        return Arguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
+    return Arguments(CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are no object but a {type(value).__name__}")
+
+
+class ArgumentsWatch:
+    """Tells the events of arguments while they are being written."""
+
+    def __init__(self, run: Run, start: int) -> None:
+        self.run, self.sent = run, start
+
+    def __call__(self, scan: JsonScan) -> None:
+        if self.run.started and scan.position > self.sent:
+            self.run.send_arguments(self.run.text[self.sent : scan.position])
+            self.sent = scan.position
