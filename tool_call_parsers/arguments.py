@@ -1,7 +1,8 @@
-"""What stands where a call's arguments should, and what it is worth."""
+"""A call's arguments: what stands in their place and what it is worth, and the telling of them while they are read."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, NamedTuple
 
 from tool_call_parsers.engine import Run
@@ -53,3 +54,32 @@ class ArgumentsWatch:
         if self.run.started and scan.position > self.sent:
             self.run.send_arguments(self.run.text[self.sent : scan.position])
             self.sent = scan.position
+
+
+class ArgumentsText:
+    """The JSON text of arguments that are written otherwise: put together, and told, while they are read."""
+
+    __slots__ = ("_parts", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._parts: list[str] = []
+
+    def tell(self, text: str) -> None:
+        """More of the text."""
+        self._parts.append(text)
+        self._run.send_arguments(text)
+
+    def member(self, key: str, value: str = "") -> None:
+        """The next member, with its value or the beginning of that."""
+        self.tell(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
+
+    def characters(self, text: str) -> None:
+        """More characters of a string."""
+        text = json.dumps(text, ensure_ascii=False)[1:-1]
+        self._parts.append(text)
+        self._run.send_arguments(text)
+
+    def whole(self) -> str:
+        """All of the text, with the closing brace that is not told yet."""
+        return "".join(self._parts) + "}" if self._parts else "{}"

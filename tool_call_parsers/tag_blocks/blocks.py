@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import read_arguments
+from tool_call_parsers.arguments import ArgumentsText, read_arguments
 from tool_call_parsers.engine import Marker, Needles, RenderCall, Run, Step, Turn, cut_off
 from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.json_scan import read_value
@@ -146,7 +146,7 @@ class TagBlocks(TagValues):
         run.begin_block(begin, separators)
         if run.streams and _can_name(run, head.name):
             run.start_call(head.name)
-            call.parts = []
+            call.told = ArgumentsText(run)
         if head.closed:
             return (yield from self._closed(run, call, head.end, head.end))
         if mark.role is Role.TEXT:
@@ -155,7 +155,7 @@ class TagBlocks(TagValues):
 
     def _parameters(self, run: Run, call: Call, mark: Mark) -> Step[_Done]:
         """Read the parameters, the first of which opens at `mark`, and the end of the call."""
-        if run.final and call.parts is None and self._usual is not None:
+        if run.final and call.told is None and self._usual is not None:
             mark = yield from self._next(run, self._usual_parameters(run, call, mark.start))
         while (role := mark.role) in (Role.PARAMETER, Role.END_VALUE):
             if role is Role.PARAMETER:
@@ -233,28 +233,27 @@ class TagBlocks(TagValues):
 
     def _teller(self, run: Run, call: Call, head: Head, start: int) -> Step[Teller | None]:
         """Begin to tell a parameter that is certain to be a string."""
-        if call.parts is None:
+        if call.told is None:
             return None
         if head.name == self.unwrapped and not call.arguments and run.tools.declares(call.name, head.name) is False:
-            call.parts = None
+            call.told = None
             return None
         string = run.tools.is_string(call.name, head.name) if head.typed is None else head.typed == "string"
         if not string or head.open_end:
             return None
         if self.cdata and (not (yield from run.more(start + 1)) or run.text[start].isspace() or run.text[start] == "<"):
             return None
-        call.tell(run, f'{", " if call.parts else "{"}{json.dumps(head.name, ensure_ascii=False)}: "')
-        return Teller(run, call, start)
+        call.told.member(head.name, '"')
+        return Teller(run, call.told, start)
 
     def _store(self, run: Run, call: Call, head: Head, start: int, end: int, teller: Teller | None) -> None:
         value = self._read(run, call, head.name, head.typed, run.text[start:end])
         call.set(head.name, value)
         if teller is not None:
             teller.rest(end)
-            call.tell(run, '"')
-        elif call.parts is not None:
-            written = json.dumps({head.name: value}, ensure_ascii=False)[1:-1]
-            call.tell(run, f"{', ' if call.parts else '{'}{written}")
+            teller.told.tell('"')
+        elif call.told is not None:
+            call.told.member(head.name, json.dumps(value, ensure_ascii=False))
 
     def _read(self, run: Run, call: Call, key: str, typed: str | None, text: str) -> Any:
         """The value that a text stands for."""
@@ -276,9 +275,7 @@ class TagBlocks(TagValues):
         raw = run.text[call.body : raw_end].strip()
         if self.unwrapped and list(call.arguments) == [self.unwrapped]:
             self._unwrap(run, call)
-        json_text = None
-        if call.parts is not None:
-            json_text = "".join(call.parts) + "}" if call.parts else "{}"
+        json_text = call.told.whole() if call.told is not None else None
         status, error = CallStatus.OK, None
         if not call.name:
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
@@ -337,7 +334,7 @@ class TagBlocks(TagValues):
 
     def _json_arguments(self, run: Run, call: Call, start: int) -> Step[_Done]:
         """The arguments as one JSON object between the tags of a call."""
-        call.parts = None
+        call.told = None
         read = yield from read_value(run, start, self._closing)
         if read.status is CallStatus.INCOMPLETE:
             return self._cut(run, call)

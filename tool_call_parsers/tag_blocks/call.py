@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Run
 
 
 class Call:
     """A call while it is read."""
 
-    __slots__ = ("arguments", "body", "name", "notes", "parts", "start", "wrapped")
+    __slots__ = ("arguments", "body", "name", "notes", "start", "told", "wrapped")
 
     def __init__(self, name: str, start: int, body: int, wrapped: bool) -> None:
         self.name = name
@@ -20,7 +20,7 @@ class Call:
         self.wrapped = wrapped
         self.arguments: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.parts: list[str] | None = None
+        self.told: ArgumentsText | None = None
         """The arguments' JSON text as far as it was told; None where nobody listens."""
 
     def set(self, key: str, value: Any) -> None:
@@ -28,20 +28,15 @@ class Call:
         self.arguments.pop(key, None)
         self.arguments[key] = value
 
-    def tell(self, run: Run, text: str) -> None:
-        if self.parts is not None:
-            self.parts.append(text)
-            run.send_arguments(text)
-
 
 class Teller:
     """Tells a string value piece by piece."""
 
-    __slots__ = ("call", "position", "run")
+    __slots__ = ("position", "run", "told")
 
-    def __init__(self, run: Run, call: Call, start: int) -> None:
+    def __init__(self, run: Run, told: ArgumentsText, start: int) -> None:
         self.run = run
-        self.call = call
+        self.told = told
         self.position = start
 
     def upto(self, end: int) -> None:
@@ -53,6 +48,5 @@ class Teller:
 
     def rest(self, end: int) -> None:
         if end > self.position:
-            piece = json.dumps(self.run.text[self.position : end], ensure_ascii=False)
-            self.call.tell(self.run, piece[1:-1])
+            self.told.characters(self.run.text[self.position : end])
             self.position = end
