@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tool_call_parsers.engine import Run
 from tool_call_parsers.json_scan import JsonScan
-from tool_call_parsers.literals import LiteralError, read_json, repair_json
+from tool_call_parsers.literals import read_whole_json, repair_json
 from tool_call_parsers.types import CallStatus
 
 
@@ -30,12 +30,9 @@ def read_arguments(value: object, raw: str) -> Arguments:
         inner = value.strip()
         if not inner or inner == "null":
             return Arguments(CallStatus.OK, {}, "")
-        try:
-            literal = read_json(inner)
-            if literal.end == len(inner) and isinstance(literal.value, dict):
-                return Arguments(CallStatus.OK, literal.value, inner)
-        except LiteralError:
-            pass
+        literal = read_whole_json(inner)
+        if literal is not None and isinstance(literal.value, dict):
+            return Arguments(CallStatus.OK, literal.value, inner)
         repaired = repair_json(inner)
         if repaired is not None and isinstance(repaired.value, dict):
             return Arguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))

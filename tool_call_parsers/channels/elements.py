@@ -12,7 +12,7 @@ from tool_call_parsers.channels.element_arguments import ElementArguments
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
 from tool_call_parsers.engine import Needles, Run, Step, Turn, cut_off
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CALLABLE, CallStatus
 
@@ -254,13 +254,10 @@ class Elements(ChannelGrammar):
         if kind is None:
             value = tools.coerce(read.name, key, text)
         else:
-            try:
-                literal = read_json(bare)
-                if literal.end == len(bare):
-                    read.end(key, literal.value, bare)
-                    return
-            except LiteralError:
-                pass
+            literal = read_whole_json(bare)
+            if literal is not None:
+                read.end(key, literal.value, bare)
+                return
             value = coerce(text, {"type": kind})
             if isinstance(value, str):
                 value = tools.coerce(read.name, key, text)

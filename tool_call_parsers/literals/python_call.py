@@ -6,11 +6,11 @@ import re
 from typing import Any, Final, NamedTuple
 
 from tool_call_parsers.literals.literal import LiteralError
-from tool_call_parsers.literals.reader import CALL_TAIL, NAME, PLAIN_STRINGS, SEPARATOR, WORDS, Reader
+from tool_call_parsers.literals.reader import CALL_NAME, CALL_TAIL, NAME, PLAIN_STRINGS, SEPARATOR, WORDS, Reader
 from tool_call_parsers.literals.tolerant import bound, is_worth_a_second_reading
 
-_CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({NAME}(?>(?:\.[\w-]++)*))[ \t]*+\(")
-_CALL_HEAD_CUT: Final = re.compile(rf"[ \t\r\n]*+(?:{NAME}(?>(?:\.[\w-]++)*)\.?[ \t]*+)?\Z")
+_CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({CALL_NAME})[ \t]*+\(")
+_CALL_HEAD_CUT: Final = re.compile(rf"[ \t\r\n]*+(?:{CALL_NAME}\.?[ \t]*+)?\Z")
 _ARGUMENT: Final = re.compile(rf"[ \t\r\n]*+(?:(\))|({NAME})[ \t\r\n]*+=(?!=))")
 _ARGUMENT_CUT: Final = re.compile(rf"[ \t\r\n]*+{NAME}[ \t\r\n]*+\Z")
 _PLAIN_ARGUMENT: Final = re.compile(

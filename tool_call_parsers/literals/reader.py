@@ -350,10 +350,12 @@ _PYTHON_NUMBER: Final = re.compile(r"([+-]?)[ \t]*+([0-9.][0-9A-Za-z_.]*+(?:(?<=
 _NEGATIVE_CUT: Final = re.compile(r"(?:[+-][ \t]*|-I(?:n(?:f(?:i(?:n(?:it?)?)?)?)?)?)\Z")
 
 NAME: Final = r"[^\W\d][\w-]*+"
+CALL_NAME: Final = rf"{NAME}(?>(?:\.[\w-]++)*)"
+"""A pattern of the name that a call may have, dots and dashes in it."""
 _QUOTE_OR_ESCAPE: Final = {q: re.compile(rf"\\.|({q})", re.DOTALL) for q in "\"'"}
 _CLOSED: Final = r"[\s}\])]*+(?:,|<|\Z)"  # what may stand behind the bracket that closes an inner container
 _ITEM: Final = r"""["'\[{(\]})\d+.-]|true\b|false\b|null\b|True\b|False\b|None\b|NaN\b|Infinity\b"""
-CALL_TAIL: Final = rf"\s*+(?:\Z|\]\s*+(?:\Z|<)|<\||</[\w:]*calls?>|,\s*+{NAME}(?>(?:\.[\w-]++)*)\(\s*+{NAME}\s*+=(?!=))"
+CALL_TAIL: Final = rf"\s*+(?:\Z|\]\s*+(?:\Z|<)|<\||</[\w:]*calls?>|,\s*+{CALL_NAME}\(\s*+{NAME}\s*+=(?!=))"
 # By context: a member's key, a member's value, an item of a list or a tuple, an argument, alone.
 _LOOSE_END: Final = {
     context: re.compile(r"\s*+(?:" + pattern + ")")

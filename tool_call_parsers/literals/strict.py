@@ -80,6 +80,15 @@ def read_json(text: str, start: int = 0) -> Literal:
     return Literal(value, end)
 
 
+def read_whole_json(text: str) -> Literal | None:
+    """The text as one JSON value; None where it is none, or not that alone."""
+    try:
+        literal = read_json(text)
+    except LiteralError:
+        return None
+    return literal if literal.end == len(text) else None
+
+
 def _is_deep(text: str, start: int, end: int) -> bool:
     """Whether `text[start:end]`, JSON that may be cut, nests beyond `MAX_DEPTH`."""
     if text.count("[", start, end) + text.count("{", start, end) <= MAX_DEPTH:

@@ -12,7 +12,7 @@ from tool_call_parsers.arguments import ArgumentsText, read_arguments
 from tool_call_parsers.engine import Marker, Needles, RenderCall, Run, Step, Turn, cut_off
 from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.json_scan import read_value
-from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.tag_blocks.call import Call, Teller
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END
@@ -380,10 +380,7 @@ def _typed(text: str, kind: str) -> Any:
     if kind == "string":
         return text
     if text.lstrip()[:1] == '"' and kind == "json":
-        try:
-            literal = read_json(text.strip())
-            if literal.end == len(text.strip()):
-                return literal.value
-        except LiteralError:
-            pass
+        literal = read_whole_json(text.strip())
+        if literal is not None:
+            return literal.value
     return coerce(text, _ANY_JSON if kind == "json" else {"type": kind})
