@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tool_call_parsers.engine import BlockGrammar, Marker, Needles, Run, Step
+from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.tag_blocks.tags import (
     ATTRIBUTES,
     CUT_HEAD,
@@ -20,9 +21,6 @@ from tool_call_parsers.tag_blocks.tags import (
     attributes_head,
     equals_head,
 )
-
-if TYPE_CHECKING:
-    from tool_call_parsers.json_blocks import JsonBlocks
 
 CDATA, CDATA_END = "<![CDATA[", "]]>"
 
