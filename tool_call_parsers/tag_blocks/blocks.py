@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -47,7 +46,6 @@ class _ForeignJson(JsonBlocks):
         return call
 
 
-@dataclass(frozen=True)
 class TagBlocks(TagValues):
     """Calls with their parameters as tags."""
 
