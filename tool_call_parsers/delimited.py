@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn
-from tool_call_parsers.json_blocks import cut_off
+from tool_call_parsers.arguments import ArgumentsText
+from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn, cut_off
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce
@@ -179,7 +179,7 @@ class Delimited(BlockGrammar):
 class _Reader:
     """Reads the arguments of one call, and tells of them as they come."""
 
-    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "sent")
+    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "told")
 
     def __init__(self, grammar: Delimited, run: Run, name: str) -> None:
         self.grammar = grammar
@@ -187,25 +187,16 @@ class _Reader:
         self.name = name
         self.arguments: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
-        self.sent: list[str] | None = [] if run.streams else None
+        self.told = ArgumentsText(run) if run.streams else None
         """The JSON text so far; None when there is nobody to tell."""
 
     def json_text(self) -> str | None:
         """All of the JSON text, of which the beginning was sent."""
-        return None if self.sent is None else "".join((*self.sent, "}")) if self.sent else "{}"
+        return self.told.whole() if self.told is not None else None
 
-    def _send(self, fragment: str) -> None:
-        if self.sent is not None:
-            self.sent.append(fragment)
-            self.run.send_arguments(fragment)
-
-    def _send_key(self, key: str) -> None:
-        if self.sent is not None:
-            self._send(f"{', ' if self.sent else '{'}{json.dumps(key, ensure_ascii=False)}: ")
-
-    def _send_value(self, value: Any) -> None:
-        if self.sent is not None:
-            self._send(json.dumps(value, ensure_ascii=False))
+    def _tell_value(self, value: Any) -> None:
+        if self.told is not None:
+            self.told.tell(json.dumps(value, ensure_ascii=False))
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
         """What to raise where something else should stand: at the end of the text, half a marker may be it."""
@@ -232,14 +223,14 @@ class _Reader:
                 value = container
                 container, closing, key = stack.pop()
                 if not stack:
-                    self._send_value(value)
+                    self._tell_value(value)
             else:
                 if closing != "]":
                     key, position = yield from self._key(position)
                     position = yield from run.skip_space(position)
                     char = run.text[position : position + 1]
-                    if not stack:
-                        self._send_key(key)
+                    if not stack and self.told is not None:
+                        self.told.member(key)
                 if char == "{" or char == "[":
                     if len(stack) + 2 > MAX_DEPTH:
                         raise (yield from self._failure(position, "nested too deeply"))
@@ -252,7 +243,7 @@ class _Reader:
                 else:
                     value, position = yield from self._plain(position, None if stack else key)
                     if not stack:
-                        self._send_value(value)
+                        self._tell_value(value)
             if closing == "]":
                 container.append(value)
             else:
@@ -292,21 +283,21 @@ class _Reader:
             raise (yield from self._failure(position, "no ':' behind a key"))
         return key, position + 1
 
-    def _string(self, position: int, behind: str, send: bool) -> Step[tuple[str, int]]:
+    def _string(self, position: int, behind: str, tell: bool) -> Step[tuple[str, int]]:
         """The string whose opening delimiter stands at `position`, and where it ends."""
         run, needles = self.run, self.grammar._delimiter
-        send = send and self.sent is not None
+        told = self.told if tell else None
         start = sent = position = position + needles.longest
-        if send:
-            self._send('"')
+        if told is not None:
+            told.tell('"')
         while True:
             match = needles.pattern.search(run.text, position)
             if match is None:
                 if run.final:
                     raise _Failure(len(run.text))
                 position = needles.unsettled(run.text, position)
-                if send and position > sent:
-                    self._send(json.dumps(run.text[sent:position], ensure_ascii=False)[1:-1])
+                if told is not None and position > sent:
+                    told.characters(run.text[sent:position])
                     sent = position
                 yield
                 continue
@@ -317,8 +308,8 @@ class _Reader:
                 or run.text[after] in behind
                 or (behind == _BEHIND_VALUE and (yield from run.starts(after, self.grammar._closers)) is not None)
             ):
-                if send:
-                    self._send(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
+                if told is not None:
+                    told.tell(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
                 return run.text[start : match.start()], position
 
     def _quoted(self, position: int, behind: str) -> Step[tuple[str, int]]:

@@ -14,15 +14,14 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, Run, Step, Turn
-from tool_call_parsers.json_blocks import JsonBlocks, cut_off
-from tool_call_parsers.literals import LiteralError, read_python_call
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.literals import CALL_NAME, LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
 from tool_call_parsers.types import CallStatus
 
-_NAME = r"[^\W\d][\w-]*+(?>(?:\.[\w-]++)*)"
-_HEAD = re.compile(rf"({_NAME})[ \t]*+\(")
-_HEAD_CUT = re.compile(rf"{_NAME}\.?[ \t]*+\Z")
+_HEAD = re.compile(rf"({CALL_NAME})[ \t]*+\(")
+_HEAD_CUT = re.compile(rf"{CALL_NAME}\.?[ \t]*+\Z")
 _MAX_HEAD = 256
 _BARE = ("[", "{")
 """Openers that are no markers."""

@@ -9,10 +9,11 @@ import pytest
 
 import tool_call_parsers
 
-SOURCES = sorted(Path(tool_call_parsers.__file__).parent.glob("*.py"))
+FOLDER = Path(tool_call_parsers.__file__).parent
+SOURCES = sorted(FOLDER.rglob("*.py"))
 
 
-@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_no_group_is_repeated_possessively(source: Path) -> None:
     """Python 3.11.0 to 3.11.4, Debian 12's among them, match such groups wrongly: `(?>(?:...)*)` says the same."""
     found = re.findall(r"(?<!\\)\)[*+?]\+.*", source.read_text())

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tool_call_parsers.json_blocks import JsonBlocks
-from tool_call_parsers.nested_tags import NestedTags
 from tool_call_parsers.parser import Format
-from tool_call_parsers.suffixed_tags import SuffixedTags
-from tool_call_parsers.tag_blocks import TagBlocks
+from tool_call_parsers.tag_blocks import NestedTags, SuffixedTags, TagBlocks
 
 _LOSSY = (
     "nothing is escaped: strings that hold the format's own tags may end early, names cannot hold them at all; the "

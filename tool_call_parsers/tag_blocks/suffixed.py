@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from tool_call_parsers.engine import BlockGrammar, Run, Step, Turn
-from tool_call_parsers.json_blocks import cut_off
-from tool_call_parsers.tag_blocks import TagBlocks
+from tool_call_parsers.engine import BlockGrammar, Run, Step, Turn, cut_off
+from tool_call_parsers.tag_blocks.blocks import TagBlocks
 
 T = TypeVar("T", bound=tuple[str, ...])
 

@@ -1,0 +1,82 @@
+"""A call's arguments: what stands in their place and what it is worth, and the telling of them while they are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+from tool_call_parsers.engine import Run
+from tool_call_parsers.json_scan import JsonScan
+from tool_call_parsers.literals import read_whole_json, repair_json
+from tool_call_parsers.types import CallStatus
+
+
+class Arguments(NamedTuple):
+    """Arguments as they were found, and what they are worth."""
+
+    status: CallStatus
+    value: dict[str, Any]
+    raw: str
+    error: str | None = None
+
+
+def read_arguments(value: object, raw: str) -> Arguments:
+    """What a decoded value is worth as arguments: an object, none at all, or an object's JSON text in a string."""
+    if isinstance(value, dict):
+        return Arguments(CallStatus.OK, value, raw)
+    if value is None:
+        return Arguments(CallStatus.OK, {}, "")
+    if isinstance(value, str):
+        inner = value.strip()
+        if not inner or inner == "null":
+            return Arguments(CallStatus.OK, {}, "")
+        literal = read_whole_json(inner)
+        if literal is not None and isinstance(literal.value, dict):
+            return Arguments(CallStatus.OK, literal.value, inner)
+        repaired = repair_json(inner)
+        if repaired is not None and isinstance(repaired.value, dict):
+            return Arguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
+    elif value == []:
+        return Arguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
+    return Arguments(CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are no object but a {type(value).__name__}")
+
+
+class ArgumentsWatch:
+    """Tells the events of arguments while they are being written."""
+
+    def __init__(self, run: Run, start: int) -> None:
+        self.run, self.sent = run, start
+
+    def __call__(self, scan: JsonScan) -> None:
+        if self.run.started and scan.position > self.sent:
+            self.run.send_arguments(self.run.text[self.sent : scan.position])
+            self.sent = scan.position
+
+
+class ArgumentsText:
+    """The JSON text of arguments that are written otherwise: put together, and told, while they are read."""
+
+    __slots__ = ("_parts", "_run")
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._parts: list[str] = []
+
+    def tell(self, text: str) -> None:
+        """More of the text."""
+        self._parts.append(text)
+        self._run.send_arguments(text)
+
+    def member(self, key: str, value: str = "") -> None:
+        """The next member, with its value or the beginning of that."""
+        self.tell(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
+
+    def characters(self, text: str) -> None:
+        """More characters of a string."""
+        text = json.dumps(text, ensure_ascii=False)[1:-1]
+        self._parts.append(text)
+        self._run.send_arguments(text)
+
+    def whole(self) -> str:
+        """All of the text, with the closing brace that is not told yet."""
+        return "".join(self._parts) + "}" if self._parts else "{}"

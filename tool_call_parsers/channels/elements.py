@@ -1,0 +1,342 @@
+"""Nested elements in control tokens: Kimi K3."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
+from tool_call_parsers.channels.element_arguments import ElementArguments
+from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
+from tool_call_parsers.engine import Needles, Run, Step, Turn, cut_off
+from tool_call_parsers.json_scan import read_value
+from tool_call_parsers.literals import read_whole_json
+from tool_call_parsers.schema import coerce
+from tool_call_parsers.types import CALLABLE, CallStatus
+
+_ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
+_ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
+_WORD = re.compile(r"\s*([\w\-]*)")
+_ENDS_OF_CALL = (("call", True), ("call", False), ("tools", True), ("message", True))
+_CUT_TAG = re.compile(r"""([\w\-]*)((?:\s+[\w\-]+(?:=(?:"[^"]*(?:"|$))?)?)*\s*)""")
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """An opening or closing tag: `text[start:end]`."""
+
+    start: int
+    end: int
+    name: str
+    closing: bool
+    attributes: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Elements(ChannelGrammar):
+    """Elements in control tokens, `<|open|>NAME key="value"<|sep|>..<|close|>NAME<|sep|>`: Kimi K3.
+
+    An argument's `type` says how it is written: a string as it is, to the last character, all else as JSON. A closing
+    tag ends an argument where markup follows it; elsewhere it is a part of the value.
+    """
+
+    open: str = "<|open|>"
+    close: str = "<|close|>"
+    sep: str = "<|sep|>"
+    channels: tuple[tuple[str, Channel], ...] = (
+        ("think", Channel.REASONING),
+        ("response", Channel.PREAMBLE),
+        ("tools", Channel.CALL),
+        ("call", Channel.CALL),
+        ("message", Channel.NONE),
+    )
+
+    @cached_property
+    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
+        return (self.open,)
+
+    @cached_property
+    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(f"{self.close}{name}{self.sep}" for name, _ in self.channels)
+
+    def closers_of(self, channel: Channel) -> tuple[str, ...]:
+        return tuple(f"{self.close}{name}{self.sep}" for name, own in self.channels if own is channel)
+
+    @cached_property
+    def _control(self) -> Needles:
+        return Needles(self.open, self.close, self.sep)
+
+    @cached_property
+    def _tags(self) -> Needles:
+        return Needles(self.open, self.close)
+
+    @cached_property
+    def _argument_end(self) -> Needles:
+        return Needles(f"{self.close}argument{self.sep}")
+
+    @cached_property
+    def _json_end(self) -> Needles:
+        return Needles(f"{self.close}json{self.sep}", f"{self.close}call{self.sep}")
+
+    @cached_property
+    def _behind_argument(self) -> Needles:
+        opening = (f"{self.open}{name}" for name in ("argument", "json", "call"))
+        return Needles(*opening, *(f"{self.close}{name}" for name in ("call", "tools", "message")))
+
+    @cached_property
+    def _call_end(self) -> Needles:
+        closing = (f"{self.close}{name}{self.sep}" for name in ("call", "tools", "message"))
+        return Needles(*closing, f"{self.open}call ")
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+        channels = dict(self.channels)
+        tag = yield from self._tag(run, start)
+        if tag is not None:
+            channel = None if tag.closing else channels.get(tag.name)
+            return Header(start, tag.end, channel) if channel is not None else None
+        name = self._cut_name(run, start)
+        if name is None:
+            return None
+        return Header(start, len(run.text), channels.get(name, Channel.NONE), cut=True)
+
+    def _cut_name(self, run: Run, start: int) -> str | None:
+        """The name of an opening tag, or the beginning of one, where the text ends inside the tag."""
+        body = start + len(self.open)
+        if not run.final or not run.text.startswith(self.open, start) or len(run.text) - body >= HEADER_WIDTH:
+            return None
+        cut = _CUT_TAG.fullmatch(run.text, body, self._control.unsettled(run.text, body))
+        if cut is None or self._control.pattern.search(run.text, body) is not None:
+            return None
+        whole = bool(cut[2])  # else the name itself may be cut
+        names = (name for name, _ in self.channels if name == cut[1] or (not whole and name.startswith(cut[1])))
+        return cut[1] if next(names, None) is not None else None
+
+    def _tag(self, run: Run, start: int) -> Step[Tag | None]:
+        """The tag that begins at `start`."""
+        token = yield from run.starts(start, self._tags)
+        if token is None:
+            return None
+        body = start + len(token)
+        while (stop := self._control.pattern.search(run.text, body, body + HEADER_WIDTH)) is None:
+            if run.final or len(run.text) >= body + HEADER_WIDTH:
+                return None
+            yield
+        if stop.group() != self.sep:
+            return None
+        word = _WORD.match(run.text, body, stop.start())
+        assert word is not None
+        if _ATTRIBUTES.fullmatch(run.text, word.end(), stop.start()) is None:
+            return None
+        attributes = {
+            match[1]: unescape(match[2] or match[3] or match[4] or "")
+            for match in _ATTRIBUTE.finditer(run.text, word.end(), stop.start())
+        }
+        return Tag(start, stop.end(), word[1], token == self.close, attributes)
+
+    def call(self, run: Run, header: Header) -> Step[int | None]:
+        begin = header.start
+        tag = yield from self._tag(run, begin)
+        assert tag is not None  # a header is a tag
+        position, begun = tag.end, tag.name == "call"
+        if begun:
+            begin = position = yield from self._call(run, begin, tag)
+        while True:
+            position = yield from run.skip_space(position)
+            tag = yield from self._tag(run, position)
+            if tag is None:
+                if not begun and (
+                    position == len(run.text)
+                    or self._tags.begins(run.text, position)
+                    or self._cut_name(run, position) is not None
+                ):
+                    return cut_off(run, begin, ())
+                return begin if begun else None
+            if tag.name == "call" and not tag.closing:
+                begin = position = yield from self._call(run, begin, tag)
+                begun = True
+            elif begun and tag.name == "tools" and tag.closing:
+                if run.follows_markup(position):
+                    run.skip(tag.end)
+                    return tag.end
+                return begin
+            else:
+                return begin if begun else None
+
+    def _call(self, run: Run, begin: int, tag: Tag) -> Step[int]:
+        """A call whose markup begins at `begin`, behind its opening tag: its end."""
+        run.begin_block(begin)
+        run.to_content()
+        name = tag.attributes.get("tool", "").strip()
+        if name:
+            run.start_call(name)
+        read = ElementArguments(run, name)
+        body = position = tag.end
+        while True:
+            end = position = yield from run.skip_space(position)
+            following = yield from self._tag(run, position)
+            if following is None or following.name not in ("argument", "json") or following.closing:
+                break
+            element = self._argument if following.name == "argument" else self._json
+            position = yield from element(run, following, read)
+            if read.status is CallStatus.INCOMPLETE:
+                end = position
+                break
+        raw = run.text[body:end].strip() if read.whole is None else read.whole
+        if read.status is not CallStatus.INCOMPLETE and (
+            following is None or (following.name, following.closing) not in _ENDS_OF_CALL
+        ):
+            if following is None and self._ends_in_tag(run, end):
+                read.fail(CallStatus.INCOMPLETE, "the text ends inside the call")
+                end = len(run.text)
+            else:
+                read.fail(CallStatus.MALFORMED, "between the arguments stands text")
+                stop = yield from run.find(self._call_end, end)
+                end = len(run.text) if stop is None else stop.start()
+                following = (yield from self._tag(run, end)) if stop is not None else None
+        if following is not None and following.name == "call" and following.closing:
+            end = following.end
+        if not name and read.status in CALLABLE:
+            read.fail(CallStatus.MISSING_NAME, "the call names no tool")
+        usable = run.end_call(
+            begin, end, read.status, name, read.values, raw, error=read.error, json_text=read.json_text()
+        )
+        (run.skip if usable else run.fail)(end)
+        return end
+
+    def _ends_in_tag(self, run: Run, position: int) -> bool:
+        """Whether the text ends at `position`, or in a tag that begins there."""
+        if position == len(run.text) or self._tags.begins(run.text, position):
+            return True
+        token = self._tags.pattern.match(run.text, position)
+        return run.final and token is not None and self._control.pattern.search(run.text, token.end()) is None
+
+    def _argument(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
+        """An argument behind its opening tag: its end."""
+        key, kind = tag.attributes.get("key", ""), tag.attributes.get("type")
+        is_string = kind == "string" or (kind is None and run.tools.is_string(read.name, key))
+        if read.whole is not None:
+            read.fail(CallStatus.MALFORMED, "arguments twice")
+        read.begin(key, is_string)
+        sent = position = tag.end
+        while True:
+            stop = self._argument_end.pattern.search(run.text, position)
+            if stop is None:
+                position = self._argument_end.unsettled(run.text, position)
+                if is_string:
+                    read.piece(run.text, sent, position)
+                    sent = position
+                if run.final:
+                    read.fail(CallStatus.INCOMPLETE, f"the text ends inside the argument {key!r}")
+                    return len(run.text)
+                yield
+                continue
+            position = yield from run.skip_space(stop.end())
+            if position == len(run.text) or (yield from run.starts(position, self._behind_argument)) is not None:
+                break
+            position = stop.end()
+        text = run.text[tag.end : stop.start()]
+        if is_string:
+            read.piece(run.text, sent, stop.start())
+            read.end(key, text, '"')
+        else:
+            self._typed(read, key, kind, text)
+        if not key:
+            read.fail(CallStatus.MALFORMED, "an argument without a key")
+        return stop.end()
+
+    def _typed(self, read: ElementArguments, key: str, kind: str | None, text: str) -> None:
+        """The value of an argument that is no string."""
+        tools, bare = read.run.tools, text.strip()
+        if kind is None:
+            value = tools.coerce(read.name, key, text)
+        else:
+            literal = read_whole_json(bare)
+            if literal is not None:
+                read.end(key, literal.value, bare)
+                return
+            value = coerce(text, {"type": kind})
+            if isinstance(value, str):
+                value = tools.coerce(read.name, key, text)
+            read.fail(CallStatus.REPAIRED, f"the argument {key!r} is written as no {kind}")
+        read.end(key, value, json.dumps(value, ensure_ascii=False) if read.run.started else "")
+
+    def _json(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
+        """All arguments as one JSON object behind its opening tag: its end."""
+        position = yield from run.skip_space(tag.end)
+        if read.values or read.whole is not None:
+            read.fail(CallStatus.MALFORMED, "arguments twice")
+        if position == len(run.text):
+            read.fail(CallStatus.INCOMPLETE, "the text ends before the arguments")
+            return position
+        if run.text[position] not in "{[":
+            read.fail(CallStatus.INVALID_JSON, "the arguments are no JSON")
+            stop = yield from run.find(self._json_end, position)
+            end = len(run.text) if stop is None else stop.start()
+        else:
+            watch = ArgumentsWatch(run, position) if read.status is CallStatus.OK else None
+            value = yield from read_value(run, position, self._json_end, watch)
+            read.whole, end = run.text[position : value.end], value.end
+            found = Arguments(value.status, {}, read.whole, value.error)
+            if value.status in CALLABLE:
+                found = read_arguments(value.value, read.whole)
+                read.values = found.value
+            if found.status is not CallStatus.OK or value.error:
+                read.fail(
+                    value.status if found.status is CallStatus.OK else found.status,
+                    found.error or value.error or "the arguments are no object",
+                )
+        end = yield from run.skip_space(end)
+        closer = yield from run.starts(end, self._json_end)
+        return end + len(closer) if closer == f"{self.close}json{self.sep}" else end
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def _element(self, head: str, body: str) -> str:
+        return f"{self.open}{head}{self.sep}{body}{self.close}{head.split(' ', 1)[0]}{self.sep}"
+
+    def render(self, turn: Turn) -> str:
+        parts = []
+        if turn.reasoning is not None:
+            parts.append(self._element("think", turn.reasoning))
+        if turn.content:
+            parts.append(self._element("response", turn.content))
+        if turn.calls:
+            calls = []
+            for index, call in enumerate(turn.calls, 1):
+                arguments = (
+                    self._element(f'argument key="{escape(key)}" type="{type_of(value)}"', written(value))
+                    for key, value in call.arguments.items()
+                )
+                calls.append(self._element(f'call tool="{escape(call.name)}" index="{index}"', "".join(arguments)))
+            parts.append(self._element("tools", "".join(calls)))
+        return "".join(parts)
+
+
+def escape(text: str) -> str:
+    """Text for an attribute."""
+    return text.replace("&", "&amp;").replace('"', "&quot;")
+
+
+def unescape(text: str) -> str:
+    """The text of an attribute."""
+    return text.replace("&quot;", '"').replace("&amp;", "&")
+
+
+def type_of(value: object) -> str:
+    """The `type` of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list | tuple) else "object"
+
+
+def written(value: object) -> str:
+    """A value as it is written: a string as it is."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

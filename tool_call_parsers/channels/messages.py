@@ -1,0 +1,264 @@
+"""The loop over the messages of a turn: which there are, where each ends, and what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import cached_property
+from typing import cast
+
+from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, Run, Step, Turn
+from tool_call_parsers.reasoning import ReasoningFormat
+from tool_call_parsers.types import CallStatus
+
+JOINT = "\n"
+"""Between the texts of two messages of one kind."""
+HEADER_WIDTH = 512
+"""The longest header, in characters. What is longer is text."""
+
+
+class Channel(Enum):
+    """What a message is."""
+
+    REASONING = 1
+    PREAMBLE = 2
+    """Content; calls may follow."""
+    ANSWER = 3
+    """Content that ends the turn. Servers strip its end marker, so that a header in it must be a quotation."""
+    CALL = 4
+    NONE = 5
+    """Nothing but a header."""
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The header of a message: `text[start:end]`."""
+
+    start: int
+    end: int
+    channel: Channel
+    name: str = ""
+    """The tool, where the header names it."""
+    error: str | None = None
+    """What had to be put right in it."""
+    cut: bool = False
+    """The text ends inside it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMarkers(Markers):
+    """The markers by the channel that they may stand in; None is between messages, and a beginning without header."""
+
+    inside: dict[Channel | None, Needles]
+    closers: frozenset[str]
+    """Of the ends those of messages, not of the turn."""
+    ending: Needles
+    """All ends."""
+
+
+class ChannelGrammar:
+    """The loop over messages. A subclass reads headers and calls, and says which markers there are."""
+
+    openers: tuple[str, ...]
+    """Markers that begin a header."""
+    closers: tuple[str, ...]
+    """Markers that end a message, of whatever channel."""
+    block_closers: tuple[str, ...] = ()
+    """Markers that close the markup within a call."""
+
+    def closers_of(self, channel: Channel) -> tuple[str, ...]:
+        """Markers that end a message of that channel."""
+        return self.closers
+
+    def own_closers(self, channel: Channel) -> tuple[str, ...]:
+        """Those of them that do not end a call."""
+        return self.closers_of(channel)
+
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+        """The header that begins with the marker at `start:body`; None where that is only text."""
+        raise NotImplementedError
+
+    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+        """A header whose opening marker is missing, at a place where only a header should stand."""
+        return None
+        yield  # type: ignore[unreachable]  # makes it a generator
+
+    def call(self, run: Run, header: Header) -> Step[int | None]:
+        """Read the message of a call: its end, or None, without a trace, when it is none."""
+        raise NotImplementedError
+
+    def render(self, turn: Turn) -> str:
+        """What the model writes for the turn, without the end-of-turn token."""
+        raise NotImplementedError
+
+    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+        """What to look for in each channel."""
+        kinds = dict.fromkeys((*ends, *self.closers), Marker.END)
+        kinds |= dict.fromkeys(self.openers, Marker.OPEN)
+        free = Needles(*kinds)
+        kinds |= dict.fromkeys(self.block_closers, Marker.CLOSE)
+        reasoning_closers = self.closers_of(Channel.REASONING)
+        inside: dict[Channel | None, Needles] = {
+            None: free,
+            Channel.REASONING: Needles(*self.openers, *reasoning_closers, *ends),
+            Channel.PREAMBLE: Needles(*self.openers, *self.closers_of(Channel.PREAMBLE), *ends),
+            Channel.ANSWER: Needles(*self.closers_of(Channel.ANSWER), *ends),
+        }
+        closers = Needles(*reasoning_closers)
+        return ChannelMarkers(
+            kinds,
+            Needles(*kinds),
+            Needles(),
+            closers,
+            closers,
+            inside,
+            frozenset(self.closers),
+            Needles(*ends, *self.closers),
+        )
+
+    @cached_property
+    def _closing(self) -> dict[Channel, Needles]:
+        return {channel: Needles(*self.own_closers(channel)) for channel in Channel}
+
+    def read(self, run: Run) -> Step[None]:
+        """The loop over messages."""
+        markers = cast(ChannelMarkers, run.markers)
+        channel: Channel | None = None
+        if run.opened:
+            channel, run.in_reasoning, run.reasoning_complete = Channel.REASONING, True, False
+        never_closed: set[Channel] = set()  # channels whose end markers do not come any more
+        dangling = False
+        untold = True  # no header yet: one at the very beginning is the first, whatever the prompt has opened
+        position = 0
+        header = yield from self._next(run, position)
+        while True:
+            if header is None:
+                match = yield from run.next_marker(markers.inside[channel], position)
+                if match is None:
+                    break
+                start, position = match.span()
+                marker = match.group()
+                if marker not in markers.closers and markers.kinds[marker] is Marker.END:
+                    end = yield from self._end_of_turn(run, position)
+                    if end is not None:
+                        run.begin_block(start)
+                        run.skip(end)
+                        position = end
+                    continue
+                if marker in markers.closers:
+                    if dangling and channel is None:
+                        run.close(start, position)
+                        dangling = False
+                        continue
+                    if channel is not Channel.REASONING and not (yield from self._closes(run, position)):
+                        continue
+                    run.begin_block(start)
+                    run.skip(position)
+                    run.to_content()
+                    channel, dangling = None, False
+                    header = yield from self._next(run, position)
+                    continue
+                header = yield from self.header(run, start, position, marker)
+                if header is None:
+                    continue
+            if header.cut:
+                position, header = self._cut(run, header, channel), None
+                continue
+            first, untold = untold and run.follows_markup(header.start), False
+            if channel is not None and channel not in never_closed and not first:
+                # What stands in a message that is closed later is quoted there. Without an end marker the message ends
+                # where the next begins: models forget it.
+                closing = yield from run.find(self._closing[channel], header.end)
+                if closing is not None:
+                    if channel is Channel.REASONING and header.channel is Channel.CALL:
+                        run.drafts(self, header.start, closing.start())
+                    position, header = closing.start(), None
+                    continue
+                never_closed.add(channel)
+            if header.channel is Channel.CALL:
+                begin = header.start
+                after = yield from self.call(run, header)
+                position, header = header.end, None
+                if after is None:
+                    run.dangle(begin)
+                    dangling = True
+                else:
+                    position, channel, dangling = after, None, False
+                    header = yield from self._next(run, position)
+                continue
+            run.begin_block(header.start)
+            run.skip(header.end)
+            run.to_content()
+            position, channel = header.end, header.channel
+            header = None
+            if channel is Channel.NONE:
+                channel = None
+                header = yield from self._next(run, position)
+                continue
+            if channel is Channel.REASONING:
+                run.in_reasoning, run.reasoning_complete = True, False
+            yield from self._join(run, position, channel)
+        self._tail(run, channel)
+        run.finish()
+
+    def _next(self, run: Run, position: int) -> Step[Header | None]:
+        """The header behind the end of a message where it lacks its opening marker."""
+        position = yield from run.skip_space(position)
+        return (yield from self.bare_header(run, position))
+
+    def _join(self, run: Run, position: int, channel: Channel) -> Step[None]:
+        """The line break between two messages of a kind, where the second says anything."""
+        if not run.has_text or not (yield from run.more(position + 1)):
+            return
+        if (yield from run.starts(position, self._closing[channel])) is None:
+            run.put(JOINT)
+
+    def _closes(self, run: Run, position: int) -> Step[bool]:
+        """Whether a marker that ends at `position` ends a message: a header follows, or nothing. In prose about the
+        format text follows."""
+        position = yield from run.skip_space(position)
+        markers = cast(ChannelMarkers, run.markers).inside[None]
+        if position == len(run.text) or (yield from run.starts(position, markers)) is not None:
+            return True
+        return (yield from self.bare_header(run, position)) is not None
+
+    def _end_of_turn(self, run: Run, position: int) -> Step[int | None]:
+        """The end of the text when nothing but ends stands from `position` on."""
+        ending = cast(ChannelMarkers, run.markers).ending
+        start, known = position, run.memo.get("ends in the middle", (0, 0))
+        if known[0] <= position <= known[1]:
+            return None
+        while True:
+            position = yield from run.skip_space(position)
+            if position == len(run.text):
+                return position
+            following = yield from run.starts(position, ending)
+            if following is None:
+                run.memo["ends in the middle"] = start, position
+                return None
+            position += len(following)
+
+    def _cut(self, run: Run, header: Header, channel: Channel | None) -> int:
+        """The text ends inside a header: an attempt where it is a call's, else markup, or a word in a text."""
+        end = len(run.text)
+        begins = run.follows_markup(header.start)
+        if header.channel is Channel.CALL and (begins or channel is not Channel.REASONING):
+            run.begin_block(header.start)
+            run.to_content()
+            run.end_call(header.start, end, CallStatus.INCOMPLETE, error="the text ends inside the header")
+            run.fail(end)
+        elif begins:
+            run.begin_block(header.start)
+            run.skip(end)
+            run.open_at_end = True
+        return end
+
+    def _tail(self, run: Run, channel: Channel | None) -> None:
+        """The text ends inside the marker that begins a header."""
+        position = SPACE.match(run.text, run.taken).end()  # type: ignore[union-attr]  # matches anywhere
+        rest = run.text[position:]
+        if not rest or channel is not None or not run.taken or not run.follows_markup(position):
+            return
+        if any(opener.startswith(rest) and opener != rest for opener in self.openers):
+            run.skip(len(run.text))
+            run.open_at_end = True

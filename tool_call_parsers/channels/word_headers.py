@@ -1,0 +1,224 @@
+"""Headers of words: who is spoken to, and on which channel. Harmony, the format of gpt-oss, is the plain case."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
+from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
+from tool_call_parsers.engine import SPACE, Needles, Run, Step, Turn
+from tool_call_parsers.json_scan import read_value
+from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.types import CALLABLE, CallStatus
+
+SECTION_LIMIT = 6
+"""The most markers in a header."""
+JUNK_LIMIT = 2
+"""Words in a header that may mean nothing."""
+_RECIPIENT = re.compile(r"to=([^\s<]*)")
+
+
+@dataclass(frozen=True, eq=False)
+class WordHeaders(ChannelGrammar):
+    """Headers of words: `<|start|>assistant to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>`, in any order.
+
+    A recipient that is no reader names the tool of a call. The header's first words, up to the role, stand in the
+    prompt, so that the first message of a completion has none.
+    """
+
+    start: str
+    message: str
+    """Marker behind the header."""
+    ends: tuple[str, ...]
+    """Markers behind a message."""
+    call_ends: tuple[str, ...]
+    """Those of them that only stand behind calls and answers: a message that is neither does not end with one."""
+    inner: tuple[str, ...]
+    """Markers within a header; the first can begin one."""
+    channels: dict[str, Channel]
+    recipients: dict[str, Channel]
+    """Recipients that are readers, not tools."""
+    types: frozenset[str]
+    """Words for the type of the body."""
+    role: str = "assistant"
+    namespace: str = ""
+    """What the names of tools begin with in a header."""
+
+    @cached_property
+    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
+        return (self.start, *self.inner[:1])
+
+    @property
+    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self.ends
+
+    def own_closers(self, channel: Channel) -> tuple[str, ...]:
+        return tuple(end for end in self.ends if end not in self.call_ends)
+
+    @cached_property
+    def _stops(self) -> Needles:
+        return Needles(self.start, self.message, *self.inner, *self.ends, "\n")
+
+    @cached_property
+    def _bare(self) -> Needles:
+        return Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:])
+
+    @cached_property
+    def _end(self) -> Needles:
+        return Needles(*self.ends)
+
+    @cached_property
+    def _body_ends(self) -> Needles:
+        """What a call's body cannot go beyond where it is no JSON."""
+        return Needles(*self.ends, *self.openers)
+
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+        return (yield from self._header(run, start, body, bare=False))
+
+    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+        if (yield from run.starts(position, self._bare)) is None:
+            return None
+        header = yield from self._header(run, position, position, bare=True)
+        return None if header is not None and header.cut and header.channel is not Channel.CALL else header
+
+    def _header(self, run: Run, start: int, position: int, *, bare: bool) -> Step[Header | None]:
+        limit = start + HEADER_WIDTH
+        pieces: list[str] = []
+        while True:
+            stop = self._stops.pattern.search(run.text, position, limit)
+            if stop is None:
+                if len(run.text) >= limit:
+                    return None
+                if not run.final:
+                    yield
+                    continue
+                pieces.append(run.text[position : self._stops.unsettled(run.text, position)])
+                break
+            pieces.append(run.text[position : stop.start()])
+            position = stop.end()
+            if stop.group() == self.message:
+                break
+            if stop.group() not in self.inner or len(pieces) > SECTION_LIMIT:
+                return None
+        return self._words(run, start, position, " ".join(pieces).split(), bare=bare, cut=stop is None)
+
+    def _words(self, run: Run, start: int, end: int, words: list[str], *, bare: bool, cut: bool) -> Header | None:
+        """What the words of a header say; None when they say nothing."""
+        channel, recipient, typed, junk = None, None, False, []
+        for index, word in enumerate(words):
+            if recipient is None and (match := _RECIPIENT.fullmatch(word)) is not None:
+                recipient = match[1]
+            elif word in self.channels and channel in (None, word):
+                channel = word
+            elif word in self.types:
+                typed = True
+            elif not ((index == 0 and word == self.role) or (cut and index == len(words) - 1 and self._begins(word))):
+                junk.append(word)
+        kind = self.channels.get(channel or "", Channel.ANSWER)
+        if recipient is not None:
+            kind = self.recipients.get(recipient, Channel.CALL)
+        elif typed and kind is Channel.PREAMBLE:
+            kind = Channel.CALL  # arguments, but nobody is named
+        # Prose, too, may begin with such a word or have a marker in it. What is not a call's has no place to be told.
+        if len(junk) > (JUNK_LIMIT if kind is Channel.CALL and recipient is not None and not (bare or cut) else 0):
+            return None
+        errors = [f"unexpected words in the header: {' '.join(junk)}"] if junk else []
+        if not run.text.startswith(self.start, start) and SPACE.match(run.text).end() < start:  # type: ignore[union-attr]
+            errors.append(f"{self.start} is missing")
+        name = (recipient or "").removeprefix(self.namespace) if kind is Channel.CALL else ""
+        return Header(start, end, kind, name, "; ".join(errors) or None, cut)
+
+    def _begins(self, word: str) -> bool:
+        """Whether a header's word may begin like this."""
+        return any(known.startswith(word) for known in (self.role, *self.channels, *self.types, "to="))
+
+    def json_call(self, run: Run, header: Header) -> Step[int]:
+        """Read the message of a call whose arguments are JSON: its end."""
+        run.begin_block(header.start)
+        run.to_content()
+        position = yield from run.skip_space(header.end)
+        if header.name:
+            run.start_call(header.name)
+        notes = [header.error] if header.error else []
+        end = len(run.text)
+        if position == end:
+            found = Arguments(CallStatus.INCOMPLETE, {}, "", "the text ends before the arguments")
+        elif run.text[position] in "{[":
+            value = yield from read_value(run, position, self._body_ends, ArgumentsWatch(run, position))
+            raw, end = run.text[position : value.end], value.end
+            found = Arguments(value.status, {}, raw, value.error)
+            if value.status in (CallStatus.OK, CallStatus.REPAIRED):
+                found = read_arguments(value.value, raw)
+                if value.error:
+                    notes.append(value.error)
+        else:
+            stop = yield from run.find(self._body_ends, position)
+            end = stop.start() if stop is not None else len(run.text)
+            found = self._other(run.text[position:end].rstrip(), stop is None)
+        notes += [found.error] if found.error else []
+        status = found.status
+        if status is not CallStatus.INCOMPLETE:
+            end, surplus, followed = yield from self._behind(run, end)
+            if status in CALLABLE:
+                notes += [f"one {surplus!r} too many"] if surplus else []
+                notes += [] if followed else ["text behind the arguments"]
+                status = CallStatus.REPAIRED if notes else status
+                if not header.name:
+                    status, notes = CallStatus.MISSING_NAME, ["no recipient is named"]
+        error = "; ".join(notes) or None
+        usable = run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
+        (run.skip if usable else run.fail)(end)
+        return end
+
+    def _other(self, raw: str, cut: bool) -> Arguments:
+        """Arguments that are no object, nor a list."""
+        if not raw:
+            return Arguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
+        try:
+            literal = read_json(raw)
+            if literal.end == len(raw):
+                return read_arguments(literal.value, raw)
+        except LiteralError as error:
+            if cut and error.incomplete:
+                return Arguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
+        return Arguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are no JSON")
+
+    def _behind(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
+        """What follows arguments that end at `end`: where the message ends, a bracket too many, and whether it ends."""
+        surplus = ""
+        while True:
+            position = yield from run.skip_space(end)
+            closer = yield from run.starts(position, self._end)
+            if closer is not None:
+                return position + len(closer), surplus, True
+            if not run.text.startswith(("}", "]"), position):
+                break
+            surplus, end = run.text[position], position + 1
+        opener = yield from run.starts(position, self._body_ends)
+        if opener is None and self._end.begins(run.text, position):
+            return len(run.text), surplus, True
+        return end, surplus, position == len(run.text) or opener is not None
+
+
+class Harmony(WordHeaders):
+    """Arguments as a JSON object: gpt-oss."""
+
+    def call(self, run: Run, header: Header) -> Step[int | None]:
+        return (yield from self.json_call(run, header))
+
+    def render(self, turn: Turn) -> str:
+        messages = []
+        if turn.reasoning is not None:
+            messages.append(f"<|channel|>analysis<|message|>{turn.reasoning}<|end|>")
+        if turn.content and turn.calls:
+            messages.append(f"<|channel|>commentary<|message|>{turn.content}<|end|>")
+        elif turn.content:
+            messages.append(f"<|channel|>final<|message|>{turn.content}")
+        for call in turn.calls:
+            head = f" to={self.namespace}{call.name}<|channel|>commentary json<|message|>"
+            messages.append(f"{head}{call.json_text}<|call|>")
+        if turn.calls:
+            messages[-1] = messages[-1].removesuffix("<|call|>")  # it ends the turn
+        return f"{self.start}{self.role}".join(messages)

@@ -1,0 +1,221 @@
+"""Free text with blocks of markup in it, and reasoning before it or between them: what most formats are."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+from tool_call_parsers.engine.grammar import Marker, Markers, Turn
+from tool_call_parsers.engine.run import Run
+from tool_call_parsers.engine.text import Needles, Step
+from tool_call_parsers.reasoning import ReasoningFormat
+from tool_call_parsers.types import CallStatus
+
+
+class BlockGrammar:
+    """The loop over free text. A subclass says what a block is."""
+
+    openers: tuple[str, ...]
+    """Markers that may begin a block."""
+    closers: tuple[str, ...]
+    """Markers that end one."""
+    separators: tuple[str, ...]
+    """Whitespace that the model's template puts before a block, the longest first."""
+    drops: tuple[str, ...] = ()
+    """Markers around free text that are no text."""
+    separates: bool = False
+    """The first separator is written before the calls even where no content is. The same framing behind reasoning is
+    not written beside it."""
+    trail: str = ""
+    """Whitespace that is written behind the calls."""
+
+    def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
+        """Read the block whose opener spans `start:body`: its end, or None when the opener is only text.
+
+        Calls `run.begin_block(start, ...)` before anything else that leaves a trace, and ends with `run.skip` or
+        `run.fail`.
+        """
+        raise NotImplementedError
+
+    def may_open(self, run: Run, start: int, opener: str) -> bool:
+        """Whether the opener at `start` may begin a block in that place, after what stands before it."""
+        return True
+
+    def render_calls(self, turn: Turn) -> str:
+        """All calls of the turn, without what separates them from the content."""
+        raise NotImplementedError
+
+    def render(self, turn: Turn) -> str:
+        """Reasoning, content, calls, in this order."""
+        separator = self.separators[0] if turn.calls and self.separators and (turn.content or self.separates) else ""
+        parts: list[str] = []
+        if turn.reasoning is not None and turn.shape is not None:
+            shape = turn.shape
+            parts.append(shape.before)
+            if turn.reasoning or shape.empty is None:
+                parts += (shape.opens[0], shape.inside[0], turn.reasoning, shape.inside[1], shape.closes[0])
+                parts.append("" if separator == shape.after and not turn.content else shape.after)
+            else:
+                parts.append(shape.empty)
+        parts.append(turn.content)
+        if turn.calls:
+            parts += (separator, self.render_calls(turn), self.trail)
+        return "".join(parts)
+
+    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+        """What to look for in free text."""
+        ends = tuple(end for end in ends if reasoning is None or end not in reasoning.closes)
+        kinds: dict[str, Marker] = dict.fromkeys(ends, Marker.END)
+        kinds |= dict.fromkeys(self.drops, Marker.DROP)
+        if reasoning is not None:
+            kinds |= dict.fromkeys(itertools.chain(*reasoning.answer) if reasoning.answer else (), Marker.DROP)
+        kinds |= dict.fromkeys(self.closers, Marker.CLOSE)
+        if reasoning is not None:
+            kinds |= dict.fromkeys(reasoning.opens, Marker.THINK)
+        kinds |= dict.fromkeys(self.openers, Marker.OPEN)
+        return Markers(
+            kinds,
+            Needles(*kinds),
+            Needles(*reasoning.opens) if reasoning is not None else Needles(),
+            Needles(*reasoning.closes) if reasoning is not None else Needles(),
+            Needles(*reasoning.closes, *self.openers, *ends) if reasoning is not None else Needles(),
+        )
+
+    def read(self, run: Run) -> Step[None]:
+        """The loop over free text."""
+        markers = run.markers
+        position = 0
+        if run.opened and run.reasoning_format is not None:
+            position = yield from self._opened(run)
+        while (match := (yield from run.next_marker(markers.all, position))) is not None:
+            start, position = match.span()
+            kind = markers.kinds[match.group()]
+            if kind is Marker.OPEN:
+                if not self.may_open(run, start, match.group()):
+                    continue
+                end = yield from self.block(run, start, position, match.group())
+                if end is None:
+                    run.dangle(start)
+                else:
+                    position = end
+            elif kind is Marker.CLOSE:
+                run.close(start, position)
+            elif kind is Marker.THINK:
+                if run.reasoning_format is not None and run.follows_markup(start):
+                    position = yield from self._reasoning(run, start, position)
+            elif kind is Marker.DROP:
+                if match.group() in self.drops:
+                    run.take(start)
+                    run.skip(position)
+                elif run.reads_reasoning:
+                    position = yield from self._answer(run, start, position, match.group())
+            else:
+                position = yield from self._end_of_turn(run, start, position)
+        run.drop_cut(self.closers)
+        run.finish()
+
+    def _opened(self, run: Run) -> Step[int]:
+        """Reasoning that the prompt opened; a model that opens it once more means the same block."""
+        start = yield from run.skip_space(0)
+        opener = yield from run.starts(start, run.markers.think_open)
+        return (yield from self._reasoning(run, 0, start + len(opener) if opener else 0))
+
+    def _reasoning(self, run: Run, start: int, body: int) -> Step[int]:
+        """Reasoning from `body` on, its opener at `start:body`: the position behind it.
+
+        The first closing marker ends it, and what was drafted before is no call. Without one, the first block that is a
+        call ends it: models forget to close.
+        """
+        shape, markers = run.reasoning_format, run.markers
+        assert shape is not None
+        if run.reads_reasoning:
+            run.begin_block(start)
+            run.skip(body)
+            body = yield from self._framing(run, body, shape.inside[0])
+            run.skip(body)
+            run.in_reasoning, run.reasoning_complete = True, False
+        match = yield from self._think_marker(run, body)
+        first = match
+        if match is not None and match.group() not in shape.closes:
+            match = None if run.never_closed else (yield from run.find(markers.think_close, match.end()))
+        if match is None:
+            run.never_closed = True
+            if first is not None:
+                return first.start()
+            run.finish()
+            return len(run.text)
+        if first is not match and first is not None:
+            run.drafts(self, first.start(), match.start())
+        end = match.end()
+        if run.reads_reasoning:
+            text = run.text[run.taken : match.start()]
+            run.put(text.removesuffix(shape.inside[1]) if shape.inside[1] else text)
+            run.to_content()
+            end = yield from self._framing(run, end, shape.after)
+            run.skip(end)
+        return end
+
+    def _think_marker(self, run: Run, position: int) -> Step[re.Match[str] | None]:
+        """The first marker that ends free reasoning. None: the text ends in it."""
+        while (match := (yield from run.next_marker(run.markers.think, position))) is not None:
+            kind = run.markers.kinds.get(match.group())
+            if kind is Marker.END:
+                position = yield from self._end_of_turn(run, *match.span())
+            elif kind is Marker.OPEN and not self.may_open(run, match.start(), match.group()):
+                position = match.end()
+            else:
+                return match
+        return None
+
+    def _answer(self, run: Run, start: int, end: int, marker: str) -> Step[int]:
+        """A marker of the wrapper around the answer at `start:end`: the position behind it.
+
+        The wrapper begins where the answer does, and ends where nothing or a block follows; elsewhere its words are
+        text.
+        """
+        shape = run.reasoning_format
+        assert shape is not None and shape.answer is not None
+        if marker in shape.answer[0]:
+            if "answer" not in run.hints and run.follows_markup(start):
+                run.hints.add("answer")
+                end = yield from self._framing(run, end, shape.answer_inside[0])
+                run.skip(end)
+        elif "answer" in run.hints:
+            position = yield from run.skip_space(end)
+            following = yield from run.starts(position, run.markers.all)
+            if position == len(run.text) or (following is not None and following not in shape.answer[1]):
+                run.hints.remove("answer")
+                before = shape.answer_inside[1]
+                run.take(start - len(before) if run.text.endswith(before, run.taken, start) else start)
+                run.skip(end)
+        return end
+
+    def _framing(self, run: Run, position: int, framing: str) -> Step[int]:
+        """The position behind as much of `framing` as stands at `position`."""
+        for character in framing:
+            if not (yield from run.more(position + 1)) or run.text[position] != character:
+                break
+            position += 1
+        return position
+
+    def _end_of_turn(self, run: Run, start: int, end: int) -> Step[int]:
+        """The end of a turn ends the text; where more follows, the model wrote about it."""
+        position = end
+        while (position := (yield from run.skip_space(position))) < len(run.text):
+            following = yield from run.starts(position, run.markers.all)
+            if following is None or run.markers.kinds[following] is not Marker.END:
+                return position  # the ends before it are in the middle of the text as well
+            position += len(following)
+        if not run.follows_markup(start):
+            run.take(start)
+        run.skip(position)
+        return position
+
+
+def cut_off(run: Run, start: int, separators: tuple[str, ...]) -> int:
+    """The text ends with an opening marker at `start`: an attempt without a name."""
+    run.begin_block(start, separators)
+    end = len(run.text)
+    run.end_call(start, end, CallStatus.INCOMPLETE, error="the text ends behind the opening marker")
+    run.fail(end)
+    return end

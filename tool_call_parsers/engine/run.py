@@ -1,0 +1,388 @@
+"""One completion on its way through a lexer: every character is content, reasoning, or part of an attempt at a call."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tool_call_parsers.engine.text import SPACE, GrowingText, Needles, Step
+from tool_call_parsers.reasoning import ReasoningFormat
+from tool_call_parsers.schema import ToolIndex
+from tool_call_parsers.types import (
+    CALLABLE,
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    CallStatus,
+    ContentDelta,
+    Event,
+    Finish,
+    ParsedCompletion,
+    ParsedToolCall,
+    ReasoningDelta,
+    Span,
+    new_call_id,
+)
+
+if TYPE_CHECKING:
+    from tool_call_parsers.engine.grammar import Grammar, Markers
+
+_LOOK_BACK = 48
+"""Room for a closing marker of reasoning and the blank lines behind it."""
+
+
+class _Sink:
+    """Text that belongs together. Blank text at its beginning waits for something to follow."""
+
+    __slots__ = ("blank", "delta", "parts")
+
+    def __init__(self, delta: type[ContentDelta] | type[ReasoningDelta]) -> None:
+        self.parts: list[str] = []
+        self.blank = ""
+        self.delta = delta
+
+    def put(self, text: str, events: list[Event] | None) -> None:
+        if not text:
+            return
+        if not self.parts:
+            text = self.blank + text
+            if text.isspace():
+                self.blank = text
+                return
+        self.parts.append(text)
+        if events is not None:
+            events.append(self.delta(text))
+
+    def text(self) -> str | None:
+        return "".join(self.parts) or None
+
+
+class Run(GrowingText):
+    """One completion on its way through a lexer: its text, what was found in it, and the events of it."""
+
+    __slots__ = (
+        "_args_sent",
+        "_blank",
+        "_block",
+        "_call",
+        "_content",
+        "_dangling",
+        "_fresh",
+        "_held",
+        "_ids",
+        "_reasoning",
+        "attempts",
+        "events",
+        "hints",
+        "in_reasoning",
+        "markers",
+        "memo",
+        "never_closed",
+        "offset",
+        "open_at_end",
+        "opened",
+        "reads_reasoning",
+        "reasoning_complete",
+        "reasoning_format",
+        "refused",
+        "strayed",
+        "strict",
+        "taken",
+        "tools",
+        "usable",
+    )
+
+    def __init__(
+        self,
+        tools: ToolIndex,
+        markers: Markers,
+        *,
+        reasoning: ReasoningFormat | None = None,
+        reads_reasoning: bool = False,
+        opened: bool = False,
+        streaming: bool = False,
+        strict: bool = False,
+        offset: int = 0,
+    ) -> None:
+        super().__init__()
+        self.tools = tools
+        self.markers = markers
+        self.reasoning_format = reasoning
+        self.reads_reasoning = reads_reasoning
+        """Reasoning goes to `reasoning`; else it stays content, and still hides the calls drafted in it."""
+        self.opened = opened
+        """The prompt's last words opened the reasoning."""
+        self.strict = strict
+        """What had to be repaired is no call."""
+        self.events: list[Event] | None = [] if streaming else None
+        self.attempts: list[ParsedToolCall] = []
+        self.usable = 0
+        """How many of `attempts` are calls."""
+        self.in_reasoning = False
+        """Free text is reasoning for now."""
+        self.reasoning_complete = True
+        self.open_at_end = False
+        self.taken = 0
+        """Text before this position is assigned."""
+        self.hints: set[str] = set()
+        """What a lexer has learnt of this completion and remembers from block to block."""
+        self.refused = 0
+        """How often the JSON decoder refused a text. Its errors cost time in proportion to the text before them."""
+        self.strayed = 0
+        """How much was read of what only looked like calls, overlaps counted anew."""
+        self.memo: dict[str, tuple[int, int]] = {}
+        """What a lexer found out about stretches of the text, so as not to search them twice."""
+        self.never_closed = False
+        """No marker that closes reasoning comes any more."""
+        self._content = _Sink(ContentDelta)
+        self._reasoning = _Sink(ReasoningDelta)
+        self._held = ""
+        self._block: int | None = None
+        self._blank = 0  # from `taken` to this position all is whitespace
+        self._fresh = True
+        self._dangling: int | None = None
+        self._ids: set[str] = set()
+        self._call: CallStart | None = None
+        self._args_sent = 0
+        self.offset = offset
+
+    # -- free text ----------------------------------------------------------------------------------------------------
+
+    def next_marker(self, needles: Needles, position: int) -> Step[re.Match[str] | None]:
+        """As `find`, from free text: what is certain to be free text is handed on while waiting."""
+        while True:
+            match = needles.pattern.search(self.text, position)
+            if self.final or (match and self._settled(match, needles, position)):
+                return match
+            position = self._candidate(match, needles, position)
+            self._flow(position)
+            yield
+
+    def _sink(self) -> _Sink:
+        return self._reasoning if self.in_reasoning else self._content
+
+    def _flow(self, position: int) -> None:
+        """Hand on the free text before `position` but for whitespace at its end, which may yet turn out framing."""
+        start = max(self.taken, self._blank)
+        if chunk := self.text[start:position].rstrip():
+            self.take(start + len(chunk))
+        self._blank = position
+
+    def put(self, text: str) -> None:
+        """Text for the content, or the reasoning, as it is."""
+        if text:
+            if self._fresh and not text.isspace():
+                self._fresh = False
+            self._sink().put(text, self.events)
+
+    def take(self, end: int) -> None:
+        """The free text before `end`, to the last character."""
+        self.put(self.text[self.taken : end])
+        self.taken = end
+
+    def begin_block(self, start: int, separators: tuple[str, ...] = ()) -> None:
+        """Markup begins at `start`. One separator before it belongs to the markup, and so does all whitespace between
+        calls or at the beginning; should the block fail, they are text again. Saying it twice is saying it once."""
+        if self._block == start:
+            return
+        self._block = start
+        text = self.text[self.taken : start]
+        self.taken = start
+        if self._fresh and (not text or text.isspace()):
+            self._held = text
+            return
+        self._held = next((separator for separator in separators if separator and text.endswith(separator)), "")
+        self.put(text.removesuffix(self._held))
+
+    def skip(self, end: int) -> None:
+        """Markup ends at `end`: it is no text."""
+        self.taken = end
+        self._block = None
+        self._held = ""
+        self._fresh = True
+
+    def fail(self, end: int) -> None:
+        """What stands before `end` is text after all."""
+        self._block = None
+        self.put(self._held)
+        self._held = ""
+        self.take(end)
+
+    def to_content(self) -> None:
+        """Free text is content from here on."""
+        if self.in_reasoning:
+            self.in_reasoning = False
+            self.reasoning_complete = True
+            self._fresh = True
+
+    @property
+    def has_text(self) -> bool:
+        """Whether there is content already, or reasoning where free text is that."""
+        return bool(self._sink().parts)
+
+    def follows_markup(self, position: int) -> bool:
+        """Whether only whitespace stands between the last markup, or the beginning, and `position`."""
+        if not self._fresh:
+            return False
+        # Text that is not taken yet may be long, and this is asked for at every marker in it.
+        start = max(self.taken, self._blank)
+        if start < position:
+            self._blank = start = SPACE.match(self.text, start, position).end()  # type: ignore[union-attr]
+        return start >= position
+
+    def begins_answer(self, position: int) -> bool:
+        """Whether `position` follows markup, or the closing marker of reasoning that is not read or was not opened."""
+        if self.follows_markup(position):
+            return True
+        before = self.text[max(0, position - _LOOK_BACK) : position].rstrip()
+        return self.reasoning_format is not None and before.endswith(self.reasoning_format.closes)
+
+    def dangle(self, start: int) -> None:
+        """An opener at `start` begins no block: text, unless a closing marker shows that one was meant."""
+        if self._dangling is None:
+            self._dangling = start
+
+    def close(self, start: int, end: int) -> None:
+        """A closing marker without a block. After an opener it closes an attempt, after a call it is one too many."""
+        if self._dangling is not None:
+            self.end_call(self._dangling, end, CallStatus.MALFORMED, error="between the markers stands no call")
+        elif self.usable and self.follows_markup(start):
+            self.skip(end)
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def claim_id(self, native: str | None = None) -> str:
+        """The native id where it is new in this completion, else a fresh one."""
+        chosen = native if native and native not in self._ids else new_call_id()
+        self._ids.add(chosen)
+        return chosen
+
+    def start_call(self, name: str, native_id: str | None = None) -> None:
+        """A call's name is whole, its arguments are to come. Only worth calling while `streams`."""
+        if self.events is not None and self._call is None:
+            self._call = CallStart(len(self.attempts), self.claim_id(native_id), name)
+            self._args_sent = 0
+            self.events.append(self._call)
+
+    @property
+    def streams(self) -> bool:
+        """Whether there is anybody to tell of a call before it is whole."""
+        return self.events is not None
+
+    @property
+    def started(self) -> bool:
+        """Whether the call at hand was announced by `start_call`."""
+        return self._call is not None
+
+    def send_arguments(self, fragment: str) -> None:
+        """More of the arguments' JSON text, after `start_call`."""
+        if self._call is not None and fragment and self.events is not None:
+            self._args_sent += len(fragment)
+            self.events.append(ArgumentsDelta(self._call.index, fragment))
+
+    def end_call(
+        self,
+        start: int,
+        end: int,
+        status: CallStatus,
+        name: str = "",
+        arguments: dict[str, Any] | None = None,
+        arguments_raw: str = "",
+        *,
+        error: str | None = None,
+        native_id: str | None = None,
+        json_text: str | None = None,
+    ) -> bool:
+        """Record an attempt that spans `start:end`. `OK` turns into `UNKNOWN_TOOL` where the tool was not offered.
+
+        `json_text` is the whole of the arguments' JSON text of which `send_arguments` has sent the beginning
+        (default: `arguments_raw` where that is the JSON text). Returns whether the call is usable. The text of an
+        attempt that is not usable becomes text again: see `fail`.
+        """
+        usable = status in CALLABLE and not (self.strict and status is CallStatus.REPAIRED)
+        if usable and not self.tools.offered(name):
+            error = f"no tool named {name!r} was offered" + (f"; {error}" if error else "")
+            status = CallStatus.UNKNOWN_TOOL
+        if status is CallStatus.INCOMPLETE:
+            self.open_at_end = True
+        self._dangling = None
+        started, self._call = self._call, None
+        call = ParsedToolCall(
+            id=started.id if started else self.claim_id(native_id),
+            name=name,
+            arguments=arguments if arguments is not None else {},
+            arguments_raw=arguments_raw,
+            status=status,
+            error=error,
+            raw=self.text[start:end],
+            span=Span(self.offset + start, self.offset + end),
+        )
+        if usable:
+            self.usable += 1
+            self.to_content()
+        if self.events is not None:
+            index = len(self.attempts)
+            if usable:
+                if started is None:
+                    self.events.append(CallStart(index, call.id, name))
+                    self._args_sent = 0
+                text = json_text
+                if text is None and not self._args_sent:
+                    text = call.arguments_json
+                elif text is None:  # what was sent are the model's own words, mended or not
+                    text = arguments_raw if arguments_raw.startswith("{") else ""
+                if rest := text[self._args_sent :]:
+                    self.events.append(ArgumentsDelta(index, rest))
+            self.events.append(CallEnd(index, call))
+        self.attempts.append(call)
+        return usable
+
+    def drafts(self, grammar: Grammar, start: int, end: int) -> None:
+        """Attempts in `start:end`, which a closed reasoning block holds: drafted, not made."""
+        draft = Run(self.tools, self.markers, offset=self.offset + start)
+        draft.append(self.text[start:end])
+        draft.final = True
+        for _ in grammar.read(draft):
+            raise AssertionError("a lexer waits for text behind the end of the text")
+        for attempt in draft.attempts:
+            # Its native id, if it has one, is free for the call that is made.
+            error = "drafted in reasoning, not made"
+            call = replace(attempt, id=new_call_id(), status=CallStatus.IN_REASONING, error=error)
+            if self.events is not None:
+                self.events.append(CallEnd(len(self.attempts), call))
+            self.attempts.append(call)
+
+    # -- the end ------------------------------------------------------------------------------------------------------
+
+    def drop_cut(self, closers: tuple[str, ...]) -> None:
+        """The beginning of a closing marker behind a call, where the text is cut, is no text."""
+        rest = self.text[self.taken :].lstrip()
+        if self._fresh and self.usable and rest and not self.in_reasoning and any(c.startswith(rest) for c in closers):
+            self.skip(len(self.text))
+
+    def finish(self) -> None:
+        """The text is over: what is left of it is text, unless it is blank and follows markup."""
+        rest = self.text[self.taken :]
+        self.taken = len(self.text)
+        if not (self._fresh and rest.isspace()):
+            self.put(rest)
+
+    def result(self) -> ParsedCompletion:
+        """What was found."""
+        usable: tuple[ParsedToolCall, ...] = ()
+        if self.usable:
+            callable_ = CALLABLE - {CallStatus.REPAIRED} if self.strict else CALLABLE
+            usable = tuple(call for call in self.attempts if call.status in callable_)
+        return ParsedCompletion(
+            content=self._content.text(),
+            reasoning=self._reasoning.text(),
+            reasoning_complete=self.reasoning_complete,
+            tool_calls=usable,
+            attempts=tuple(self.attempts),
+            finish=Finish.INCOMPLETE
+            if self.open_at_end or not self.reasoning_complete
+            else Finish.TOOL_CALLS
+            if usable
+            else Finish.STOP,
+        )

@@ -1,0 +1,297 @@
+"""Calls with the name in a header and the arguments as a JSON object behind it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
+from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.json_scan import read_value
+from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.schema import ToolIndex
+from tool_call_parsers.types import CallStatus
+
+FENCES = Needles("```json", "```tool_call", "```tool_code", "```")
+_WORD = re.compile(r"[^\s<>{}\[\]|\"'`]{1,256}")
+_FENCE = "```(?:json)?"
+_AHEAD = 1024
+"""Characters that are looked at first where a value is read that may be none."""
+
+
+class Header(NamedTuple):
+    """What stands between a call's opening marker and its arguments."""
+
+    name: str
+    native_id: str | None = None
+    error: str | None = None
+    """What was put right in it."""
+
+
+@dataclass(frozen=True)
+class NamedJson(BlockGrammar):
+    """The name in a header, the arguments as a JSON object behind it."""
+
+    opens: tuple[str, ...]
+    """Spellings of a call's opening marker, the canonical one first."""
+    closes: tuple[str, ...] = ()
+    """Spellings of a call's closing marker."""
+    sections: tuple[str, ...] = ()
+    """Spellings of the marker that opens a section of calls."""
+    section_closes: tuple[str, ...] = ()
+    marks: tuple[str, ...] = ()
+    """Markers inside the header."""
+    argument_marks: tuple[str, ...] = ()
+    """The one of `marks` behind which the arguments stand. A fence is one in every format."""
+    fillers: tuple[str, ...] = ()
+    """Words of the header that are not the name."""
+    reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], Header | None] | None = None
+    """Makes name and id of the words of a header; the arguments are None while they are to come. None: no name."""
+    next_mark: str | None = None
+    """A further call may lack its opening marker where a word and this marker stand behind a call."""
+    separators: tuple[str, ...] = ()
+    frame: tuple[str, str] = ("", "")
+    """What the model writes before and behind all calls of a turn."""
+    call: str = ""
+    """A call as it is written: `%(name)s`, `%(arguments)s`, `%(id)s`."""
+    between: str = ""
+    writing: Callable[[RenderCall], str] | None = None
+    """Makes the id that is written."""
+
+    @cached_property
+    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
+        return (*self.sections, *self.opens)
+
+    @cached_property
+    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.section_closes, *self.closes)
+
+    @cached_property
+    def _open(self) -> Needles:
+        return Needles(*self.opens)
+
+    @cached_property
+    def _close(self) -> Needles:
+        return Needles(*self.closes)
+
+    @cached_property
+    def _section_close(self) -> Needles:
+        return Needles(*self.section_closes)
+
+    @cached_property
+    def _header_end(self) -> Needles:
+        return Needles("{", *self.openers, *self.closers)
+
+    @cached_property
+    def _ends(self) -> Needles:
+        return Needles(*self.openers, *self.closers)
+
+    @cached_property
+    def _marks(self) -> re.Pattern[str]:
+        return re.compile("|".join([*map(re.escape, self.marks), _FENCE]))
+
+    @cached_property
+    def _argument_marks(self) -> re.Pattern[str]:
+        return re.compile("|".join([*map(re.escape, self.argument_marks), _FENCE]))
+
+    # -- reading ------------------------------------------------------------------------------------------------------
+
+    def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
+        position = body
+        if opener in self.sections:
+            position = yield from run.skip_space(body)
+            following = yield from run.starts(position, self._open)
+            if following is None:
+                if position == len(run.text) or self._open.begins(run.text, position):
+                    return cut_off(run, start, self.separators)
+                return None
+            position += len(following)
+        begin: int = start
+        begun = False
+        while True:
+            end = yield from self._call(run, begin, position, begun)
+            if end is None:
+                return begin if begun else None
+            begun = True
+            begin = end
+            position = yield from run.skip_space(end)
+            while position < len(run.text) and run.text[position] in ",;":
+                position = yield from run.skip_space(position + 1)
+            following = yield from run.starts(position, self._open)
+            if following is not None:
+                position += len(following)
+                continue
+            closer = yield from run.starts(position, self._section_close)
+            if closer is not None:
+                if run.follows_markup(position):
+                    run.skip(position + len(closer))
+                    return position + len(closer)
+                return end
+            if self.next_mark is None or not (yield from self._unmarked(run, position)):
+                return end
+
+    def _unmarked(self, run: Run, position: int) -> Step[bool]:
+        """Whether a word and `next_mark` stand at `position`."""
+        assert self.next_mark is not None
+        while True:
+            word = _WORD.match(run.text, position)
+            end = word.end() if word is not None else position
+            if end < len(run.text) or run.final:
+                break
+            yield
+        return end > position and (yield from run.starts(end, Needles(self.next_mark))) is not None
+
+    def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[int | None]:
+        """One call: its markup begins at `start`, its header at `position`."""
+        stop = yield from run.find(self._header_end, position)
+        header_end = stop.start() if stop is not None else len(run.text)
+        other = self._other_arguments(run.text, position, header_end)
+        words = self._words(run.text[position : header_end if other is None else other])
+        header = self._header(words, run.tools, None)
+        if header is None and words and not all(map(_WORD.fullmatch, words)):
+            return None
+        if stop is None and (other is None or header is None or not _is_json(run.text, other)):
+            if not begun and header is None and words:
+                return None
+            run.begin_block(start, self.separators)
+            cut = "the text ends before the arguments"
+            run.end_call(start, len(run.text), CallStatus.INCOMPLETE, header.name if header else "", error=cut)
+            run.fail(len(run.text))
+            return len(run.text)
+        run.begin_block(start, self.separators)
+        if other is not None:
+            end, arguments = yield from self._read_other(run, other)
+        elif stop is not None and stop.group() == "{":
+            if header is not None and header.error is None:
+                run.start_call(header.name, header.native_id)
+            read = yield from read_value(run, stop.start(), self._ends, ArgumentsWatch(run, stop.start()))
+            arguments = Arguments(read.status, {}, run.text[read.start : read.end], read.error)
+            if isinstance(read.value, dict):
+                arguments = arguments._replace(value=read.value)
+            end = read.end
+        else:
+            if stop is not None and stop.group() not in self.closes:
+                header = None
+            end, arguments = header_end, Arguments(CallStatus.OK, {}, "")
+        status, error = arguments.status, arguments.error
+        if header is None and status in (CallStatus.OK, CallStatus.REPAIRED):
+            header = self._header(words, run.tools, arguments.value)
+        if header is None:
+            header = Header("")
+            if status in (CallStatus.OK, CallStatus.REPAIRED):
+                status, error = CallStatus.MISSING_NAME, "the call names no tool"
+        elif header.error is not None:
+            error = "; ".join(filter(None, (header.error, error)))
+            status = CallStatus.REPAIRED if status is CallStatus.OK else status
+            arguments = arguments._replace(value=_without_name(arguments.value, header.name, run.tools))
+        end, surplus = yield from self._tail(run, end)
+        if surplus is not None and status is CallStatus.OK:
+            status, error = CallStatus.REPAIRED, surplus
+        usable = run.end_call(
+            start, end, status, header.name, arguments.value, arguments.raw, error=error, native_id=header.native_id
+        )
+        (run.skip if usable else run.fail)(end)
+        return end
+
+    def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:
+        """Where arguments begin that are no object; None when there are none before `header_end`."""
+        named, end = False, position
+        for mark in self._marks.finditer(text, position, header_end):
+            word = text[end : mark.start()].strip()
+            named, end = named or bool(word and word not in self.fillers), mark.end()
+            if not named or self._argument_marks.fullmatch(mark.group()) is None:
+                continue
+            begin = SPACE.match(text, end).end()  # type: ignore[union-attr]  # matches anywhere
+            if begin >= header_end:
+                return None
+            if self._marks.match(text, begin) is None:
+                word = text[begin:header_end].strip()
+                return None if text.startswith("{", header_end) and _WORD.fullmatch(word) else begin
+        return None
+
+    def _read_other(self, run: Run, start: int) -> Step[tuple[int, Arguments]]:
+        """Arguments that are no object: where they end, and what they are worth."""
+        tried = 0
+        while True:
+            if run.final or len(run.text) >= tried:
+                tried = start + 2 * (len(run.text) - start)
+                try:
+                    value, end = _read_ahead(run.text, start)
+                    if run.final or end < len(run.text):
+                        return end, read_arguments(value, run.text[start:end])
+                except LiteralError as error:
+                    if run.final or not error.incomplete:
+                        break
+            yield
+        stop = yield from run.find(self._ends, start)
+        end = stop.start() if stop is not None else len(run.text)
+        return end, Arguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are no JSON")
+
+    def _words(self, header: str) -> tuple[str, ...]:
+        return tuple(filter(None, map(str.strip, self._marks.split(header))))
+
+    def _header(self, words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
+        if len(words) > 1 and words[0] in self.fillers:
+            words = words[1:]
+        if self.reading is not None:
+            return self.reading(words, tools, arguments)
+        return Header(words[0]) if words and _WORD.fullmatch(words[0]) else None
+
+    def _tail(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
+        """The end of a call whose JSON ends at `end`, and what there was one too many of."""
+        surplus: str | None = None
+        while True:
+            position = yield from run.skip_space(end)
+            if run.text.startswith("}", position):
+                surplus, end = "one '}' too many", position + 1
+            elif run.text.startswith("`", position) and (yield from run.starts(position, FENCES)) == "```":
+                end = position + 3
+            else:
+                closer = yield from run.starts(position, self._close)
+                return (position + len(closer) if closer is not None else end), surplus
+
+    # -- writing ------------------------------------------------------------------------------------------------------
+
+    def render_calls(self, turn: Turn) -> str:
+        before, behind = self.frame
+        calls = []
+        for call in turn.calls:
+            native = self.writing(call) if self.writing is not None else call.id
+            calls.append(self.call % {"name": call.name, "arguments": call.json_text, "id": native})
+        return before + self.between.join(calls) + behind
+
+
+def _read_ahead(text: str, start: int) -> tuple[Any, int]:
+    """The JSON value at `start` and where it ends. Looks as far as it needs to: an error costs what stands before it.
+
+    Raises `LiteralError`.
+    """
+    width = _AHEAD
+    while True:
+        piece = text[start : start + width]
+        try:
+            literal = read_json(piece)
+            if literal.end < len(piece) or start + width >= len(text):
+                return literal.value, start + literal.end
+        except LiteralError as error:
+            if not error.incomplete or start + width >= len(text):
+                raise
+        width *= 4
+
+
+def _is_json(text: str, start: int) -> bool:
+    """Whether a JSON value and nothing else stands from `start` to the end."""
+    try:
+        return not text[_read_ahead(text, start)[1] :].strip()
+    except LiteralError:
+        return False
+
+
+def _without_name(arguments: dict[str, Any], name: str, tools: ToolIndex) -> dict[str, Any]:
+    """The arguments without the name, where it was found among them."""
+    if arguments.get("name") == name and not tools.declares(name, "name"):
+        return {key: value for key, value in arguments.items() if key != "name"}
+    return arguments

@@ -1,0 +1,310 @@
+"""A call as a JSON object: read, and judged as what it is worth, whatever stands around it.
+
+Models misspell the keys, put the arguments beside the name, give a member twice, forget a brace. Where one call can be
+meant, it is that call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from tool_call_parsers.arguments import Arguments, read_arguments
+from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
+from tool_call_parsers.json_scan import MANY, JsonScan, JsonValue, Member, read_value
+from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
+from tool_call_parsers.types import CallStatus
+
+_CLOSING_BRACE = re.compile(r"[ \t\r\n]*\}")
+_BESIDES = frozenset({"id", "type", "tool_call_id", "index"})
+"""Members of a call object that are neither its name nor its arguments."""
+_LAX_NAMES = ("name", "tool_name", "function", "tool", "function_name")
+_LAX_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
+
+
+class Call(NamedTuple):
+    """A call object as read."""
+
+    status: CallStatus
+    start: int
+    end: int
+    name: str = ""
+    arguments: dict[str, Any] | None = None
+    raw: str = ""
+    error: str | None = None
+    native_id: str | None = None
+
+
+class CallObjects(BlockGrammar):
+    """Reads call objects. A subclass says how they are spelled, and reads what stands around them."""
+
+    opens: tuple[str, ...]
+    """Spellings of the marker before the objects, the canonical one first."""
+    closes: tuple[str, ...]
+    """Spellings of the marker behind them."""
+    name_key: str
+    argument_keys: tuple[str, ...]
+    id_key: str | None
+    """Key of the call's own id."""
+    single_key: bool
+    """A call is an object with one member: the name, and under it the arguments."""
+    bare_offered: bool
+    """Without a marker only offered tools are called: data looks like other calls."""
+
+    @cached_property
+    def _ends(self) -> Needles:
+        return Needles(*self.opens, *self.closes)
+
+    @cached_property
+    def _first_keys(self) -> Needles:
+        """What an object without a marker begins with if it is a call."""
+        return Needles(*(f'"{key}"' for key in (self.name_key, *self.argument_keys, "id", "type", "function")))
+
+    @cached_property
+    def _usual(self) -> re.Pattern[str]:
+        """The usual beginning of a call, up to its arguments."""
+        blank, word = r"[ \t\r\n]*", r'[^"\\\s\x00-\x1f]+'
+        if self.single_key:
+            return re.compile(rf'\{{{blank}"(?P<name>{word})"(?P<id>){blank}:{blank}(?=\{{)')
+        keys = "|".join(map(re.escape, self.argument_keys))
+        native = "(?P<id>)"
+        if self.id_key:
+            native = rf'(?:"{re.escape(self.id_key)}"{blank}:{blank}"(?P<id>{word})"{blank},{blank})?'
+        name = rf'"{re.escape(self.name_key)}"{blank}:{blank}"(?P<name>{word})"'
+        return re.compile(rf'\{{{blank}{native}{name}{blank},{blank}"(?:{keys})"{blank}:{blank}(?=\{{)')
+
+    def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[Call | None]:
+        """The call object at `position`; None when a bare one is no call. `begin`: of a block that has not begun."""
+        if not run.streams and run.refused < MANY and (match := self._usual.match(run.text, position)) is not None:
+            try:
+                literal = read_json(run.text, match.end())
+                closing = _CLOSING_BRACE.match(run.text, literal.end)
+                unoffered = bare and self.bare_offered and match["name"] not in run.tools.names()
+                # The object around them adds a level, and may be one too many.
+                brackets = run.text.count("{", match.end(), literal.end) + run.text.count("[", match.end(), literal.end)
+                if closing is not None and not unoffered and brackets < MAX_DEPTH:
+                    raw = run.text[match.end() : literal.end]
+                    name, native = match["name"], match["id"] or None
+                    return Call(CallStatus.OK, position, closing.end(), name, literal.value, raw, native_id=native)
+            except LiteralError:
+                run.refused += 1
+        if bare:
+            key = yield from run.skip_space(position + 1)
+            if (yield from run.starts(key, self._first_keys)) is None:
+                return None
+        watch = _Watch(run, self, begin, bare) if run.streams else None
+        read = yield from read_value(run, position, None if bare else self._ends, watch)
+        if read.scan is None:
+            scan = JsonScan(position)
+            scan.advance(run.text)
+            read = replace(read, scan=scan)
+        if bare and not self._is_call(run, read):
+            if read.status is not CallStatus.OK:
+                run.strayed += read.end - read.start
+            return None
+        return self._judge(run, read)
+
+    def _is_call(self, run: Run, read: JsonValue) -> bool:
+        """Whether an object without a marker is plainly a call: it has a name and arguments."""
+        keys, name = read.scan.members.keys() if read.scan is not None else (), self._scanned_name(run, read.scan)
+        if isinstance(read.value, dict):
+            keys, name = read.value.keys(), name or read.value.get(self.name_key)
+        if not isinstance(name, str):
+            return False
+        if any(key in keys for key in self.argument_keys):
+            return name in run.tools.names() if self.bare_offered else True
+        return name in run.tools.names() and any(key in keys for key in _LAX_ARGUMENTS)
+
+    def _judge(self, run: Run, read: JsonValue) -> Call:
+        """What the object is worth as a call."""
+        if read.status is CallStatus.INCOMPLETE:
+            return self._cut_call(run, read)
+        if read.status is CallStatus.INVALID_JSON:
+            if read.scan is not None and (mended := self._mended(run, read, read.scan)) is not None:
+                return mended
+            name = self._scanned_name(run, read.scan) or ""
+            native = self._scanned_id(run, read.scan)
+            return Call(read.status, read.start, read.end, name, error=read.error, native_id=native)
+        scan = read.scan
+        assert scan is not None
+        notes = [read.error] if read.error else []
+        value: dict[str, Any] = read.value
+        if scan.doubles:
+            value, doubled = self._first_members(run, value, scan)
+            notes += [f"{key!r} comes twice" for key in doubled]
+        if isinstance(inner := value.get("function"), dict) and self.name_key not in value:
+            value, scan = {**value, **inner}, JsonScan(read.start)
+            notes.append("an object under 'function'")
+        name_key, key = self._keys(value, notes)
+        named: object = name_key if name_key == key else value.get(name_key)
+        if not isinstance(named, str) or not named.strip():
+            told = self._scanned_id(run, read.scan)
+            error = "the call names no tool"
+            return Call(CallStatus.MISSING_NAME, read.start, read.end, error=error, native_id=told)
+        if key is None:
+            flat = {k: v for k, v in value.items() if k not in _BESIDES and k not in (name_key, self.name_key)}
+            if flat:
+                notes.append("arguments beside the name")
+            arguments = Arguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False) if flat else "")
+        else:
+            member = scan.members.get(key)
+            raw = run.text[member.start : member.end] if member is not None and member.end is not None else ""
+            if not raw and isinstance(value[key], dict):
+                raw = json.dumps(value[key], ensure_ascii=False)
+            arguments = read_arguments(value[key], raw)
+            if arguments.error:
+                notes.append(arguments.error)
+        native = value.get(self.id_key) if self.id_key else None
+        status = CallStatus.REPAIRED if arguments.status is CallStatus.OK and notes else arguments.status
+        return Call(
+            status,
+            read.start,
+            read.end,
+            named.strip(),
+            arguments.value,
+            arguments.raw,
+            "; ".join(notes) or None,
+            str(native) if type(native) in (str, int) else None,
+        )
+
+    def _mended(self, run: Run, read: JsonValue, scan: JsonScan) -> Call | None:
+        """A call whose arguments are whole and come once more behind themselves, or whose last brace is missing in a
+        list; None for all that is broken otherwise."""
+        name = self._scanned_name(run, scan)
+        member = self._scanned_arguments(scan)
+        if not name or member is None or member.end is None or run.text[member.start] != "{":
+            return None
+        raw = run.text[member.start : member.end]
+        position = member.end
+        while position + len(raw) <= read.end and run.text.startswith(raw, position):
+            position += len(raw)
+        after = SPACE.match(run.text, position).end()  # type: ignore[union-attr]  # matches anywhere
+        if after > read.end:
+            return None
+        if position > member.end and after < read.end and run.text[after] == "}":
+            end, error = after + 1, "the arguments are repeated"
+        elif position == member.end and run.text.startswith("]", after):
+            end, error = position, "a closing brace is missing"
+        else:
+            return None
+        try:
+            arguments = read_json(raw).value
+        except LiteralError:
+            return None
+        native = self._scanned_id(run, scan)
+        return Call(CallStatus.REPAIRED, read.start, end, name, arguments, raw, error, native)
+
+    def _keys(self, value: Mapping[str, Any], notes: list[str]) -> tuple[str, str | None]:
+        """The key of the name, and that of the arguments; both the same where it is the name itself."""
+        if self.single_key and len(value) == 1:
+            (only,) = value
+            return only, only
+        name_key: str = self.name_key
+        if name_key not in value:
+            name_key = next((lax for lax in _LAX_NAMES if isinstance(value.get(lax), str)), name_key)
+        if name_key != self.name_key and name_key in value:
+            notes.append(f"{name_key!r} instead of {self.name_key!r}")
+        elif self.single_key:
+            notes.append("name and arguments as members")
+        key = next((own for own in value if own in self.argument_keys), None)
+        if key is None:
+            key = next((lax for lax in _LAX_ARGUMENTS if lax in value and lax != name_key), None)
+            if key is not None:
+                notes.append(f"{key!r} instead of {self.argument_keys[0]!r}")
+        return name_key, key
+
+    def _first_members(self, run: Run, value: Mapping[str, Any], scan: JsonScan) -> tuple[dict[str, Any], list[str]]:
+        """Of a name or arguments that come twice the first counts: a stream has told it already."""
+        first, doubled = dict(value), []
+        keys = (self.name_key, *self.argument_keys, *((self.id_key,) if self.id_key else ()))
+        for key in scan.members:
+            member = scan.members[key]
+            if key in scan.doubles and member.end is not None and (key in keys or self.single_key):
+                try:
+                    first[key] = read_tolerant(run.text, member.start, member.end).value
+                except LiteralError:
+                    continue
+                doubled.append(key)
+        return first, doubled
+
+    def _scanned_name(self, run: Run, scan: JsonScan | None) -> str | None:
+        """The name as far as a scan has seen it, if it is whole."""
+        if scan is not None and self.single_key:
+            return next(iter(scan.members), "").strip() or None
+        name = _scanned_text(run, scan, self.name_key)
+        return name.strip() if name else None
+
+    def _scanned_id(self, run: Run, scan: JsonScan | None) -> str | None:
+        """The call's own id as far as a scan has seen it, if it is whole."""
+        return _scanned_text(run, scan, self.id_key) if self.id_key else None
+
+    def _scanned_arguments(self, scan: JsonScan) -> Member | None:
+        """The first member that holds arguments, as far as a scan has seen it."""
+        keys = scan.members if self.single_key else self.argument_keys
+        return next((scan.members[key] for key in scan.members if key in keys), None)
+
+    def _cut_call(self, run: Run, read: JsonValue) -> Call:
+        """An object that the end of the text cuts off: a call all the same if only its closing brace is missing."""
+        scan, name = read.scan, self._scanned_name(run, read.scan)
+        native = self._scanned_id(run, scan)
+        if scan is not None and name and scan.depth == 1:
+            keys = (next(iter(scan.members)),) if self.single_key else self.argument_keys
+            member = next((scan.members[key] for key in keys if key in scan.members), None)
+            if member is not None and member.end is not None and run.text[member.start] == "{":
+                raw = run.text[member.start : member.end]
+                try:
+                    value = read_json(raw).value
+                    error = "the closing brace is missing"
+                    return Call(CallStatus.REPAIRED, read.start, read.end, name, value, raw, error, native)
+                except LiteralError:
+                    pass
+        return Call(CallStatus.INCOMPLETE, read.start, read.end, name or "", error=read.error, native_id=native)
+
+
+def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:
+    """The value of a member that is a string and whole as far as a scan has seen it."""
+    member = scan.members.get(key) if scan is not None else None
+    if member is None or member.end is None or run.text[member.start] != '"':
+        return None
+    try:
+        return str(json.loads(run.text[member.start : member.end]))
+    except ValueError:
+        return None
+
+
+class _Watch:
+    """Tells the events of a call object while it is being written."""
+
+    def __init__(self, run: Run, grammar: CallObjects, begin: int | None, bare: bool) -> None:
+        self.run, self.grammar, self.begin, self.bare = run, grammar, begin, bare
+        self.sent: int | None = None
+
+    def __call__(self, scan: JsonScan) -> None:
+        run, grammar = self.run, self.grammar
+        if self.sent is None:
+            name = grammar._scanned_name(run, scan)
+            member = grammar._scanned_arguments(scan)
+            native = grammar._scanned_id(run, scan)
+            if not name or member is None or run.text[member.start] != "{":
+                return
+            if grammar.id_key and not native and not self._has_no_id(scan):
+                return  # an id that is yet to come would come too late
+            if self.bare and grammar.bare_offered and name not in run.tools.names():
+                return
+            if self.begin is not None:
+                run.begin_block(self.begin, grammar.separators)
+            run.start_call(name, native)
+            self.sent = member.start
+        member = next(m for key, m in scan.members.items() if grammar.single_key or key in grammar.argument_keys)
+        end = member.end if member.end is not None else scan.position
+        if end > self.sent:
+            run.send_arguments(run.text[self.sent : end])
+            self.sent = end
+
+    def _has_no_id(self, scan: JsonScan) -> bool:
+        """Whether the object is whole and nowhere speaks of an id."""
+        return scan.closed and self.run.text.find(f'"{self.grammar.id_key}"', scan.start, scan.position) < 0

@@ -1,0 +1,35 @@
+"""JSON and Python literals as language models write them: read strictly, read tolerantly, never evaluated.
+
+    read_json('{"a": [1, 2]} and more')          # Literal({'a': [1, 2]}, end=13, notes=())
+    read_tolerant("{'a': True,}").notes          # ('single quotes', 'Python literal True', 'trailing comma')
+    read_python_call("f(x='a', t=(1, -2.5))")    # PythonCall(name='f', arguments={'x': 'a', 't': [1, -2.5]}, ...)
+
+Every function raises nothing but `LiteralError` (`repair_json` and `read_whole_json`: nothing), takes time linear in
+what it reads, nests no deeper than `MAX_DEPTH`, and returns values that `json.dumps(allow_nan=False)` takes and UTF-8
+can encode.
+
+A repair is made only where one meaning is left. An unescaped quote inside a string is the one that needs a second
+reading, in which a quote ends its string only before what may follow a string in that place. It is given up where the
+text could as well be an expression ('a' + 'b') or lack a comma, and has to lead to the end of what was given.
+"""
+
+from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
+from tool_call_parsers.literals.python_call import PythonCall, read_python_call
+from tool_call_parsers.literals.reader import CALL_NAME
+from tool_call_parsers.literals.strict import read_json, read_whole_json
+from tool_call_parsers.literals.tolerant import Repaired, read_python, read_tolerant, repair_json
+
+__all__ = [
+    "CALL_NAME",
+    "MAX_DEPTH",
+    "Literal",
+    "LiteralError",
+    "PythonCall",
+    "Repaired",
+    "read_json",
+    "read_python",
+    "read_python_call",
+    "read_tolerant",
+    "read_whole_json",
+    "repair_json",
+]

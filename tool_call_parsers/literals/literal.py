@@ -1,0 +1,49 @@
+"""What every reader of literals gives, and what it keeps to."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+
+MAX_DEPTH: Final = 200
+"""Brackets open at once; one more is an error."""
+MAX_DIGITS: Final = 4300
+"""Of an integer: Python's default for int <-> str, kept even where the process has lifted it. What is longer could not
+be written out again."""
+INFINITE: Final = (float("inf"), float("-inf"))
+UNCLOSED: Final = "missing closing bracket"
+SPACE: Final = re.compile(r"[ \t\r\n]*")
+SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class LiteralError(ValueError):
+    """No literal can be read.
+
+    `position` is an index into the text, `reason` a sentence for people. `incomplete` is True when the text ended
+    before the literal did, so that more text could have completed it, and False when it is wrong whatever follows.
+    """
+
+    def __init__(self, reason: str, position: int, incomplete: bool = False) -> None:
+        super().__init__(reason, position, incomplete)
+        self.reason = reason
+        self.position = position
+        self.incomplete = incomplete
+
+    def __str__(self) -> str:
+        return f"{self.reason} at {self.position}"
+
+
+class Literal(NamedTuple):
+    """A value that was read."""
+
+    value: Any
+    """None, bool, int, finite float, str, list or dict with str keys, nested."""
+    end: int
+    """The index behind the literal."""
+    notes: tuple[str, ...] = ()
+    """What is not in the dialect and was put right; () when well formed in it."""
+
+    @property
+    def unclosed(self) -> bool:
+        """Whether closing brackets are missing at the end of the text, which a cut text lacks as well."""
+        return any(UNCLOSED in note for note in self.notes)

@@ -1,0 +1,124 @@
+"""JSON, read strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import accumulate
+from typing import Final, NoReturn
+
+from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, SURROGATE, Literal, LiteralError
+
+_OPENING: Final = ("{", "[")
+_BRACKETS: Final = re.compile(r'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)(?:"|\Z)|([\[\]{}])', re.DOTALL)
+_BRACKET_STEP: Final = {"": 0, "[": 1, "{": 1, "]": -1, "}": -1}
+# All there is up to an escape of half a surrogate pair.
+_NO_LONE_ESCAPE: Final = re.compile(
+    r"[^\\]*+(?>(?:\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?!u[dD][89a-fA-F]).)[^\\]*+)*)",
+    re.DOTALL,
+)
+_HIGH_ESCAPE: Final = re.compile(r"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_LOW_CUT: Final = re.compile(r"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z")
+_JSON_CUT: Final = re.compile(r"(?:[ \t\r\n]*|-|t|tr|tru|f|fa|fal|fals|n|nu|nul)\Z")
+_JSON_CUT_ESCAPE: Final = re.compile(r"\\u[0-9a-fA-F]{0,4}\Z")
+_JSON_CUT_NUMBER: Final = re.compile(r"(?:(\.)|[eE][+-]?)\Z")
+
+
+def json_constant(name: str) -> NoReturn:
+    """For a decoder's `parse_constant`: NaN and the infinities are refused."""
+    raise ValueError(f"{name} is no JSON")
+
+
+def json_float(text: str) -> float:
+    """For a decoder's `parse_float`: what overflows is refused."""
+    value = float(text)
+    if value in INFINITE:
+        raise ValueError("a number out of range")
+    return value
+
+
+def _json_int(text: str) -> int:
+    if len(text) - (text[0] == "-") > MAX_DIGITS:
+        raise ValueError("an integer of too many digits")
+    return int(text)
+
+
+_DECODE_STRICT: Final = json.JSONDecoder(
+    parse_constant=json_constant, parse_float=json_float, parse_int=_json_int
+).raw_decode
+
+
+def read_json(text: str, start: int = 0) -> Literal:
+    """The JSON value at `start`, blanks before it allowed, as RFC 8259 has it.
+
+    Refused as well: NaN and infinities, numbers out of range, integers of more than 4300 digits, nesting beyond
+    `MAX_DEPTH`, lone surrogates. Of equal keys the last counts.
+
+    Raises `LiteralError`.
+    """
+    if text[start : start + 1] not in _OPENING:
+        start = SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches everywhere
+    try:
+        value, end = _DECODE_STRICT(text, start)
+    except json.JSONDecodeError as error:
+        cut = _json_is_cut(text, error)
+        if cut and _is_deep(text, start, len(text)):
+            raise LiteralError("nested too deeply", start) from None
+        if cut and (lone := _lone_surrogate(text, start, len(text))) is not None:
+            raise LiteralError("a lone surrogate", lone) from None
+        raise LiteralError(error.msg, error.pos, cut) from None
+    except RecursionError:
+        raise LiteralError("nested too deeply", start) from None
+    except ValueError as error:
+        raise LiteralError(str(error), start) from None
+    if end - start > 2 * MAX_DEPTH and _is_deep(text, start, end):
+        raise LiteralError("nested too deeply", start)
+    if not text.isascii() and (raw := SURROGATE.search(text, start, end)):
+        raise LiteralError("a lone surrogate", raw.start())
+    if text.find("\\u", start, end) >= 0 and (lone := _lone_surrogate(text, start, end)) is not None:
+        raise LiteralError("a lone surrogate", lone)
+    return Literal(value, end)
+
+
+def read_whole_json(text: str) -> Literal | None:
+    """The text as one JSON value; None where it is none, or not that alone."""
+    try:
+        literal = read_json(text)
+    except LiteralError:
+        return None
+    return literal if literal.end == len(text) else None
+
+
+def _is_deep(text: str, start: int, end: int) -> bool:
+    """Whether `text[start:end]`, JSON that may be cut, nests beyond `MAX_DEPTH`."""
+    if text.count("[", start, end) + text.count("{", start, end) <= MAX_DEPTH:
+        return False
+    steps = map(_BRACKET_STEP.__getitem__, _BRACKETS.findall(text, start, end))
+    return max(accumulate(steps), default=0) > MAX_DEPTH
+
+
+def _lone_surrogate(text: str, start: int, end: int) -> int | None:
+    """Where JSON text escapes half a surrogate pair. Half of one at the very end may yet be completed."""
+    lone = _NO_LONE_ESCAPE.match(text, start, end).end()  # type: ignore[union-attr]  # it matches everywhere
+    if end - lone < 2:
+        return None
+    high = _HIGH_ESCAPE.match(text, lone, end)
+    if end - lone < 6 or (high and _LOW_CUT.match(text, high.end(), end)):
+        return None
+    return lone
+
+
+def _json_is_cut(text: str, error: json.JSONDecodeError) -> bool:
+    """Whether decoding failed because the text ended."""
+    position = error.pos
+    if error.msg.startswith("Unterminated string"):
+        return True
+    if error.msg.startswith("Invalid \\u"):
+        return _JSON_CUT_ESCAPE.search(text, max(position - 2, len(text) - 6)) is not None
+    if _JSON_CUT.match(text, position):
+        return True
+    number = _JSON_CUT_NUMBER.match(text, position)
+    if number is None or not text[position - 1 : position].isdecimal():
+        return False
+    before = text[max(0, position - MAX_DIGITS) : position].rstrip("0123456789")[-2:]
+    return not (before[-1:] in ("e", "E", "+") or before in ("e-", "E-") or (number[1] and before[-1:] == "."))

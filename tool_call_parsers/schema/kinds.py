@@ -1,0 +1,141 @@
+"""The kinds of values that a schema allows.
+
+`$ref` and the members of `allOf` narrow them, the members of `anyOf` and `oneOf` widen them, `enum` and `const` allow
+what they list, `nullable` adds null. Where two statements exclude each other the first counts, in the order type, enum,
+const, $ref, allOf, anyOf, oneOf. What is no schema, an unknown type, and a reference that leads nowhere say nothing; a
+schema that says nothing leaves the text as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from tool_call_parsers.schema.paths import MAX_DEPTH, is_mapping, items_of, resolve
+
+NULL, INTEGER, NUMBER, BOOLEAN, OBJECT, ARRAY = 1, 2, 4, 8, 16, 32
+LISTED = 64  # strings that enum or const list
+STRING = 128  # any string
+ANY = 256  # nothing said
+
+NUMERIC = INTEGER | NUMBER
+CONTAINER = OBJECT | ARRAY
+TYPED = NULL | NUMERIC | BOOLEAN | CONTAINER
+
+# Beside JSON Schema's names those of Python, protobuf and OpenAPI that stand in tool schemas as found; in any case.
+_TYPES = {
+    **dict.fromkeys(("null", "none"), NULL),
+    **dict.fromkeys(("integer", "int", "int32", "int64", "long"), INTEGER),
+    **dict.fromkeys(("number", "float", "double"), NUMERIC),
+    **dict.fromkeys(("boolean", "bool"), BOOLEAN),
+    **dict.fromkeys(("object", "dict", "map"), OBJECT),
+    **dict.fromkeys(("array", "list", "tuple"), ARRAY),
+    **dict.fromkeys(("string", "str"), STRING | LISTED),
+}
+_KINDS = {
+    type(None): NULL,
+    bool: BOOLEAN,
+    int: INTEGER,
+    float: NUMBER,
+    str: LISTED,
+    dict: OBJECT,
+    list: ARRAY,
+}
+
+_COMPOSED = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "nullable"})
+
+# How the texts of one parameter are read: the kinds that are allowed, the strings that are listed.
+Reading: TypeAlias = tuple[int, frozenset[str]]
+_NOTHING_LISTED: frozenset[str] = frozenset()
+
+
+def reading_of(schema: object, root: object) -> Reading | None:
+    """How texts are read under a schema, None where all of them stand for themselves."""
+    if not is_mapping(schema):
+        return None
+    stated = schema.get("type")
+    if type(stated) is str and stated in _TYPES and _COMPOSED.isdisjoint(schema):
+        kinds = _TYPES[stated]
+        return (kinds, _NOTHING_LISTED) if kinds & TYPED else None
+    # A reference into the parameter's own schema is wrong, and what generators write that paste schemas together.
+    reducer = _Reducer((schema,) if root is None or root is schema else (root, schema))
+    try:
+        kinds = reducer.kinds(schema, 0)
+    except RecursionError:  # the caller's stack was nearly used up
+        return None
+    if kinds & ANY and kinds != ANY:
+        kinds |= STRING  # one alternative says nothing: it takes any text
+    if not kinds & TYPED:
+        return None
+    return kinds & ~ANY, frozenset(reducer.listed) if kinds & LISTED else _NOTHING_LISTED
+
+
+class _Reducer:
+    """Reduces schemas to the kinds they allow, each once, and collects the strings that they list."""
+
+    __slots__ = ("_bases", "_done", "listed")
+
+    def __init__(self, bases: tuple[object, ...]) -> None:
+        self._bases = bases
+        self._done: dict[int, int] = {}
+        self.listed: set[str] = set()
+
+    def kinds(self, schema: object, depth: int) -> int:
+        """The kinds that a schema allows: `ANY` where it says nothing, 0 where it is being reduced already."""
+        if depth > MAX_DEPTH or not is_mapping(schema):
+            return ANY
+        done = self._done.get(id(schema))
+        if done is not None:
+            return done
+        self._done[id(schema)] = 0  # met again below, it adds nothing
+        kinds = _types(schema.get("type"))
+        if "enum" in schema:
+            kinds = _narrow(kinds, self._members(items_of(schema["enum"])))
+        if "const" in schema:
+            kinds = _narrow(kinds, self._members((schema["const"],)))
+        if "$ref" in schema:
+            kinds = _narrow(kinds, self.kinds(resolve(schema["$ref"], self._bases), depth + 1))
+        for member in items_of(schema.get("allOf")):
+            kinds = _narrow(kinds, self.kinds(member, depth + 1))
+        for keyword in ("anyOf", "oneOf"):
+            union = 0
+            for member in items_of(schema.get(keyword)):
+                union |= self.kinds(member, depth + 1)
+            kinds = _narrow(kinds, union)
+        if kinds == ANY:
+            if is_mapping(schema.get("properties")):
+                kinds = OBJECT
+            elif is_mapping(schema.get("items")):
+                kinds = ARRAY
+        elif schema.get("nullable") is True:
+            kinds |= NULL
+        self._done[id(schema)] = kinds
+        return kinds
+
+    def _members(self, members: Sequence[Any]) -> int:
+        kinds = 0
+        for member in members:
+            kinds |= _KINDS.get(type(member), 0)
+            if type(member) is str:
+                self.listed.add(member)
+            elif type(member) is float and member.is_integer():
+                kinds |= INTEGER
+        return kinds
+
+
+def _types(stated: object) -> int:
+    """The kinds that `type` names, `ANY` where it names none."""
+    if isinstance(stated, str):
+        return _TYPES.get(stated) or _TYPES.get(stated.lower(), ANY)
+    kinds = 0
+    for name in items_of(stated):
+        if isinstance(name, str):
+            kinds |= _TYPES.get(name.lower(), 0)
+    return kinds or ANY
+
+
+def _narrow(kinds: int, other: int) -> int:
+    """The kinds that both statements allow; the first where the other excludes all of them."""
+    if kinds & ANY:
+        return (kinds | other if other & ANY else other) or kinds
+    return kinds if other & ANY else kinds & other or kinds

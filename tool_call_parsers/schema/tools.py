@@ -1,0 +1,146 @@
+"""The tools that the model was offered."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from tool_call_parsers.schema.kinds import Reading, reading_of
+from tool_call_parsers.schema.paths import is_mapping, items_of, resolve
+from tool_call_parsers.schema.values import value_of
+from tool_call_parsers.types import Tools
+
+
+class ToolIndex:
+    """The offered tools by name; of tools that share one, the last.
+
+    A tool is OpenAI's `{"type": "function", "function": {...}}` or flat; its parameters stand under `parameters`,
+    `input_schema` or `inputSchema`. Tolerates anything in the schemas. Raises `TypeError` where `tools` is neither
+    None nor a sequence of mappings.
+    """
+
+    __slots__ = ("_signatures", "_tools")
+
+    def __init__(self, tools: Tools | None) -> None:
+        self._tools: dict[str, Mapping[Any, Any]] = {}
+        self._signatures: dict[str, _Signature] = {}
+        if tools is None:
+            return
+        given: object = tools
+        if isinstance(given, (str, bytes, bytearray)) or not isinstance(given, Sequence):
+            raise TypeError(f"tools must be a sequence of mappings, not {type(given).__name__}")
+        for tool in given:
+            if not is_mapping(tool):
+                raise TypeError(f"tools must be a sequence of mappings, and one of its items is {type(tool).__name__}")
+            function = tool.get("function")
+            if not is_mapping(function):
+                function = tool
+            name = function.get("name")
+            if isinstance(name, str):
+                self._tools[name] = function
+
+    def offered(self, name: str) -> bool:
+        """Whether a tool of that name was offered; True where none is known to compare with."""
+        return name in self._tools or not self._tools
+
+    def names(self) -> Collection[str]:
+        """The names of the offered tools, in order."""
+        return self._tools.keys()
+
+    def order(self, name: str) -> tuple[str, ...]:
+        """The parameters in the order of the schema, () where it is unknown."""
+        return tuple(self._signature(name).properties)
+
+    def required(self, name: str) -> frozenset[str]:
+        """The parameters that a call cannot leave out."""
+        return self._signature(name).required
+
+    def declares(self, name: str, parameter: str) -> bool | None:
+        """Whether the tool has that parameter; None where the tool or its parameters are unknown."""
+        signature = self._signature(name)
+        return parameter in signature.properties if signature.known else None
+
+    def is_string(self, name: str, parameter: str) -> bool:
+        """Whether every text of this parameter stands for itself, so that it need not be complete to be handed out."""
+        return self._signature(name).reading(parameter) is None
+
+    def coerce(self, name: str, parameter: str, text: str) -> Any:
+        """The value that `text` stands for as this argument; the text itself where nothing is known of it."""
+        signature = self._signatures.get(name) or self._signature(name)
+        reading = signature.reading(parameter)
+        return text if reading is None else value_of(text, *reading)
+
+    def schema(self, name: str, parameter: str) -> tuple[object, object]:
+        """A parameter's schema, None where nothing is known of it, and what its `$ref`s point into."""
+        signature = self._signature(name)
+        return signature.properties.get(parameter), signature.root
+
+    def infer(self, parameters: Collection[str]) -> str | None:
+        """The one tool that can be called with exactly these parameters; None where none or several can."""
+        given = frozenset(parameters)
+        found = None
+        for name in self._tools:
+            signature = self._signature(name)
+            if signature.required <= given <= signature.properties.keys():
+                if found is not None:
+                    return None
+                found = name
+        return found
+
+    def _signature(self, name: str) -> _Signature:
+        signature = self._signatures.get(name)
+        if signature is None:
+            tool = self._tools.get(name)
+            if tool is None:
+                return _UNKNOWN  # not kept: names that models make up have no end
+            root = tool.get("parameters")
+            if root is None:
+                root = tool.get("input_schema", tool.get("inputSchema"))
+            signature = self._signatures[name] = _Signature(root)
+        return signature
+
+
+class _Signature:
+    """The parameters of one tool, those of its schema's `$ref` and `allOf` included."""
+
+    __slots__ = ("_readings", "known", "properties", "required", "root")
+
+    def __init__(self, root: object) -> None:
+        self.root = root
+        self._readings: dict[str, Reading | None] = {}
+        self.known = False
+        self.properties: dict[str, object] = {}
+        self.required: frozenset[str] = frozenset()
+        seen: set[int] = set()
+        pending = [root]
+        while pending:
+            schema = pending.pop()
+            if not is_mapping(schema) or id(schema) in seen:
+                continue
+            seen.add(id(schema))
+            properties = schema.get("properties")
+            if is_mapping(properties):
+                self.known = True
+                for name, value in properties.items():
+                    if isinstance(name, str) and name not in self.properties:
+                        self.properties[name] = value
+            required = items_of(schema.get("required"))
+            if required:
+                self.required |= {name for name in required if isinstance(name, str)}
+            if "allOf" in schema:
+                pending += reversed(items_of(schema["allOf"]))
+            if "$ref" in schema:
+                pending.append(resolve(schema["$ref"], (root,)))
+
+    def reading(self, parameter: str) -> Reading | None:
+        """How a parameter's texts are read, None where they stand for themselves."""
+        try:
+            return self._readings[parameter]
+        except KeyError:
+            if parameter not in self.properties:
+                return None  # not kept, as above
+        reading = self._readings[parameter] = reading_of(self.properties[parameter], self.root)
+        return reading
+
+
+_UNKNOWN = _Signature(None)

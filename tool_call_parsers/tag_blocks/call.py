@@ -1,0 +1,52 @@
+"""A call while it is read, and the telling of its arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tool_call_parsers.arguments import ArgumentsText
+from tool_call_parsers.engine import Run
+
+
+class Call:
+    """A call while it is read."""
+
+    __slots__ = ("arguments", "body", "name", "notes", "start", "told", "wrapped")
+
+    def __init__(self, name: str, start: int, body: int, wrapped: bool) -> None:
+        self.name = name
+        self.start = start
+        self.body = body
+        self.wrapped = wrapped
+        self.arguments: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.told: ArgumentsText | None = None
+        """The arguments' JSON text as far as it was told; None where nobody listens."""
+
+    def set(self, key: str, value: Any) -> None:
+        """The last of several parameters of one name counts, where it stands."""
+        self.arguments.pop(key, None)
+        self.arguments[key] = value
+
+
+class Teller:
+    """Tells a string value piece by piece."""
+
+    __slots__ = ("position", "run", "told")
+
+    def __init__(self, run: Run, told: ArgumentsText, start: int) -> None:
+        self.run = run
+        self.told = told
+        self.position = start
+
+    def upto(self, end: int) -> None:
+        """The text before `end` belongs to the value, but for a newline at its end, which may be framing."""
+        text = self.run.text
+        if end > self.position and text[end - 1] == "\n":
+            end -= 1
+        self.rest(end)
+
+    def rest(self, end: int) -> None:
+        if end > self.position:
+            self.told.characters(self.run.text[self.position : end])
+            self.position = end

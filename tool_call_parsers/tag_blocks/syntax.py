@@ -1,0 +1,232 @@
+"""How a format spells its tags, and which of them stands where."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from tool_call_parsers.engine import BlockGrammar, Marker, Needles, Run, Step
+from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.tag_blocks.tags import (
+    ATTRIBUTES,
+    CUT_HEAD,
+    EQUALS,
+    HEAD_LIMIT,
+    Beginning,
+    Head,
+    Mark,
+    Role,
+    attributes_head,
+    equals_head,
+)
+
+CDATA, CDATA_END = "<![CDATA[", "]]>"
+
+
+@dataclass(frozen=True)
+class TagSyntax(BlockGrammar):
+    """The tags of a format. Of several spellings of one the first is written."""
+
+    heads: Literal["equals", "attributes", "pairs"]
+    """Where names stand: `<function=f>`, `<invoke name="f">`, or behind the tag, with keys in tags of their own."""
+    calls: tuple[str, ...]
+    """Opening tags of a call, up to the name."""
+    ends: tuple[str, ...]
+    parameters: tuple[str, ...]
+    """Opening tags of a parameter, up to the name."""
+    value_ends: tuple[str, ...]
+    wraps: tuple[str, ...] = ()
+    unwraps: tuple[str, ...] = ()
+    fillers: tuple[str, ...] = ()
+    """What may stand between a wrapper and a call and says nothing."""
+    pair: tuple[str, str] = ("", "")
+    """Pairs: the end tag of a key, the opening tag of a value."""
+    key_type: tuple[str, str] = ("", "")
+    """Pairs: tags around a type between a key and its value."""
+    name_end: str = ""
+    """Pairs: what stands behind the name."""
+    framed: bool = False
+    """A newline on each side of a value is markup."""
+    cdata: bool = False
+    """A value may be a CDATA section."""
+    open_end: bool = False
+    """At the end of the text the end tag of a call may be missing, if all required parameters are there."""
+    unwrapped: str = ""
+    """A parameter that, undeclared and alone, holds all arguments as an object."""
+    json: JsonBlocks | None = None
+    """Calls as JSON behind the same tags, where the format has them."""
+    writes_json: bool = False
+    """Calls are written as `json` writes them."""
+    separators: tuple[str, ...] = ("\n\n", "\n")
+    separates: bool = False
+    trail: str = ""
+    around: tuple[str, str] = ("", "")
+    """What is written before and behind all calls of a turn."""
+    between: str = "\n"
+    call: str = ""
+    """A call as it is written: `{name}`, `{parameters}`."""
+    parameter: str = ""
+    """A parameter as it is written, with what follows it: `{key}`, `{value}`, `{string}` ("true" or "false")."""
+    empty: str = ""
+    """What is written for no parameters."""
+
+    # -- derived ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
+        return (*self.wraps, *self.calls)
+
+    @cached_property
+    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*self.unwraps, *self.ends)
+
+    @cached_property
+    def _roles(self) -> dict[str, Role]:
+        return {
+            **dict.fromkeys(self.wraps, Role.WRAP),
+            **dict.fromkeys(self.unwraps, Role.UNWRAP),
+            **dict.fromkeys(self.calls, Role.CALL),
+            **dict.fromkeys(self.ends, Role.END_CALL),
+            **dict.fromkeys(self.parameters, Role.PARAMETER),
+            **dict.fromkeys(self.value_ends, Role.END_VALUE),
+            # Nowhere due but behind a name, and told from the other tags all the same.
+            **dict.fromkeys(filter(None, (self.name_end,)), Role.TEXT),
+        }
+
+    @cached_property
+    def _tags(self) -> Needles:
+        return Needles(*self._roles)
+
+    @cached_property
+    def _tag(self) -> re.Pattern[str]:
+        return re.compile(rf"\s*+({self._tags.pattern.pattern})")
+
+    @cached_property
+    def _fillers(self) -> Needles:
+        return Needles(*self.fillers)
+
+    @cached_property
+    def _wrapping(self) -> re.Pattern[str]:
+        return re.compile("|".join((r"\s", *map(re.escape, (*self.wraps, *self.fillers)))).join(("(?>(?:", ")*)")))
+
+    @cached_property
+    def _closing(self) -> Needles:
+        return Needles(*self.ends, *self.unwraps, *self.calls, *self.wraps)
+
+    @cached_property
+    def _call_head(self) -> re.Pattern[str]:
+        if self.heads == "pairs":
+            name_end = f"(?>(?:{re.escape(self.name_end)})?)" if self.name_end else ""
+            return re.compile(rf"\s*+([^\s<>{{]*+)\s*+{name_end}\s*+(?=(\S))")
+        return self._parameter_head
+
+    @cached_property
+    def _parameter_head(self) -> re.Pattern[str]:
+        if self.heads != "pairs":
+            return EQUALS if self.heads == "equals" else ATTRIBUTES
+        (key_end, value), (type_start, type_end) = map(re.escape, self.pair), map(re.escape, self.key_type)
+        kind = rf"(?>(?:{type_start}([^<]*+)(?>(?:{type_end})?)\s*+)?)" if type_start else "()"
+        return re.compile(rf"\s*+([^<]*+)(?>({key_end})?)\s*+{kind}(?:({value})|(?=(\S)))")
+
+    @cached_property
+    def _usual(self) -> re.Pattern[str] | None:
+        """A whole parameter of the usual shape: its value ends at the first tag, and behind that stands what may follow
+        it. Its groups are name, type and value. None where a pattern cannot tell."""
+        if self._tags.extendable or len({tag[0] for tag in self._roles}) > 1:
+            return None
+
+        def one(tags: tuple[str, ...]) -> str:
+            return f"(?:{'|'.join(map(re.escape, tags))})"
+
+        def parameter(group: str) -> str:
+            head = {
+                "equals": rf"{group}[\w.\-]++){group})>",
+                "attributes": rf" name=\"{group}[\w.\-]++)\"(?>(?: string=\"{group}true|false)\")?)>",
+                "pairs": rf"{group}[\w.\-]++){re.escape(self.pair[0])}\s?+{group}){re.escape(self.pair[1])}",
+            }
+            return one(self.parameters) + head[self.heads]
+
+        begin = re.escape(next(iter(self._roles))[0])
+        value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
+        value = (r"\n?+" if self.framed else rf"(?!\s*+{re.escape(CDATA)})" if self.cdata else "") + value
+        behind = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
+        follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{behind}))"
+        return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
+
+    # -- what stands where --------------------------------------------------------------------------------------------
+
+    def _next(self, run: Run, position: int) -> Step[Mark]:
+        """What stands at `position`."""
+        match = self._tag.match(run.text, position)
+        if match is None or match[1] in self._tags.extendable:
+            position = yield from run.skip_space(position)
+            if (yield from run.starts(position, self._tags)) is None:
+                return (yield from self._no_tag(run, position))
+            match = self._tag.match(run.text, position)
+            assert match is not None
+        return Mark(match.start(1), self._roles[match[1]], match.end())
+
+    def _no_tag(self, run: Run, start: int) -> Step[Mark]:
+        """What no tag at `start` means."""
+        position = start
+        while position < len(run.text):
+            marker = yield from run.starts(position, run.markers.all)
+            if marker is None or run.markers.kinds[marker] is not Marker.END:
+                break
+            position = yield from run.skip_space(position + len(marker))
+        else:
+            return Mark(start, Role.DONE, start)
+        if not self._tags.begins(run.text, start):
+            return Mark(start, Role.TEXT, start)
+        meant = {role for tag, role in self._roles.items() if tag.startswith(run.text[start:])}
+        role = Role.DONE if meant <= {Role.END_CALL, Role.UNWRAP, Role.END_VALUE} else Role.CUT
+        return Mark(start, role, len(run.text))
+
+    def _match(self, run: Run, pattern: re.Pattern[str], start: int, ahead: int = 0) -> Step[re.Match[str] | None]:
+        """The head at `start`, trusted when `ahead` characters behind it are there."""
+        while True:
+            match = pattern.match(run.text, start, start + HEAD_LIMIT)
+            if run.final or len(run.text) >= start + HEAD_LIMIT or (match and match.end() + ahead <= len(run.text)):
+                return match
+            yield
+
+    def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[Head | None]:
+        """The rest of an opening tag from behind its first word on; None where it is none."""
+        names_call = pattern is self._call_head
+        ahead = self._tags.longest + len(self.name_end + self.pair[0]) if self.heads == "pairs" else 0
+        match = yield from self._match(run, pattern, start, ahead)
+        if match is None:
+            return self._unread(run, start, names_call)
+        if self.heads == "equals":
+            return equals_head(match)
+        if self.heads == "attributes":
+            return attributes_head(match)
+        if names_call:
+            return Head(match[1], match.end()) if match[2] in "<{" else None
+        note = None if match[2] else "the end tag of a key is missing"
+        kind = match[3].strip().lower() or None if match[3] else None
+        return Head(match[1].strip(), match.end(), kind, note, dangling=match[4] is None)
+
+    def _unread(self, run: Run, start: int, named: bool = False) -> Head | None:
+        """What a head is that no pattern matches: cut if the text ends in what could have become one."""
+        tail = run.text[start : start + HEAD_LIMIT].strip()
+        if not run.final or len(run.text) - start >= HEAD_LIMIT:
+            return None
+        if self.heads == "attributes":
+            begins = "name".startswith(tail[:4]) or "string".startswith(tail[:6]) or tail.startswith("=")
+            named = "<" in tail or ">" in tail or not begins
+        else:
+            named = named and " " in tail
+        return None if named else CUT_HEAD
+
+    def _begins_call(self, run: Run, start: int) -> Step[Beginning | None]:
+        """The beginning of the call whose opening tag ends at `start`; None if it is none, to judge by that."""
+        head = yield from self._head(run, start, self._call_head)
+        if head is None or head is CUT_HEAD:
+            return None
+        mark = yield from self._next(run, head.end)
+        if head.closed or mark.role in (Role.PARAMETER, Role.END_CALL) or run.text.startswith("{", mark.start):
+            return Beginning(head.name, mark)
+        return None

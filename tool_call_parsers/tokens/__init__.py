@@ -1,0 +1,20 @@
+"""Completions given as token ids: which markup the model wrote as special tokens, and where every token stands.
+
+A marker that the tokenizer knows as an added token counts only as that token; the same characters spelled out of
+ordinary tokens are plain text, as when a model quotes its own format. `TokenMap.align` therefore gives the parsers a
+*masked* text: the same length, with every spelled-out marker replaced character by character by private-use
+characters. Positions are those of the text, and `Aligned.unmask` undoes it in whatever was cut out.
+
+    tokens = TokenMap(tokenizer)                    # once per tokenizer, shared between threads
+    aligned = tokens.align(None, completion_ids)
+    parsed = parser.parse(aligned.masked)           # then unmask its texts and look up token spans
+    aligned.token_span(start, end)
+"""
+
+from tool_call_parsers.tokens.aligned import Aligned
+from tool_call_parsers.tokens.masks import unmask_json, unmask_repr
+from tool_call_parsers.tokens.token_map import TokenMap
+from tool_call_parsers.tokens.token_stream import TokenStream
+from tool_call_parsers.tokens.tokenizer import Tokenizer
+
+__all__ = ["Aligned", "TokenMap", "TokenStream", "Tokenizer", "unmask_json", "unmask_repr"]

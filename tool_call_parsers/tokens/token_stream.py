@@ -1,0 +1,330 @@
+"""One completion, its tokens placed in its text while both arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from tool_call_parsers.tokens.aligned import Aligned, token_span
+from tool_call_parsers.tokens.masks import ESCAPE_BASE, ESCAPE_COUNT, PRIVATE, unmask_text
+from tool_call_parsers.tokens.tokenizer import REPLACEMENT, as_ids
+
+if TYPE_CHECKING:
+    from tool_call_parsers.tokens.token_map import TokenMap
+
+_CLOSE_STEPS: Final = 8
+_WAIT: Final = -1
+"""The text so far agrees, and more of it must come."""
+_MISFIT: Final = -2
+"""The text does not agree, or the tokens are no whole characters yet."""
+
+
+class TokenStream:
+    """A completion aligned while it arrives: `feed` deltas, then `finish`.
+
+    The deltas' texts make up the completion's text and their ids its ids, but need not keep step: a server may hold
+    text back until a character is whole, and tokens may arrive before or after their text. What `feed` returned makes
+    up a beginning of `finish().masked`; the rest of it is what was still uncertain. One stream serves one completion.
+    """
+
+    __slots__ = (
+        "_complete",
+        "_ends",
+        "_escapes",
+        "_failed",
+        "_genuine",
+        "_hits",
+        "_ids",
+        "_map",
+        "_masked",
+        "_next",
+        "_open",
+        "_open_text",
+        "_parts",
+        "_pending",
+        "_pos",
+        "_scanned",
+        "_starts",
+        "_tail",
+        "_tail_at",
+    )
+
+    def __init__(self, tokens: TokenMap) -> None:
+        """A stream over the tokens of `tokens`."""
+        self._map = tokens
+        self._parts: list[str] = []
+        self._ids: list[int] = []
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        self._next = 0  # the first token that has no place yet, but for those in _open
+        self._open: list[int] = []  # tokens with parts of characters, waiting for the rest
+        self._open_text = 0, ""  # how many of them were decoded last, and their text
+        self._pos = 0  # where the next token stands
+        self._tail = ""  # the text from _tail_at on, but for what is in _pending
+        self._tail_at = 0
+        self._pending: list[str] = []
+        self._scanned = 0  # up to here the text is in _masked
+        self._genuine: list[tuple[int, int]] = []  # special tokens' own text that scanning has not passed
+        self._hits: list[tuple[int, int]] = []  # markers' text, whosesoever, likewise
+        self._masked: list[str] = []
+        self._escapes: dict[str, str] = {}
+        self._complete = False  # no more text will come
+        self._failed = False
+
+    def feed(self, text: str, token_ids: Sequence[int]) -> str:
+        """Take a delta; returns the masked text that is certain now.
+
+        Uncertain are text whose tokens have not come, tokens that end within a character, and the beginning of what
+        may become a spelled-out marker. Never raises on ids that do not fit the text: then no more is certain, and
+        `finish` tells.
+        """
+        self._ids.extend(as_ids(token_ids))
+        if text:
+            self._parts.append(text)
+            self._pending.append(text)
+        if not self._failed:
+            self._place()
+        return "" if self._failed else self._scan()
+
+    def take_whole(self, text: str, ids: list[int], texts: list[str]) -> None:
+        """Take a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`."""
+        self._ends = list(accumulate(map(len, texts)))
+        self._starts = [0, *self._ends[:-1]] if ids else []
+        special = self._map._special
+        for place in [place for place, token_id in enumerate(ids) if token_id in special]:
+            name, start = special[ids[place]], self._starts[place]
+            if name and (offset := texts[place].find(name)) >= 0:
+                self._genuine.append((start + offset, start + offset + len(name)))
+        self._parts, self._ids, self._next = [text], ids, len(ids)
+        self._tail, self._pos = text, len(text)
+
+    def finish(self) -> Aligned:
+        """The whole completion. ValueError naming `token_ids` when they do not decode to the text."""
+        text = "".join(self._parts)
+        self._complete = True
+        if not self._failed:
+            self._place()
+        if self._failed or self._pos != len(text) or self._next != len(self._ids) or self._open:
+            self._place_coarsely(text)
+        self._scan()
+        return Aligned(
+            text,
+            "".join(self._masked),
+            [*self._starts, len(text)],
+            self._ends,
+            self._originals(),
+        )
+
+    def unmask(self, s: str) -> str:
+        """Text cut out of what `feed` returned so far, as it stands in the completion."""
+        return unmask_text(s, self._originals())
+
+    def token_span(self, start: int, end: int) -> tuple[int, int]:
+        """`Aligned.token_span` for characters that `feed` has returned."""
+        return token_span(self._starts, self._ends, start, end)
+
+    def _originals(self) -> Mapping[str, str]:
+        masks = self._map._originals
+        return masks | {code: original for original, code in self._escapes.items()} if self._escapes else masks
+
+    def _place(self) -> None:
+        """Give a place to every token whose text is there."""
+        ids, count = self._ids, len(self._ids)
+        if self._next == count and not (self._complete and self._open):
+            return
+        if self._pending:
+            self._tail = self._tail[self._scanned - self._tail_at :] + "".join(self._pending)
+            self._tail_at = self._scanned
+            self._pending.clear()
+        tail, base = self._tail, self._tail_at
+        special, piece_of, starts, ends = self._map._special, self._map._piece, self._starts, self._ends
+        try:
+            while self._next < count:
+                token_id = ids[self._next]
+                piece, partial = piece_of(token_id)
+                at = self._pos - base
+                if at == len(tail) and piece and not self._complete:
+                    return
+                if partial:
+                    self._open.append(token_id)
+                    if self._close(ended=False) == _WAIT:
+                        self._open.pop()  # tried again with more text, before a further token joins
+                        return
+                    self._next += 1
+                    continue
+                if self._open:
+                    length = self._close(ended=True)
+                    if length < 0:
+                        self._failed = length == _MISFIT
+                        return
+                    at = self._pos - base
+                length = len(piece) if tail.startswith(piece, at) else self._fit(piece)
+                if length < 0:
+                    self._failed = length == _MISFIT
+                    return
+                starts.append(self._pos)
+                ends.append(self._pos + length)
+                name = special.get(token_id)
+                if name:
+                    offset = tail.find(name, at, at + length)
+                    if offset >= 0:
+                        self._genuine.append((base + offset, base + offset + len(name)))
+                self._pos += length
+                self._next += 1
+            if self._complete and self._open:
+                self._close(ended=True, last=True)
+        except ValueError:
+            self._failed = True
+
+    def _fit(self, piece: str, *, last: bool = False) -> int:
+        """How many characters of the text `piece` is, else `_WAIT` or `_MISFIT`."""
+        at = self._pos - self._tail_at
+        available = len(self._tail) - at
+        readings = [piece]
+        if self._pos == 0 and piece.startswith(" "):
+            readings.append(piece[1:])  # as a sentencepiece decoder has it
+        rest = self._tail[at : at + len(piece)]
+        for reading in readings:
+            if rest.startswith(reading) and (available or not piece):
+                return len(reading)
+            if reading.startswith(rest) and not self._complete:
+                return _WAIT
+        if last:
+            # A character cut off at the very end: decoders write U+FFFD, servers often write nothing.
+            for reading in readings:
+                if reading.endswith(REPLACEMENT) and self._tail[at:] == reading[:-1]:
+                    return len(reading) - 1
+        return _MISFIT
+
+    def _close(self, *, ended: bool, last: bool = False) -> int:
+        """Place the open tokens if they end with a character (`ended`: however they end); see `_fit`."""
+        count = len(self._open)
+        # Decoding after every token would be quadratic where characters never end, as in a run of broken bytes.
+        if not ended and count > _CLOSE_STEPS and count & (count - 1):
+            return _MISFIT
+        if self._open_text[0] != count:
+            self._open_text = count, self._map._decode_within(self._open)
+        text = self._open_text[1]
+        if not ended and text.endswith(REPLACEMENT):
+            return _MISFIT
+        length = self._fit(text, last=last)
+        if length < 0:
+            return length
+        begin, end = self._pos, self._pos + length
+        skipped = 0 if last else len(text) - length
+        at = edge = begin
+        for k in range(1, count):
+            self._starts.append(at)
+            if count > _CLOSE_STEPS:
+                self._ends.append(end)
+                continue
+            part = self._map._decode_within(self._open[:k])
+            edge = min(max(begin + len(part) - skipped, edge), end)
+            self._ends.append(edge)
+            at = max(at, min(edge - part.endswith(REPLACEMENT), end - 1))
+        self._starts.append(at)
+        self._ends.append(end)
+        self._pos = end
+        self._open.clear()
+        self._open_text = 0, ""
+        return length
+
+    def _place_coarsely(self, text: str) -> None:
+        """Place the special tokens by their text, and the others between them, for decoders that join tokens freely."""
+        tokens, ids = self._map, self._ids
+        decoded = tokens._decode(ids)
+        if decoded != text:
+            where = next(
+                (k for k, (a, b) in enumerate(zip(decoded, text, strict=False)) if a != b), min(len(decoded), len(text))
+            )
+            excerpts = [repr(side[max(where - 20, 0) : where + 20]) for side in (text, decoded)]
+            raise ValueError(
+                f"token_ids do not decode to the text: from character {where} the text has {excerpts[0]}, "
+                f"the ids {excerpts[1]}"
+            )
+        self._starts, self._ends, genuine = [], [], []
+        at = group = 0
+        for token_id in [*ids, None]:
+            name = tokens._special.get(token_id) if token_id is not None else None
+            found = text.find(name, at) if name else (len(text) if token_id is None else -1)
+            if found < 0:
+                group += 1
+                continue
+            self._starts += [at] * group
+            self._ends += [found] * group
+            group = 0
+            if token_id is not None and name:
+                self._starts.append(found)
+                at = found + len(name)
+                self._ends.append(at)
+                genuine.append((found, at))
+        self._genuine = [span for span in genuine if span[1] > self._scanned]
+        self._tail, self._tail_at, self._pos = text[self._scanned :], self._scanned, len(text)
+        self._pending.clear()
+
+    def _scan(self) -> str:
+        """Mask the text up to the last placed token, or to where a marker may be beginning; returns what was added."""
+        begin, limit = self._scanned - self._tail_at, self._pos - self._tail_at
+        if limit <= begin:
+            return ""
+        pattern, trie, base = self._map._candidate, self._map._trie, self._tail_at
+        window = self._tail[:limit]
+        at, stop = begin, limit
+        while pattern is not None and (match := pattern.search(window, at)):
+            at = match.start()
+            node, k, longest = trie, at, 0
+            while k < limit and (step := node.get(window[k])) is not None:
+                node = step
+                k += 1
+                if "" in node:
+                    longest = k
+            if k == limit and not self._complete and (len(node) > 1 or "" not in node):
+                stop = at
+                break
+            if longest:
+                self._hits.append((base + at, base + longest))
+            at += 1
+        piece = window[begin:stop]
+        if self._hits:
+            piece = self._mask(piece)
+        if not piece.isascii() and PRIVATE.search(window, begin, stop):
+            piece = self._escape(piece, window[begin:stop])
+        self._scanned = base + stop
+        for spans in (self._hits, self._genuine):
+            if spans and spans[0][1] <= self._scanned:
+                spans[:] = [span for span in spans if span[1] > self._scanned]
+        self._masked.append(piece)
+        return piece
+
+    def _mask(self, piece: str) -> str:
+        """`piece`, which stands where scanning has got to, with the hits masked, but for special tokens' own text."""
+        begin, end = self._scanned, self._scanned + len(piece)
+        out: list[str] = []
+        done = at = begin
+        genuine, g = self._genuine, 0
+        for low, high in self._hits:
+            at, high = max(low, at), min(high, end)
+            while at < high:
+                while g < len(genuine) and genuine[g][1] <= at:
+                    g += 1
+                own, own_end = genuine[g] if g < len(genuine) else (high, high)
+                if own <= at:
+                    at = own_end
+                    continue
+                upto = min(high, own)
+                out.append(piece[done - begin : at - begin])
+                out.append(piece[at - begin : upto - begin].translate(self._map._masks))
+                done = at = upto
+        out.append(piece[done - begin :])
+        return "".join(out)
+
+    def _escape(self, piece: str, original: str) -> str:
+        """Private-use characters that are the text's own give way to others, in their order of appearance."""
+        escaped = list(piece)
+        for match in PRIVATE.finditer(original):
+            character = match[0]
+            if character not in self._escapes and len(self._escapes) < ESCAPE_COUNT:
+                self._escapes[character] = chr(ESCAPE_BASE + len(self._escapes))
+            escaped[match.start()] = self._escapes.get(character, character)
+        return "".join(escaped)

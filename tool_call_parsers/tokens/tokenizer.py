@@ -1,0 +1,90 @@
+"""What a tokenizer tells of itself: its special tokens, and how it decodes."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+from tool_call_parsers.tokens.masks import PRIVATE
+
+REPLACEMENT: Final = "\ufffd"
+DECODE_OPTIONS: Final[tuple[dict[str, bool], ...]] = (
+    {"skip_special_tokens": False, "clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False},
+    {"skip_special_tokens": False, "clean_up_tokenization_spaces": False},
+    {"skip_special_tokens": False},
+    {},
+)
+"""Arguments of `decode`, of which the first that a tokenizer takes are its own."""
+
+
+class Tokenizer(Protocol):
+    """The part of a transformers tokenizer that is needed here, which a `tokenizers.Tokenizer` has as well.
+
+    Besides `decode`, special tokens are read from whichever of `get_added_vocab()`, `added_tokens_decoder`,
+    `get_added_tokens_decoder()` and `all_special_ids` with `all_special_tokens` there is.
+    """
+
+    def decode(self, token_ids: Sequence[int], **kwargs: Any) -> str:
+        """The text of token ids."""
+        ...
+
+
+def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
+    """Id to text of the special and added tokens."""
+    special: dict[int, str] = {}
+    told = False
+    for source in ("added_tokens_decoder", "get_added_tokens_decoder"):
+        table = getattr(tokenizer, source, None)
+        table = table() if callable(table) else table
+        if isinstance(table, Mapping):
+            told = True
+            special |= {int(k): str(getattr(token, "content", token)) for k, token in table.items()}
+    if callable(added := getattr(tokenizer, "get_added_vocab", None)):
+        told = True
+        special |= {int(token_id): str(name) for name, token_id in added().items()}
+    ids, names = getattr(tokenizer, "all_special_ids", None), getattr(tokenizer, "all_special_tokens", None)
+    if ids is not None and names is not None:
+        told = True
+        special |= {int(token_id): str(name) for token_id, name in zip(ids, names, strict=False)}
+    if not told:
+        raise TypeError(
+            f"tokenizer: {type(tokenizer).__name__} tells no special tokens "
+            "(get_added_vocab, added_tokens_decoder, or all_special_ids with all_special_tokens)"
+        )
+    return special
+
+
+def concatenates(tokenizer: Any) -> bool:
+    """Whether the text of tokens is that of each, one behind the other, as long as each is whole characters."""
+    # No other decoder does so in every case: most of them know where a text or a word begins.
+    kind = type(getattr(tokenizer, "decoder", None))
+    return kind.__name__ == "ByteLevel" and kind.__module__.startswith("tokenizers")
+
+
+def plain_decoder(tokenizer: Any) -> Any:
+    """What decodes for a tokenizer: where transformers only wraps another one, that, for a fraction of the time."""
+    own = getattr(type(tokenizer), "_decode", None)
+    wrapped = getattr(tokenizer, "backend_tokenizer", None)
+    wraps = getattr(own, "__module__", "").startswith("transformers.tokenization_utils")
+    return wrapped if wrapped is not None and wraps else tokenizer
+
+
+def is_markup(name: str) -> bool:
+    """Whether a token's text is a marker rather than a word or blanks, which code and prose are full of."""
+    return (
+        len(name) > 1
+        and not all(character.isalnum() or character.isspace() for character in name)
+        and not PRIVATE.search(name)
+    )
+
+
+def as_ids(token_ids: Iterable[Any]) -> list[int]:
+    """The ids as plain integers. `TypeError` where one is none."""
+    ids = list(token_ids)
+    if set(map(type, ids)) <= {int}:
+        return ids
+    try:
+        return [operator.index(token_id) for token_id in ids]
+    except TypeError as error:
+        raise TypeError(f"token_ids must be integers: {error}") from None
