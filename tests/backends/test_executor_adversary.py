@@ -606,7 +606,7 @@ async def test_what_is_stopped_before_it_is_a_shell_does_not_pass_its_score_on()
             await inside.run("true", timeout=0.1, cwd="/")
             if (await inside.ask("status", process=process))[0]["output_size"]:
                 break
-        assert await until(lambda: Path(f"/proc/{inside.pid}/oom_score_adj").read_text() == before, 2)
+        assert await until(lambda: Path(f"/proc/{inside.pid}/oom_score_adj").read_text() == before)
 
 
 async def test_a_timeout_takes_no_terminal_from_others() -> None:

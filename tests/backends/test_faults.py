@@ -632,7 +632,7 @@ async def test_a_remote_engine_killed_in_mid_exec_is_a_lost_sandbox_and_leaves_n
                     await running
             with contextlib.suppress(BackendError):
                 await sandbox.close()
-            assert await until(lambda: host_processes(mark) == [], 30)
+            assert await until(lambda: host_processes(mark) == [])
             assert await until(lambda: engine.containers() == [])
         finally:
             wire.close()
