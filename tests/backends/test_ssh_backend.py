@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncssh
 import pytest
 from sandbox_watch import host_processes, output, until
 
@@ -162,7 +163,18 @@ async def test_what_is_missing_there_is_named_with_its_package(tmp_path: Path) -
         assert "apt-get install python3" in said
 
 
-async def test_a_login_that_runs_no_commands_is_named() -> None:
+@pytest.mark.parametrize("ended", [False, True])
+async def test_a_login_that_runs_no_commands_is_named(ended: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where its session has ended before anything was sent."""
+    create = asyncssh.SSHClientConnection.create_process
+
+    async def late(*args: Any, **options: Any) -> Any:
+        process = await create(*args, **options)
+        await process.wait_closed()
+        return process
+
+    if ended:
+        monkeypatch.setattr(asyncssh.SSHClientConnection, "create_process", late)
     with ssh_engine(ForceCommand="echo This account is not available.; exit 1") as closed:
         said = await refusal(**closed.options)
         assert "it cannot run Python (This account is not available.)" in said
