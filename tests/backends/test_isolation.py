@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -172,7 +173,7 @@ async def lines(sandbox: Sandbox, command: str) -> list[str]:
 @pytest.mark.parametrize("walled", STRICT, indirect=True)
 async def test_nothing_of_the_system_is_writable_or_readable_beyond_need(inside: Sandbox) -> None:
     await inside.write_bytes("audit.py", AUDIT.encode())
-    result = await inside.exec("python3 audit.py", timeout=60)
+    result = await inside.exec("python3 audit.py", timeout=300)
     assert (result.stdout, result.stderr) == (b"", b"")
 
 
@@ -252,7 +253,7 @@ async def test_the_hosts_secrets_are_invisible(
         fresh = type(walled)() if isinstance(walled, LocalBackend) else walled  # its helper starts among them
         sandbox = await fresh.create(SandboxSpec())
         await sandbox.write_bytes("search.py", SEARCH.encode())
-        found = await sandbox.exec(f"python3 search.py {mark} {' '.join(names)}", timeout=60)
+        found = await sandbox.exec(f"python3 search.py {mark} {' '.join(names)}", timeout=300)
         assert (found.exit_code, found.stdout, found.stderr) == (0, b"", b"")
         outside = subprocess.run(  # noqa: ASYNC221
             [sys.executable, "-c", SEARCH.replace('os.walk("/")', f'os.walk("{tmp_path}")'), mark, *names],
@@ -290,7 +291,9 @@ async def test_two_sandboxes_share_nothing(walled: Backend) -> None:
         "find / -path /usr -prune -o -path /proc -prune -o -name 'secret-of-one' -print 2>/dev/null;"
         "cat /proc/*/cmdline | tr '\\0' '\\n' | grep '^process-of-on[e]'"
     )
-    assert len(await lines(one, found)) == 5
+    end = time.monotonic() + 60
+    while len(await lines(one, found)) != 5:
+        assert time.monotonic() < end, "all of it is there, once the process has its name"
     assert await lines(two, found + "; echo ${WHO-}${LEAK-}") == [""]
     assert await lines(two, "find ~ /tmp . /dev/shm -mindepth 1") == []
     await one.close()
@@ -353,7 +356,7 @@ attempt("policy", os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0))
     result = await inside.exec("python3 -", timeout=20, stdin=attack.encode())
     assert (result.exit_code, result.stdout, result.stderr) == (0, b"", b"")
     own = "ulimit -n 50; ulimit -n; nice -n 5 nice"
-    assert await lines(inside, own) == ["50", "5"]
+    assert await lines(inside, own) == ["50", str(min(19, 5 + os.getpriority(os.PRIO_PROCESS, 0)))]
     if await lines(inside, "command -v taskset chrt"):
         assert await lines(inside, "taskset -c 0 true; chrt -i 0 true; echo $?") == ["0"]
 

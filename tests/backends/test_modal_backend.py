@@ -65,7 +65,7 @@ async def sandbox(backend: ModalBackend) -> AsyncIterator[ModalSandbox]:
     await sandbox.close()
 
 
-async def eventually(true: Callable[[], bool], seconds: float = 20.0) -> bool:
+async def eventually(true: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if true():
@@ -111,7 +111,7 @@ async def test_every_field_is_sent(client: modal.Client, server: ModalServer) ->
             "open_ports": {},
         }
         tags = {tag.tag_name: tag.tag_value for tag in request.tags}
-        assert abs(float(tags.pop("created")) - time.time()) < 60
+        assert abs(float(tags.pop("created")) - time.time()) < 600
         assert tags.pop("run_id").startswith("run-1--.")
         assert tags == {"lachesis": "sandbox", "id": sandbox.id, "owner": this_owner(), "task_id": "t-17"}
         assert request.app_id == server.apps[("", "fields")]
@@ -229,17 +229,15 @@ async def test_failures_that_pass_end_in_one_sandbox(client: modal.Client, serve
 async def test_no_more_are_created_at_once_than_allowed(client: modal.Client, server: ModalServer) -> None:
     backend = ModalBackend(client=client, concurrency=1)
     server.calls.clear()
-    server.add(Fault("SandboxCreateV2", stall=0.4))
+    server.most_at_once.clear()
+    server.add(Fault("SandboxCreateV2", stall=0.4, times=2))
     creating = [asyncio.create_task(backend.create(SandboxSpec())) for _ in range(2)]
-    assert await eventually(lambda: server.calls["SandboxCreateV2"] > 0)
-    await asyncio.sleep(0.2)
-    assert server.calls["SandboxCreateV2"] == 1
     await asyncio.gather(*(sandbox.close() for sandbox in await asyncio.gather(*creating)))
-    assert server.calls["SandboxCreateV2"] == 2
+    assert (server.calls["SandboxCreateV2"], server.most_at_once["SandboxCreateV2"]) == (2, 1)
 
 
 async def test_a_cancelled_create_leaves_nothing(backend: ModalBackend, server: ModalServer) -> None:
-    server.add(Fault("TaskExecStart", stall=1.0))
+    server.add(Fault("TaskExecStart", stall=60.0))
     task = asyncio.create_task(backend.create(SandboxSpec()))
     assert await eventually(lambda: len(server.running()) == 1)
     task.cancel()
@@ -263,7 +261,8 @@ async def test_a_lost_relay_is_replaced_and_every_command_runs_once(sandbox: Mod
     async def disturb() -> None:
         for _ in range(3):
             await asyncio.sleep(0.25)
-            assert await asyncio.to_thread(server.kill_execs, sandbox.id) >= 1
+            while await asyncio.to_thread(server.kill_execs, sandbox.id) < 1:  # noqa: ASYNC110 - the next is on its way
+                await asyncio.sleep(0.02)
 
     async def work(i: int) -> None:
         result = await sandbox.exec(f"echo {i} >> count; sleep 0.3; cat", timeout=30, stdin=data, max_output=len(data))
@@ -318,7 +317,10 @@ async def test_secrets_are_in_no_argument_no_log_and_no_other_place(
         arguments = [*server.created[-1].definition.entrypoint_args]
         for request in server.executed[started[1] :]:
             arguments += [*request.command_args, str(request)]
-        command_lines = b"".join(path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists())
+        command_lines = b""
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):  # a process that has ended meanwhile
+                command_lines += path.read_bytes()
         everywhere = "".join([*arguments, str(server.created[-1]), caplog.text, repr(backend), repr(sandbox)])
         inside = await output(sandbox, "cat /proc/*/cmdline; ls -R / 2>/dev/null | head -c 0; env -i bash -c env")
         planted = ["hf-planted-secret", "planted-other", "planted-mine", *server.credentials[1:]]
@@ -329,7 +331,10 @@ async def test_secrets_are_in_no_argument_no_log_and_no_other_place(
             for file in environ mem maps fd/0; do (: < ${line%cmdline}$file) 2> /dev/null && echo open: $file; done
             echo found
         done"""
-        assert await output(sandbox, look) == "found\nfound"
+        async with asyncio.timeout(60):
+            while (seen := await output(sandbox, look)).count("found") > 2:
+                pass  # for a moment, what is about to be a shell looks like the executor
+        assert seen == "found\nfound"
         await sandbox.close()
     with pytest.raises(BackendUnavailable, match="missing key"):
         await ModalBackend(client=client, secrets={"hub": ["NOT_THERE"]}).create(SandboxSpec())
@@ -345,7 +350,7 @@ from backends.modal import ModalBackend
 async def main():
     client = modal.Client(sys.argv[1], api_pb2.CLIENT_TYPE_CLIENT, tuple(sys.stdin.readline().split()))
     await client.__aenter__()
-    for grace in (60, 1):
+    for grace in (60, 6):
         backend = ModalBackend(client=client, app_name="killed", grace=grace)
         sandbox = await backend.create(SandboxSpec(labels={"run_id": "r"}))
         await sandbox.start("sleep 1000")
@@ -387,18 +392,18 @@ def test_a_relay_whose_owner_says_nothing_ends() -> None:
     with socket.socket(socket.AF_UNIX) as executor:
         executor.bind("\0" + name)
         executor.listen()
-        command = [sys.executable, "-I", "-S", "-c", RELAY, name, "1.0"]
+        command = [sys.executable, "-I", "-S", "-c", RELAY, name, "5.0"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
             assert relay.stdin is not None
             assert relay.stdout is not None
             connection, _ = executor.accept()
             with connection:
-                for _ in range(3):
+                for _ in range(8):
                     relay.stdin.write(b"x")
                     relay.stdin.flush()
                     assert connection.recv(1) == b"x"
-                    time.sleep(0.4)
+                    time.sleep(0.7)
                 connection.sendall(b"answer")
                 assert relay.stdout.read(6) == b"answer"
-                assert relay.wait(20) == 0
+                assert relay.wait(60) == 0
                 assert connection.recv(1) == b""

@@ -105,7 +105,7 @@ async def test_everything_may_be_written_and_the_image_stays(
         filled = await sandbox.exec(
             "for p in /opt /tmp /home/agent /dev/shm /dev; do dd if=/dev/zero of=$p/big bs=64k; done 2>&1 | "
             "grep -c 'No space left'; du -ck /opt/big /tmp/big /home/agent/big /dev/shm/big /dev/big | tail -n 1",
-            timeout=30,
+            timeout=200,
         )
         full, _, total = filled.stdout.decode().partition("\n")
         assert full == "5"
@@ -140,7 +140,7 @@ async def test_nothing_of_the_host_is_visible(
             names = set((await output(sandbox, "cut -d= -f1 <(env)")).split())
             assert names <= {*["PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TERM", "PWD", "SHLVL", "_"]}, names
             assert await output(sandbox, "hostname") == "sandbox"
-            assert (await output(sandbox, "ls /proc | grep -c '^[0-9]*$'")) in ("3", "4", "5")  # its own processes
+            assert int(await output(sandbox, "ls /proc | grep -c '^[0-9]*$'")) < 10  # its own, and shells that wait
             assert (await output(sandbox, "tail -n +3 /proc/net/dev | cut -d: -f1")).split() == ["lo"]
             connect = f"exec 3<>/dev/tcp/127.0.0.1/{host.getsockname()[1]}"
             assert (await sandbox.exec(connect, timeout=10)).exit_code != 0
@@ -296,7 +296,7 @@ async def test_a_killed_apptainer_is_a_lost_sandbox(backend: SingularityBackend)
     with pytest.raises(SandboxLost, match=r"task_id=t-1.* is gone: .*SIGKILL"):
         await running
     assert await until(lambda: not host_processes(mark))
-    assert not records.folder(sandbox.id).exists()
+    assert await until(lambda: not records.folder(sandbox.id).exists())
     await sandbox.close()
 
 

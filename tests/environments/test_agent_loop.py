@@ -432,9 +432,10 @@ async def test_a_call_in_the_text_that_is_cut_off_is_sampled_again() -> None:
 
 
 async def test_cancelling_the_loop_cancels_the_tool() -> None:
-    cancelled = asyncio.Event()
+    begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def forever(calls: Sequence[ToolCall]) -> list[ToolResult]:
+        begun.set()
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -443,7 +444,7 @@ async def test_cancelling_the_loop_cancels_the_tool() -> None:
         return []
 
     task = asyncio.create_task(play([call(("echo", {"text": "a"}))], execute=forever))
-    await asyncio.sleep(0.3)
+    await asyncio.wait_for(begun.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task

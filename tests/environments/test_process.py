@@ -114,18 +114,21 @@ async def test_the_files_load_with_datasets_in_either_order(tmp_path: Path) -> N
 
 
 async def test_groups_are_played_at_the_same_time(tmp_path: Path) -> None:
-    in_flight, most = 0, 0
+    in_flight, most, together = 0, 0, asyncio.Event()
 
     async def waits(request: dict[str, Any]) -> Any:
         nonlocal in_flight, most
         in_flight += 1
         most = max(most, in_flight)
-        await asyncio.sleep(0.3)
+        if in_flight == 8:
+            together.set()
+        await together.wait()
+        await asyncio.sleep(0.1)  # in which a ninth would come
         in_flight -= 1
         return does_nothing(request)
 
-    await process(ManyWords, tmp_path, waits, total_steps=8, max_num_workers=4)
-    assert 4 < most <= 8, "four groups of two"
+    await asyncio.wait_for(process(ManyWords, tmp_path, waits, total_steps=8, max_num_workers=4), 120)
+    assert most == 8, "four groups of two"
 
 
 async def test_items_of_every_kind_become_json_and_are_known_again(tmp_path: Path) -> None:
@@ -224,17 +227,18 @@ async def test_other_settings_are_refused_by_name_and_a_longer_run_is_not(tmp_pa
 
 
 async def test_two_runs_at_once_on_one_folder_are_refused(tmp_path: Path) -> None:
-    reached = asyncio.Event()
+    reached, refused = asyncio.Event(), asyncio.Event()
 
     async def waits(request: dict[str, Any]) -> Any:
         reached.set()
-        await asyncio.sleep(0.5)
+        await refused.wait()
         return does_nothing(request)
 
     first = asyncio.create_task(process(SortWords, tmp_path, waits))
-    await asyncio.wait_for(reached.wait(), 30)
+    await asyncio.wait_for(reached.wait(), 120)
     with pytest.raises(RunFolderError, match="another run is writing"):
         await process(SortWords, tmp_path)
+    refused.set()
     assert (await first).played == 2
 
 
@@ -289,7 +293,7 @@ async def test_cancelling_leaves_whole_lines_and_no_sandbox(tmp_path: Path) -> N
     reached = asyncio.Event()
     async with ScriptedServer(sometimes) as server:
         task = asyncio.create_task(make(ManyWords, server, tmp_path, total_steps=50).process_manager())
-        await asyncio.wait_for(reached.wait(), 60)
+        await asyncio.wait_for(reached.wait(), 120)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -339,7 +343,7 @@ def _written(path: Path) -> int:
 
 
 def _until_written(path: Path, count: int, child: Any) -> Iterator[int]:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 200
     while _written(path) < count and child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     yield _written(path)
@@ -348,16 +352,33 @@ def _until_written(path: Path, count: int, child: Any) -> Iterator[int]:
 def test_nothing_accepted_is_lost_by_kill_9_and_nothing_is_repeated(tmp_path: Path) -> None:
     groups = tmp_path / "groups.jsonl"
     total, kept = 30, []
-    with served(_slowly) as server:
+    ends = 0
+
+    def braked(request: dict[str, Any]) -> Any:
+        """Ends as many rollouts as make the groups that are wanted, and no more: else the run might be over first."""
+
+        async def answer() -> Any:
+            nonlocal ends
+            if request["messages"][-1]["role"] == "tool":
+                while ends <= 0:  # noqa: ASYNC110 - what it waits for is set by another thread
+                    await asyncio.sleep(0.01)
+                ends -= 1
+            return sorts(request)
+
+        return answer()
+
+    with served(braked) as server:
         for wanted in (3, 12):
+            ends = 2 * wanted + 3  # of three groups under way, each may be half played
             child = start(_arguments(server, tmp_path, total))
             (count,) = _until_written(groups, wanted, child)
             assert wanted <= count < total, child.communicate()[0] if child.poll() is not None else ""
             child.send_signal(signal.SIGKILL)
             child.communicate()
             kept.append([line for line in groups.read_text().splitlines() if line.endswith("}")])
+        ends = 1000
         child = start(_arguments(server, tmp_path, total))
-        output = child.communicate(timeout=120)[0]
+        output = child.communicate(timeout=200)[0]
     assert child.returncode == 0, output
     assert f"continuing {groups}: {len(kept[-1])} groups are done" in output
     final = groups.read_text().splitlines()
@@ -377,7 +398,7 @@ def test_sigterm_ends_orderly_and_keeps_what_is_done(tmp_path: Path) -> None:
         child = start(_arguments(server, tmp_path, 400))
         (count,) = _until_written(groups, 3, child)
         child.terminate()
-        output = child.communicate(timeout=60)[0]
+        output = child.communicate(timeout=200)[0]
     assert count >= 3
     assert child.returncode == 130, output
     assert "start again to continue" in output
@@ -390,8 +411,14 @@ def test_sigterm_ends_orderly_and_keeps_what_is_done(tmp_path: Path) -> None:
 
 
 def orphans() -> list[str]:
-    """Sandboxes that no living process of the project holds."""
-    time.sleep(0.5)
+    """Sandboxes that no living process of the project holds, and that do not end."""
+    deadline = time.monotonic() + 60
+    while (found := _unheld()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _unheld() -> list[str]:
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -106,18 +107,19 @@ async def test_an_item_may_have_a_sandbox_of_its_own(tmp_path: Path) -> None:
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "lachesis", "sandboxes", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
 
 
 async def test_sandboxes_are_listed_and_removed_by_any_process() -> None:
-    labels = {"run_id": "run-of-this-test", "task_id": "task-7"}
+    run = f"run-{secrets.token_hex(4)}"  # others on this machine may run this test
+    labels = {"run_id": run, "task_id": "task-7"}
     sandbox = await create_backend("local").create(SandboxSpec(labels=labels))
     listed = await asyncio.to_thread(command, "list", "--backend", "local")
     lines = [line for line in listed.stdout.splitlines() if sandbox.id in line]
-    assert len(lines) == 1 and all(word in lines[0] for word in ("local", "in use", "run-of-this-test", "task-7"))
-    spared = await asyncio.to_thread(command, "reap", "--backend", "local", "--run", "run-of-this-test")
+    assert len(lines) == 1 and all(word in lines[0] for word in ("local", "in use", run, "task-7"))
+    spared = await asyncio.to_thread(command, "reap", "--backend", "local", "--run", run)
     assert (spared.returncode, spared.stderr) == (0, "0 sandboxes removed\n"), "its environment is alive"
-    taken = ["reap", "--backend", "local", "--run", "run-of-this-test", "--everyone"]
+    taken = ["reap", "--backend", "local", "--run", run, "--everyone"]
     removed = await asyncio.to_thread(command, *taken)
     assert (removed.returncode, removed.stderr) == (0, "1 sandbox removed\n") and sandbox.id in removed.stdout
     with pytest.raises(SandboxLost):

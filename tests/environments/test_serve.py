@@ -90,9 +90,18 @@ async def test_kill_9_of_the_environment_loses_and_doubles_nothing(tmp_path, run
 @pytest.mark.parametrize("moment", ["queued", "queued, trainer begins at 0", "just taken"])
 async def test_an_api_that_is_killed_and_restarted_loses_and_doubles_nothing(tmp_path, moment):
     pace = replace(PACE, poll=0.4) if moment == "just taken" else PACE
+    may_ask = asyncio.Event()
+    may_ask.set()
+
+    class Held(RolloutApi):
+        async def _request(self, *args, **kwargs):
+            await may_ask.wait()
+            return await super()._request(*args, **kwargs)
+
     async with StockRunApi() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 28, max_batches_offpolicy=2, pace=pace)
+        api = Held(server.url)
+        run = make_run(server.url, tmp_path, 28, api=api, max_batches_offpolicy=2, pace=pace)
         state = run.spool.state
         task = asyncio.create_task(run.run())
         for killed in range(1, 3):
@@ -100,8 +109,10 @@ async def test_an_api_that_is_killed_and_restarted_loses_and_doubles_nothing(tmp
             # A whole batch lies in its memory, and the environment has seen the one before leave.
             await until(lambda: state.known.step == trainer.steps and state.in_api.total() == 8, task)
             if moment == "just taken":
+                may_ask.clear()
                 assert await trainer.poll(), "which the environment will not have seen"
             server.kill()
+            may_ask.set()
             await server.start()
             await trainer.register(starting_step=0 if "0" in moment else len(trainer.batches))
         await trainer.take(28)
@@ -210,7 +221,7 @@ async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancel
 
     async with run_api.wiped() as server:
         await started(server)
-        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=1.5, max_workers=6)
+        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, max_workers=6)
         task = asyncio.create_task(run.run())
         await until(lambda: len(run._playing) == 6, task)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -406,7 +417,7 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 5, play=stuck, worker_timeout=0.5)
+        run = make_run(server.url, tmp_path, 5, play=stuck, worker_timeout=4)
         result, _ = await asyncio.gather(run.run(), trainer.take(4))
         assert result.refused == {"worker timeout": 1}
 

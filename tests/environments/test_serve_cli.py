@@ -28,6 +28,7 @@ from inference import RequestRejected, ServerUnavailable
 from inference.chat_template import TemplateRefused
 from inference.fake import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from inference.fake.completions import Reply
+from tests.support.ports import free_port
 from tests.support.serving_envs import Coins, Counted, Raising
 from tests.support.small_envs import lines, sandboxes, start
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
@@ -323,9 +324,9 @@ async def test_a_model_server_that_is_away_costs_time_and_no_item(
 ) -> None:
     items = 12
     async with run_api.wiped() as api, trainer_at(api) as trainer:
-        async with FakeServer(RandomWords(), vary=True, latency=0.1) as model:
+        port = free_port()  # to which it comes back
+        async with FakeServer(RandomWords(), vary=True, latency=0.1, port=port) as model:
             env = make(Counted, tmp_path, api, model, tokenizer, dataset_name=str(items), max_infra_retries=0)
-            port = int(model.root_url.rpartition(":")[2])
             run = asyncio.create_task(env.env_manager())
             await until(lambda: len(finished(tmp_path)) >= 2, run)
         await until(lambda: "groups fail" in (tmp_path / "console.txt").read_text(), run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -103,7 +104,9 @@ async def test_seal_takes_the_artifacts_and_nothing_else(ctx: ToolContext, sessi
     await agent(session, "mkdir -p src/deep; echo answer > src/deep/a.txt; ln -s deep/a.txt src/link; echo 1 > other")
     await agent(session, "printf '#!/bin/sh\\necho ran' > tool.sh; chmod +x tool.sh; export PATH=/tmp/evil:$PATH")
     await agent(
-        session, "(setsid sh -c 'while :; do echo forged > src/deep/a.txt; sleep 0.01; done' &) >/dev/null 2>&1"
+        session,
+        "(setsid sh -c 'while :; do echo forged > forging; mv forging src/deep/a.txt; sleep 0.01; done' &)"
+        " >/dev/null 2>&1",
     )
     await call_tool("terminal", {"command": "sleep 1000", "background": True}, session)
     verifier = await ctx.seal(["src", "tool.sh", "never-made"])
@@ -160,7 +163,8 @@ async def test_a_sandbox_that_is_lost_under_seal_is_the_infrastructures_failure(
 ) -> None:
     await agent(session, "echo 1 > f")
     for pid in sandboxes():
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # one may end with the other
+            os.kill(pid, signal.SIGKILL)
     with pytest.raises(SandboxLost):
         await ctx.seal(["f"])
     assert isinstance(ctx.failure, SandboxLost)

@@ -33,7 +33,7 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     """Every step that the offline runs of a folder hold, read back from their own files."""
     steps: list[dict[str, Any]] = []
     for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while not (read := list(map(parsed, records(path.read_bytes())))) or not read[-1].HasField("exit"):
             assert time.monotonic() < deadline, "a run that is finished was written to its end"
             time.sleep(0.1)  # W&B's own process writes the file, on a busy machine somewhat later
@@ -139,7 +139,7 @@ def test_without_a_login_it_says_so_and_asks_nobody(tmp_path: Path) -> None:
         arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "m", "--env.use_wandb"]
         arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
         child = start(["-c", program, *arguments], HOME=str(tmp_path), WANDB_DIR=str(tmp_path))
-        output = child.communicate(timeout=60)[0]
+        output = child.communicate(timeout=200)[0]
         assert server.requests == [], "it is found before anything is played"
     assert child.returncode == 1, output
     assert "use_wandb is set, but W&B cannot start" in output

@@ -38,7 +38,7 @@ async def serve() -> AsyncIterator[Callable[..., Awaitable[OpenAIServer]]]:
             stack.push_async_callback(runner.cleanup)
             await web.TCPSite(runner, "127.0.0.1", 0).start()
             port = runner.addresses[0][1]
-            merged = {"base_url": f"http://127.0.0.1:{port}/v1", "model_name": "m", "timeout": 5.0, **settings}
+            merged = {"base_url": f"http://127.0.0.1:{port}/v1", "model_name": "m", "timeout": 60.0, **settings}
             client = OpenAIServer(ServerSettings(**merged))
             stack.push_async_callback(client.close)
             return client

@@ -32,11 +32,10 @@ def runs(pid: int) -> bool:
 
 
 async def gone(pid: int) -> bool:
-    for _ in range(100):
-        if not runs(pid):
-            return True
+    end = time.monotonic() + 60
+    while runs(pid) and time.monotonic() < end:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    return False
+    return not runs(pid)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +52,7 @@ def embedded():
 async def test_it_starts_in_seconds_answers_and_leaves_nothing():
     started = time.monotonic()
     async with EmbeddedServer(context=512, parallel=1) as embedded:
-        assert time.monotonic() - started < 15
+        assert time.monotonic() - started < 60
         pid = embedded.pid
         async with OpenAIServer(embedded.settings()) as server:
             assert await server.check() == ["smollm2"]
@@ -121,7 +120,7 @@ async def test_the_child_dies_with_its_parent(how):
         "async def main():\n"
         "    async with EmbeddedServer(context=256, parallel=1) as server:\n"
         "        print(server.pid, flush=True)\n"
-        "        await asyncio.sleep(60)\n"
+        "        await asyncio.sleep(600)\n"
         "asyncio.run(main())\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT)  # noqa: ASYNC220

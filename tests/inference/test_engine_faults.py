@@ -182,7 +182,7 @@ async def answering(kind: str, *answers: Any, **settings: Any):
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
-    engine = create_engine(kind, ServerSettings(**{"base_url": url, "model_name": "m", "timeout": 5.0} | settings))
+    engine = create_engine(kind, ServerSettings(**{"base_url": url, "model_name": "m", "timeout": 60.0} | settings))
     try:
         yield engine, asked
     finally:

@@ -800,6 +800,6 @@ def _echo(api, body):
 
 
 async def until(condition):
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 - the server's counters have no event to wait for
             await asyncio.sleep(0.005)

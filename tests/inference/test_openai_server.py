@@ -21,6 +21,7 @@ from inference import (
     Unauthorized,
 )
 from inference import http_client as module
+from tests.support.ports import free_port
 from trajectories.messages import FinishReason, Message, ToolCall
 
 ASK = [{"role": "user", "content": "hello"}]
@@ -30,12 +31,6 @@ TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"typ
 @pytest.fixture(autouse=True)
 def short_delays(monkeypatch):
     monkeypatch.setattr(module, "_FIRST_DELAY", 0.02)
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Script:
@@ -81,10 +76,10 @@ async def hang(_):
 )
 async def test_what_may_pass_is_retried_and_counted(serve, trouble):
     script = Script(trouble, trouble, OK)
-    server = await serve(script, timeout=0.3)
+    server = await serve(script, timeout=1.0 if trouble is hang else 60.0)
     response = await server.chat(ASK)
     assert (response.message.text, response.attempts, len(script.requests)) == ("hi", 3, 3)
-    assert response.latency < 0.3, "the latency is that of the attempt that answered"
+    assert response.latency < time.monotonic() - script.times[1], "it is that of the attempt that answered"
 
 
 async def test_retry_after_is_honoured(serve):
@@ -153,21 +148,24 @@ async def test_retries_are_bounded_in_time(serve):
     script = Script((429, {}, {"Retry-After": "60"}))
     started = time.monotonic()
     with pytest.raises(ServerUnavailable):
-        await (await serve(script, retry_deadline=1.0)).chat(ASK)
-    assert time.monotonic() - started < 1.0, "no use waiting for what comes after the deadline"
+        await (await serve(script, retry_deadline=30.0)).chat(ASK)
+    assert time.monotonic() - started < 30.0, "no use waiting for what comes after the deadline"
     script = Script(hang)
     with pytest.raises(ServerUnavailable, match="timeout"):
-        await (await serve(script, timeout=0.2, retry_deadline=0.5, max_retries=99)).chat(ASK)
-    assert time.monotonic() - started < 2.0
+        await (await serve(script, timeout=0.2, retry_deadline=0.5, max_retries=500)).chat(ASK)
+    assert len(script.requests) < 50, "as many as there was time for, and not 501"
 
 
 async def test_a_refused_connection_is_unavailable_and_names_the_address():
-    port = unused_port()
-    settings = ServerSettings(f"http://127.0.0.1:{port}/v1", "m", max_retries=1)
-    async with OpenAIServer(settings) as server:
+    with socket.socket() as deaf:  # the port stays taken, and nobody listens
+        deaf.bind(("127.0.0.1", 0))
+        port = deaf.getsockname()[1]
+        settings = ServerSettings(f"http://127.0.0.1:{port}/v1", "m", max_retries=1)
+        server = OpenAIServer(settings)
         for ask in (server.chat(ASK), server.check()):
             with pytest.raises(ServerUnavailable, match=rf"127\.0\.0\.1:{port}.*check that the server runs"):
                 await ask
+        await server.close()
 
 
 @pytest.mark.parametrize("body", [b"<html>hello</html>", b"[]", b'{"choices": []}', b'{"choices": [{"text": "x"}]}'])
@@ -193,22 +191,26 @@ async def test_a_cancelled_call_reaches_the_server(serve):
     call = asyncio.create_task((await serve(slow, timeout=60)).chat(ASK))
     await began.wait()
     call.cancel()
-    await asyncio.wait_for(cancelled.wait(), 2)
+    await asyncio.wait_for(cancelled.wait(), 20)
 
 
 async def test_concurrency_is_bounded_and_all_proceed(serve):
-    now, most = 0, 0
+    now, most, full = 0, 0, asyncio.Event()
 
     async def count(_):
         nonlocal now, most
         now += 1
         most = max(most, now)
+        if now == 3:
+            full.set()
+        await full.wait()
         await asyncio.sleep(0.01)
         now -= 1
         return web.json_response(completion())
 
-    server = await serve(count, max_concurrency=3)
-    answers = await asyncio.gather(*(server.chat(ASK) for _ in range(20)))
+    server = await serve(count, max_concurrency=3, timeout=60)
+    async with asyncio.timeout(60):
+        answers = await asyncio.gather(*(server.chat(ASK) for _ in range(20)))
     assert len(answers) == 20 and most == 3
 
 
@@ -362,7 +364,7 @@ def test_one_client_serves_one_event_loop_after_the_other():
             await server.close()
             await runner.cleanup()
 
-    port = unused_port()
+    port = free_port()
     server = OpenAIServer(ServerSettings(f"http://127.0.0.1:{port}/v1", "m"))
     assert [asyncio.run(once(server)) for _ in range(2)] == ["hi", "hi"]
 

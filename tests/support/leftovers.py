@@ -11,6 +11,7 @@ import contextlib
 import os
 import tempfile
 import time
+import weakref
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -46,21 +47,31 @@ class Leftovers:
         for bearer in found:
             pid = bearer
             namespace = _namespace(pid)
-            if namespace not in (_namespace(os.getpid()), 0):
+            if namespace not in (_namespace(os.getpid()), 0, *self._namespaces):
+                self._hold(pid)
                 self._namespaces.add(namespace)
             self._groups |= {group for group in _groups(pid) if group != "/" and group not in own_groups}
-            while pid not in (0, 1, os.getpid()) and _start(pid) not in (b"", self._running.get(pid)):
-                parent = int(_stat(pid)[1])
+            while pid not in (0, 1, os.getpid()):
+                fields = _stat(pid)
+                if not fields or fields[19] == self._running.get(pid):
+                    break
+                parent = int(fields[1])
                 if parent == os.getpid() and pid not in found:
                     break  # a helper or an engine of this process', for all sandboxes
-                self._processes[pid] = _start(pid)
+                self._processes[pid] = fields[19]
                 pid = parent
+
+    def _hold(self, pid: int) -> None:
+        """Keep the number of its PID namespace from being given to the next one, which need not be a sandbox."""
+        with contextlib.suppress(OSError):
+            held = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY)
+            weakref.finalize(self, os.close, held)
 
     def left(self) -> list[str]:
         """One line for each thing that is still there."""
         return [*self._left_processes(), *self._left_groups(), *self._left_names()]
 
-    def left_after(self, seconds: float = 10.0) -> list[str]:
+    def left_after(self, seconds: float = 60.0) -> list[str]:
         """`left`, once there is nothing or the time is over: what an engine removes may take it a moment. Blocks."""
         end = time.monotonic() + seconds
         while (left := self.left()) and time.monotonic() < end:
@@ -121,10 +132,6 @@ def _read(pid: int, name: str) -> bytes:
 def _stat(pid: int) -> list[bytes]:
     """State, parent, and so on; empty when there is no such process."""
     return _read(pid, "stat").rpartition(b")")[2].split()
-
-
-def _start(pid: int) -> bytes:
-    return b"".join(_stat(pid)[19:20])
 
 
 def _living() -> Iterator[tuple[int, bytes]]:

@@ -358,6 +358,14 @@ class _Guarded:
     def _guard(self, name: str, call: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
         async def guarded(stream: Any) -> None:
             self._server.calls[name] += 1
+            self._server.at_once[name] += 1
+            self._server.most_at_once[name] = max(self._server.most_at_once[name], self._server.at_once[name])
+            try:
+                await disturbed(stream)
+            finally:
+                self._server.at_once[name] -= 1
+
+        async def disturbed(stream: Any) -> None:
             fault = self._server.take_fault(name)
             if fault is not None and fault.stall:
                 await asyncio.sleep(fault.stall)
@@ -386,6 +394,8 @@ class ModalServer:
         self.images: dict[str, tuple[list[Path], str]] = {}
         self.boxes: dict[str, Box] = {}
         self.calls: Counter[str] = Counter()
+        self.at_once: Counter[str] = Counter()
+        self.most_at_once: Counter[str] = Counter()
         self.created: list[Any] = []
         self.executed: list[Any] = []
         self.image_requests: list[Any] = []

@@ -146,9 +146,9 @@ def served(policy: Callable[[dict[str, Any]], Any]) -> Iterator[ScriptedServer]:
     thread.start()
     server = ScriptedServer(policy)
     try:
-        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.__aenter__(), loop).result(60)
         yield server
-        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(10)
+        asyncio.run_coroutine_threadsafe(server.__aexit__(None, None, None), loop).result(60)
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.ports import free_port
+
 PACKAGES = "apt-get install --no-install-recommends openssh-server bubblewrap"
 ORDINARY_USER, ORDINARY_UID = "rollouts", 61234
 SETTINGS = {
@@ -90,7 +92,10 @@ class FaultyWire:
         while not self._closed:
             with self._lock:
                 ends = [] if self._stalled else [end for end in self._pairs if end.fileno() >= 0]
-            readable = select.select([self._listener, *ends], [], [], 0.02)[0]
+            try:
+                readable = select.select([self._listener, *ends], [], [], 0.02)[0]
+            except (OSError, ValueError):  # one of them was closed meanwhile
+                continue
             with self._lock:
                 for end in readable:
                     if end is self._listener:
@@ -189,8 +194,7 @@ def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshE
         if os.geteuid() == 0 and not Path("/run/sshd").exists():
             made = Path("/run/sshd")  # where sshd's unprivileged half is locked in
             made.mkdir(mode=0o755)
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         engine = SshEngine(folder, port, user, state)
         host_key, user_key = engine.new_key("host_key"), engine.new_key("user_key")
         shutil.copy(user_key.with_suffix(".pub"), folder / "authorized_keys")
@@ -255,7 +259,7 @@ def _with_ordinary_user(folder: Path, command: list[str]) -> list[str]:
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         if process.poll() is not None:
             break

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,7 +13,9 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
-LIVENESS = 60.0
+from tests.support.ports import free_port
+
+LIVENESS = 200.0
 """Seconds after which something that should have happened never will."""
 
 
@@ -22,9 +23,7 @@ class StockRunApi:
     """`run-api` on a port of its own, the same one after each restart."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.process: subprocess.Popen[bytes] | None = None
 

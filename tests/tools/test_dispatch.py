@@ -229,15 +229,16 @@ async def test_infrastructure_errors_are_raised_as_their_own_kind(session: ToolS
 async def test_a_time_limit_cancels_the_tool(session: ToolSession, stubborn: bool) -> None:
     result = await run(session, "sleep", {"seconds": 30, "stubborn": stubborn})
     assert problem(result) == "sleep was stopped after its time limit of 0.2 s"
-    assert 0.2 <= result.duration < 5
+    assert 0.2 <= result.duration < 25, "and not the 30 s of the tool"
 
 
 async def test_cancelling_the_caller_cancels_the_tool(session: ToolSession) -> None:
-    ended = asyncio.Event()
+    begun, ended = asyncio.Event(), asyncio.Event()
 
     @tool(toolset="x", time_limit=None)
     async def endless() -> str:
         """Wait."""
+        begun.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -245,7 +246,7 @@ async def test_cancelling_the_caller_cancels_the_tool(session: ToolSession) -> N
         return ""
 
     task = asyncio.create_task(call_tool("endless", {}, session, registry=ToolRegistry([endless])))
-    await asyncio.sleep(0.05)
+    await asyncio.wait_for(begun.wait(), 60)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -329,10 +330,10 @@ async def test_bad_calls_of_a_turn_do_not_stop_the_others(session: ToolSession) 
 
 
 async def test_names_of_any_length_are_answered_at_once_and_briefly(session: ToolSession) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     for name, arguments in (("terminal" * 500_000, {}), ("terminal", {"command" * 500_000: 1})):
         result = await call_tool(name, arguments, session)
         assert result.error is not None
         assert len(result.error) < 400
         assert "terminal" in result.error
-    assert time.perf_counter() - began < 0.2
+    assert time.process_time() - began < 5, "to compare such names letter by letter takes minutes"

@@ -236,9 +236,9 @@ def test_an_empty_line_of_context_at_the_end_is_context_when_it_has_its_space() 
 
 
 def test_long_patches_take_time_in_proportion() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     (added,) = parse_patch(patch_of("*** Add File: f", *["+x"] * 100_000))
     assert added.content == "x\n" * 100_000
     changes = patch_of("*** Update File: f", *["@@ x", "-x", "+y"] * 1000)
     assert apply("x\n" * 20_000, changes) == "y\n" * 1000 + "x\n" * 19_000
-    assert time.perf_counter() - began < 2.0
+    assert time.process_time() - began < 20.0, "not in proportion to its square, which takes many minutes"

@@ -189,11 +189,13 @@ def test_a_missing_requirement_hides_a_tool_with_its_reason() -> None:
     assert registry.unavailable() == {"one": "set EXAMPLE_KEY", "two": "its check failed: OSError: no such device"}
 
 
-def test_importing_tools_takes_less_than_a_quarter_of_a_second() -> None:
+def test_importing_tools_takes_little_more_than_importing_what_it_is_made_of() -> None:
     def seconds(code: str) -> float:  # of CPU: what else this machine does is no fault of ours
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    assert min(seconds("import tools") for _ in range(5)) - min(seconds("pass") for _ in range(5)) < 0.25
+    programs = ("pass", "import asyncio, json, pydantic.main", "import tools")
+    nothing, parts, whole = (min(seconds(program) for _ in range(5)) for program in programs)
+    assert whole - nothing < 3 * (parts - nothing), "what it takes in seconds depends on the machine"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -165,24 +166,23 @@ async def test_a_task_id_belongs_to_one_open_session(sessions: ToolSessions) -> 
 
 
 async def test_close_all_leaves_no_process_on_the_machine(sessions: ToolSessions) -> None:
+    mark = str(uuid.uuid4().int)[:9]  # others on this machine may run this test
     for name in "ab":
         session = sessions.open(name)
-        await run(session, "setsid sleep 91919 & sleep 91919 & disown -a")
-        await call_tool("terminal", {"command": "sleep 91919", "background": True}, session)
-    for _ in range(50):
-        if len(sleeping()) >= 6:
-            break
-        await asyncio.sleep(0.05)
-    assert len(sleeping()) >= 6
+        await run(session, f"setsid sleep {mark} & sleep {mark} & disown -a")
+        await call_tool("terminal", {"command": f"sleep {mark}", "background": True}, session)
+    async with asyncio.timeout(60):
+        while len(sleeping(mark)) < 6:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
     await sessions.close_all()
-    assert sleeping() == [] and len(sessions) == 0
+    assert sleeping(mark) == [] and len(sessions) == 0
 
 
-def sleeping() -> list[str]:
+def sleeping(mark: str) -> list[str]:
     found = []
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            if each.read_bytes() == b"sleep\x0091919\0":
+            if each.read_bytes() == f"sleep\0{mark}\0".encode():
                 found.append(each.parent.name)
         except OSError:
             continue
