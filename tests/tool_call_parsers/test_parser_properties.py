@@ -26,6 +26,7 @@ from parser_cases import (
 )
 
 from tool_call_parsers import ToolCallParser, get_parser, list_parsers
+from tool_call_parsers.parser import ENDS
 
 FLAGS = {"type": "object", "properties": {"on": BOOLEAN, "of": STRING}}
 TOOLS = [
@@ -139,7 +140,8 @@ def markers(name: str) -> tuple[str, ...]:
 def forbidden(name: str) -> re.Pattern[str]:
     """Markup that free text, or a verbatim value, cannot contain without being read as such."""
     tags = [marker.strip() for marker in markers(name) if len(marker.strip()) > 3]
-    return re.compile("|".join(map(re.escape, tags)) or r"(?!)")
+    ends = (*ENDS, *parser_of(name).format.ends)  # hypothesis finds them in the sources, where it looks for texts
+    return re.compile("|".join(map(re.escape, [*tags, *ends])))
 
 
 def words_for(name: str) -> st.SearchStrategy[str]:
