@@ -25,8 +25,8 @@ from environments.atropos import APIServerConfig, as_server_configs
 from environments.dataset_rows import DatasetError
 from environments.flags import ONLY_SERVE, REFUSED, WITHOUT_EFFECT, make_parser
 from environments.items import ItemError
-from environments.ledger import RunFolderError
 from environments.process import RunResult, RunStopped
+from environments.run_folder import RunFolderError
 from environments.servers import Phase1CannotTrain, ServerConfig, ServerConfigError, needs_start
 from environments.tracking import TrackingError
 from inference import InferenceError

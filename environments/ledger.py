@@ -6,7 +6,6 @@ that is killed at any instant therefore repeats only what was in flight.
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,27 +13,8 @@ from typing import IO, Any
 
 import orjson
 
+from environments.run_folder import RunFolderError, changes, take_lock, write_manifest
 from trajectories import JsonlWriter, read_lines
-
-
-class RunFolderError(Exception):
-    """The run's folder cannot be used; the message says why and what to do."""
-
-
-def take_lock(file: IO[str], taken: str) -> None:
-    """Lock a file for this process; `taken` is told where another one has it.
-
-    Raises:
-        RunFolderError: another process has it, or the file system knows no locks.
-    """
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise RunFolderError(taken) from error
-    except OSError as error:
-        raise RunFolderError(
-            f"{file.name} cannot be locked ({error.strerror or error}); choose a folder on a file system that has flock"
-        ) from error
 
 
 class Ledger:
@@ -66,16 +46,12 @@ class Ledger:
         Raises:
             RunFolderError: not writable, in use by another run, or made with other settings.
         """
+        self._lock = take_lock(
+            self.path.with_suffix(".lock"),
+            taken=f"another run is writing {self.path}; wait for it or choose another path",
+            options=" (--env.data_path_to_save_groups or --env.data_dir_to_save_evals)",
+        )
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self.path.with_suffix(".lock").open("a")
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot write to {self.path.parent}: {error.strerror}; choose another folder "
-                "(--env.data_path_to_save_groups or --env.data_dir_to_save_evals) or make it writable"
-            ) from error
-        try:
-            take_lock(self._lock, f"another run is writing {self.path}; wait for it or choose another path")
             self._compare_settings()
             self._writer = JsonlWriter(self.path, fsync=True)
             self.done.update(record[self.key] for record in self.records())
@@ -85,27 +61,19 @@ class Ledger:
 
     def _compare_settings(self) -> None:
         if not self.path.exists() or self.path.stat().st_size == 0:
-            manifest = {"created": datetime.now(UTC).isoformat(), "settings": self._settings}
-            temporary = self._manifest.with_suffix(".tmp")
-            temporary.write_bytes(orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-            temporary.replace(self._manifest)
+            created = datetime.now(UTC).isoformat()
+            write_manifest(self._manifest, {"created": created, "settings": self._settings})
             return
         try:
-            before = orjson.loads(self._manifest.read_bytes())["settings"]
-        except (OSError, ValueError, KeyError) as error:
+            changed = changes(orjson.loads(self._manifest.read_bytes())["settings"], self._settings)
+        except (OSError, ValueError, KeyError, AttributeError) as error:
             raise RunFolderError(
                 f"{self.path} exists, but {self._manifest.name} beside it cannot be read ({error}), so it is unknown "
                 "what made it; choose another path or move the file away"
             ) from error
-        changed = sorted(
-            name for name in before.keys() | self._settings.keys() if before.get(name) != self._settings.get(name)
-        )
         if changed:
-            shown = "; ".join(
-                f"{name}: {before.get(name)!r} then, {self._settings.get(name)!r} now" for name in changed
-            )
             raise RunFolderError(
-                f"{self.path} was begun with other settings ({shown}); "
+                f"{self.path} was begun with other settings ({changed}); "
                 "start with the same ones to continue it, or choose another path"
             )
 

@@ -25,8 +25,8 @@ from typing import IO, Any, TypeVar
 
 import orjson
 
-from environments.ledger import RunFolderError, take_lock
 from environments.rollout_api import EnvDescription, compress, encode_group, encode_json
+from environments.run_folder import RunFolderError, changes, take_lock, write_manifest
 from environments.spool_state import (
     ACCEPTED,
     BACK,
@@ -286,15 +286,9 @@ class Spool:
             raise SpoolError(f"{path} cannot be read: {error.strerror or error}") from error
 
     def _open(self) -> None:
+        taken = f"another run uses {self.folder}; wait for it or choose another path"
+        self._lock = take_lock(self.folder / "lock", taken=taken)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.folder / "lock").open("a")
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot write to {self.folder}: {error.strerror}; choose another folder or make it writable"
-            ) from error
-        try:
-            take_lock(self._lock, f"another run uses {self.folder}; wait for it or choose another path")
             self._compare_settings()
             self._read()
         except BaseException:
@@ -304,22 +298,15 @@ class Spool:
     def _compare_settings(self) -> None:
         manifest = self.folder / "manifest.json"
         if not manifest.exists():
-            temporary = manifest.with_suffix(".tmp")
-            temporary.write_bytes(orjson.dumps(self._settings, option=orjson.OPT_INDENT_2))
-            temporary.replace(manifest)
+            write_manifest(manifest, self._settings)
             return
         try:
-            before = orjson.loads(manifest.read_bytes())
-            names = before.keys() | self._settings.keys()
+            changed = changes(orjson.loads(manifest.read_bytes()), self._settings)
         except (OSError, ValueError, AttributeError) as error:
             raise RunFolderError(f"{manifest} cannot be read ({error}); choose another path") from error
-        changed = [name for name in sorted(names) if before.get(name) != self._settings.get(name)]
         if changed:
-            shown = "; ".join(
-                f"{name}: {before.get(name)!r} then, {self._settings.get(name)!r} now" for name in changed
-            )
             raise RunFolderError(
-                f"the groups in {self.folder} were made with other settings ({shown}); start with the same ones to "
+                f"the groups in {self.folder} were made with other settings ({changed}); start with the same ones to "
                 "deliver the rest of them, or choose another path (env.spool_path)"
             )
 
@@ -385,7 +372,7 @@ class AppendFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with JsonlWriter(path):  # moves a torn last line away
+            with JsonlWriter(path, fsync=True):  # moves a torn last line away, and keeps the file's name
                 pass
         except JsonlError as error:
             raise SpoolError(f"{error}, then start again: what was written stays") from error

@@ -9,6 +9,7 @@ one machine can share a file. Writing blocks: call it in a thread where an event
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -102,6 +103,8 @@ class JsonlWriter:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                if self._fsync and not os.fstat(self._fd).st_size:
+                    sync_folder(self.path.parent)  # a file that is on the disk, and in no folder there, is lost
             except OSError as error:
                 raise self._error("cannot open for writing", error) from error
             self._pid = os.getpid()
@@ -176,6 +179,18 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
                 yield value
     except OSError as error:
         raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def sync_folder(path: StrPath) -> None:
+    """When this returns, the names of the files in it are on the disk. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what some network file systems say who have nothing to do here
+            raise
+    finally:
+        os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:

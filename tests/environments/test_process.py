@@ -20,7 +20,7 @@ import pytest
 from environments import cli
 from environments.atropos import ScoredDataGroup
 from environments.items import ItemError, item_digest, plain
-from environments.ledger import RunFolderError
+from environments.run_folder import RunFolderError
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from environments.ledger import Ledger, RunFolderError
+from environments.ledger import Ledger
 from environments.rollout_api import EnvDescription, GroupError
+from environments.run_folder import RunFolderError
 from environments.spool import Spool, SpoolError
 from tests.support.fake_serving import number_of, payload
 
@@ -306,12 +308,30 @@ async def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path
     def without_locks(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("environments.ledger.fcntl.flock", without_locks)
+    monkeypatch.setattr("fcntl.flock", without_locks)
     told = r"lock cannot be locked \(No locks available\); choose a folder on a file system that has flock"
     with pytest.raises(RunFolderError, match=told):
         await opened(tmp_path)
     with pytest.raises(RunFolderError, match=told):
         Ledger(tmp_path / "groups.jsonl", {}, key="item_key").open()
+
+
+async def test_the_name_of_each_file_is_on_the_disk_before_a_group_in_it_counts(tmp_path, monkeypatch):
+    """Else a machine that loses power keeps the groups, and the folder does not know where."""
+    named: set[str] = set()
+
+    def flush(fd: int, flush=os.fsync) -> None:
+        flush(fd)
+        if Path(os.readlink(f"/proc/self/fd/{fd}")) == tmp_path:
+            named.update(path.name for path in tmp_path.iterdir())
+
+    monkeypatch.setattr(os, "fsync", flush)
+    spool = await opened(tmp_path, segment_bytes=1, keep_delivered=True)
+    for number in range(3):
+        await append(spool, number)
+        assert {path.name for path in tmp_path.glob("*.json*")} <= named
+    assert {"manifest.json", "marks.jsonl", "000000.jsonl", "000002.jsonl"} <= named
+    await spool.close()
 
 
 async def test_cancelling_a_write_leaves_disk_and_memory_alike(tmp_path):
