@@ -322,7 +322,7 @@ async def test_the_name_of_each_file_is_on_the_disk_before_a_group_in_it_counts(
 
     def flush(fd: int, flush=os.fsync) -> None:
         flush(fd)
-        if Path(os.readlink(f"/proc/self/fd/{fd}")) == tmp_path:
+        if Path(f"/proc/self/fd/{fd}").readlink() == tmp_path:
             named.update(path.name for path in tmp_path.iterdir())
 
     monkeypatch.setattr(os, "fsync", flush)
