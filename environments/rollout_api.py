@@ -14,11 +14,13 @@ import re
 import zlib
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from types import SimpleNamespace, TracebackType
-from typing import Any, Self
+from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import orjson
+
+from inference.scoped import Closing
 
 CHUNK = 1 << 16
 """Bytes that are handed to the socket at once."""
@@ -132,7 +134,7 @@ class Latest:
     """This process has received no group yet."""
 
 
-class RolloutApi:
+class RolloutApi(Closing):
     """One rollout API. All requests go one after the other over one connection.
 
     Args:
@@ -148,14 +150,6 @@ class RolloutApi:
         self._send_timeout = send_timeout
         self._session: aiohttp.ClientSession | None = None
         self._turn = asyncio.Lock()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         session, self._session = self._session, None

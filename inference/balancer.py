@@ -11,12 +11,12 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import TracebackType
-from typing import Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from inference.errors import InferenceError, ServerUnavailable
 from inference.http_client import ServerSettings
 from inference.metrics import ServerMetrics
+from inference.scoped import Closing
 
 Split: TypeAlias = Literal["train", "eval"]
 SPLITS: tuple[Split, ...] = ("eval", "train")
@@ -60,7 +60,7 @@ class _Place(Generic[S]):
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
 
 
-class Balancer(Generic[S]):
+class Balancer(Closing, Generic[S]):
     """Sends each request to the best of its servers.
 
     `cooldown` is how long (seconds) an unavailable server is left alone while there are others; `unavailable_wait` how
@@ -78,14 +78,6 @@ class Balancer(Generic[S]):
         self._capacity_share = 1.0
         self._waiting: dict[Split, deque[asyncio.Future[_Place[S] | None]]] = {"eval": deque(), "train": deque()}
         self._last_failure: ServerUnavailable | None = None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connections of all servers."""

