@@ -292,4 +292,5 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> No
                 target.write(data)
             target.flush()
             os.fchmod(fd, member.mode & 0o777 | 0o600)
-            os.utime(fd, (member.mtime, member.mtime))
+            with contextlib.suppress(OverflowError):  # inside, a file may have a time that this machine cannot express
+                os.utime(fd, (member.mtime, member.mtime))

@@ -136,6 +136,16 @@ async def test_seal_refuses_what_is_no_honest_artifact_and_says_why(ctx: ToolCon
     assert (await verifier.terminal("ls"))["output"].split() == ["fine"]
 
 
+async def test_a_time_that_cannot_be_expressed_here_keeps_no_file_from_the_reward(
+    ctx: ToolContext, session: ToolSession, tmp_path: Path
+) -> None:
+    await agent(session, "mkdir late; echo answer > late/a.txt; touch -d @9223372036854775807 late/a.txt")
+    await ctx.download_dir("late", tmp_path / "late")
+    assert (tmp_path / "late" / "a.txt").read_text() == "answer\n"
+    verifier = await ctx.seal(["late"])
+    assert verifier.refused == {} and await verifier.read_file("late/a.txt") == "answer\n"
+
+
 async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: Path) -> None:
     told: dict[str, Any] = {}
 
