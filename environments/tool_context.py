@@ -132,10 +132,14 @@ class ToolContext:
 
     @_noted
     async def read_file(self, path: str, default: str | None = "") -> str:
-        """The whole text of a file. One that the agent did not write reads as `default`; None makes that an error."""
+        """The whole text of a file. Where the agent left none that can be read, `default`; None makes that an error.
+
+        A pipe, a loop of links, a file without permissions or of more than 256 MiB is what the agent made of it, and
+        no failure of the environment.
+        """
         try:
             return (await (await self._sandbox()).read_bytes(await self._path(path))).decode(errors="replace")
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except OSError:
             if default is None:
                 raise
             return default

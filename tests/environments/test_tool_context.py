@@ -146,6 +146,17 @@ async def test_a_time_that_cannot_be_expressed_here_keeps_no_file_from_the_rewar
     assert verifier.refused == {} and await verifier.read_file("late/a.txt") == "answer\n"
 
 
+async def test_whatever_the_agent_left_in_a_files_place_reads_as_no_file(
+    ctx: ToolContext, session: ToolSession
+) -> None:
+    await agent(session, "mkfifo pipe; ln -s loop loop; echo 1 > closed; chmod 0 closed; truncate -s 300M sparse")
+    for path in ("pipe", "loop", "closed", "sparse", "x" * 300, "closed/below"):
+        assert await ctx.read_file(path, default="nothing") == "nothing", path
+        with pytest.raises(OSError):
+            await ctx.read_file(path, default=None)
+    assert ctx.failure is None
+
+
 async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: Path) -> None:
     told: dict[str, Any] = {}
 
