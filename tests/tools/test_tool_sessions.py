@@ -109,7 +109,7 @@ CALLS = {
 }
 
 
-CROWDED = '''
+CROWDED = """
 import asyncio, os, resource
 from backends import BackendError, create_backend
 from tools import ToolSessions, call_tool
@@ -128,7 +128,7 @@ async def main():
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 asyncio.run(main())
-'''
+"""
 
 
 def test_a_machine_without_descriptors_is_no_answer_of_a_tool() -> None:
