@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -56,3 +58,31 @@ def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> N
         children = [task.result() for task in spawning]
     assert [child.wait(0.2) for child in children] == [False] * AT_ONCE
     end(children)
+
+
+CROWD = """
+import os, resource, sys
+from backends import BackendError
+from backends.spawner import Spawner
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (230, int(sys.argv[1])))
+null, spawner, children = os.open(os.devnull, os.O_RDWR), Spawner(), []
+for _ in range(60):
+    try:
+        children.append(spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null))
+    except BackendError:
+        break
+print(len(children), any(child.wait(0.0) for child in children))
+for child in children:
+    child.kill()
+    child.wait(10)
+    child.release()
+"""
+
+
+@pytest.mark.parametrize("hard", [230, 400])
+def test_one_sandbox_too_many_takes_no_other_along(hard: int) -> None:
+    done = subprocess.run([sys.executable, "-c", CROWD, str(hard)], capture_output=True, text=True, timeout=60)
+    count, any_ended = done.stdout.split()
+    assert any_ended == "False" and done.stderr == ""
+    assert int(count) == 60 if hard == 400 else int(count) > 10
