@@ -413,6 +413,17 @@ async def test_a_killed_executor_is_a_lost_sandbox_and_leaves_nothing(engine: Ss
     assert leftovers(engine, mark) == NOTHING
 
 
+async def test_an_executor_that_ends_by_a_signal_without_a_name_breaks_nothing_else(engine: SshEngine) -> None:
+    backend = SshBackend(**engine.options, isolation="none")
+    sandbox = await backend.create(SandboxSpec())
+    hub = await backend._link().hub()
+    number = signal.SIGRTMIN + 6
+    with pytest.raises(SandboxLost, match=f"its executor died .signal {number}"):
+        await sandbox.exec(f"kill -{number} $PPID; sleep 100", timeout=100)
+    assert not hub.lost, "others are waiting for its answers"
+    await sandbox.close()
+
+
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
 async def test_a_killed_supervisor_leaves_nothing_after_reap(engine: SshEngine, isolation: Any) -> None:
     mark = str(uuid.uuid4().int)[:9]
