@@ -35,6 +35,7 @@ from .client import (
     Facts,
     close_client,
     explained,
+    finish,
     open_client,
     request,
     upload,
@@ -342,14 +343,20 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
                     for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
                         await upload(docker, container.id, target, await asyncio.to_thread(archive))
             finally:
-                await asyncio.shield(container.delete(force=True))
+                await finish(container.delete(force=True))
     return name
 
 
 async def _locked(docker: aiodocker.Docker, name: str, config: dict[str, Any]) -> aiodocker.docker.DockerContainer:
     while True:
+        # Waited for even when cancelled: a lock that nobody knows of would hold up all others.
+        asking = asyncio.ensure_future(asyncio.wait_for(docker.containers.create(config, name=name), PATIENCE))
         try:
-            return await docker.containers.create(config, name=name)
+            return await finish(asking)
+        except asyncio.CancelledError:
+            if not asking.cancelled() and asking.exception() is None:
+                await finish(asking.result().delete(force=True))
+            raise
         except aiodocker.DockerError as error:
             if error.status != 409:
                 raise

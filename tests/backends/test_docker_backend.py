@@ -469,6 +469,23 @@ async def test_a_remote_engine_is_reached_through_its_exec_and_a_cut_is_healed(e
         assert await backend.sandboxes() == []
 
 
+async def test_an_upload_of_the_runtime_that_is_cancelled_holds_up_nobody(engine: DockerEngine) -> None:
+    def uploads() -> list[str]:
+        return [name for name in engine.containers() if name.endswith("-upload")]
+
+    backend = backend_for(engine, transport="exec")
+    for _ in range(3):  # at whichever step it is met
+        creating = asyncio.create_task(backend.create(SandboxSpec()))
+        while not creating.done() and not await asyncio.to_thread(uploads):
+            pass
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        assert uploads() == []
+    async with opened(backend) as sandbox:
+        assert await output(sandbox, "echo made") == "made"
+
+
 async def test_a_remote_engine_that_stays_away_loses_the_sandbox_after_the_grace(engine: DockerEngine) -> None:
     async with Cable(engine) as cable:
         sandbox = await backend_for(engine, url=cable.url, grace=1.0).create(SandboxSpec())
