@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sandbox_watch import host_processes, output, until
+from sandbox_watch import host_processes, opened, output, until
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
 from backends.ssh import SshBackend
@@ -437,6 +437,13 @@ async def test_a_killed_supervisor_leaves_nothing_after_reap(engine: SshEngine, 
     assert (info.id, info.orphan) == (sandbox.id, True)
     assert leftovers(engine, mark) == NOTHING
     await sandbox.close()
+
+
+async def test_where_the_last_sandbox_has_gone_there_is_none_to_list(crowd: SshEngine) -> None:
+    backend = SshBackend(**{**crowd.options, "folder": ""})  # its own, which goes with the last of them
+    async with opened(backend):
+        assert len(await backend.sandboxes()) == 1
+    assert await backend.sandboxes() == [] and await backend.reap() == []
 
 
 async def test_an_ordinary_users_stubborn_folders_are_removed(crowd: SshEngine) -> None:
