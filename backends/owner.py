@@ -31,6 +31,15 @@ def is_gone(owner: str) -> bool:
         return False
 
 
+def this_machine() -> str:
+    """The same after the next boot, and another one on another machine, be it cloned from this one."""
+    try:
+        number = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        number = ""
+    return f"{os.uname().nodename}/{number}"
+
+
 def _boot() -> str:
     # Differs between machines and between boots; a reboot leaves no process behind, and other containers of this
     # machine, whose processes cannot be seen from here, differ in their PID namespace.

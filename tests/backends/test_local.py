@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
@@ -30,7 +31,7 @@ from backends import (
 )
 from backends.host_sandbox import HostSandbox
 from backends.local import LocalBackend
-from backends.owner import this_owner
+from backends.owner import new_id, this_machine, this_owner
 from tests.support.root_images import bare_root, full_root
 
 OWNER = """
@@ -296,6 +297,24 @@ async def test_what_a_killed_owner_leaves_is_listed_and_removed(
             owner.communicate()
         await mine.close()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("machine, is_removed", [("worker-2/0", False), (this_machine(), True)])
+async def test_what_another_machine_keeps_in_a_shared_folder_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, is_removed: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    records.prepare()
+    record = records.Record.new("local", new_id(), SandboxSpec(), "unsandboxed")
+    record = dataclasses.replace(record, owner="0123456789abcdef-4026531836.77.12345", machine=machine)
+    records.save(record)
+    work = records.folder(record.id) / "files"
+    work.mkdir()
+    backend = create_backend("local", isolation="none")
+    await (await backend.create(SandboxSpec())).close()
+    await backend.reap(everyone=True)
+    assert work.exists() is not is_removed, "another boot of this machine ends all that it had; another machine is not"
+    assert [info.orphan for info in await backend.sandboxes()] == ([] if is_removed else [False])
 
 
 async def test_everyones_sandboxes_can_be_removed_and_their_owners_find_them_lost(
