@@ -40,6 +40,11 @@ def this_machine() -> str:
     return f"{os.uname().nodename}/{number}"
 
 
+def is_of_this_boot(owner: str) -> bool:
+    """Whether this process was started since this machine's last boot; in another container of it, too."""
+    return owner.partition("-")[0] == _boot().partition("-")[0]
+
+
 def _boot() -> str:
     # Differs between machines and between boots; a reboot leaves no process behind, and other containers of this
     # machine, whose processes cannot be seen from here, differ in their PID namespace.

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .base import BackendError, SandboxInfo, SandboxSpec
-from .owner import ID_PREFIX, is_gone, start_time, this_machine, this_owner
+from .owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
 
 _RECORD = "sandbox.json"
 _FORGOTTEN = 30 * 86_400.0
@@ -58,7 +58,7 @@ class Record:
 
         Another boot alone says nothing: with a $TMPDIR that machines share, it may be another machine's, and living.
         """
-        if _boot(self.owner) == _boot(this_owner()):
+        if is_of_this_boot(self.owner):
             return is_gone(self.owner)
         return self.machine in ("", this_machine()) or time.time() - self.created > _FORGOTTEN
 
@@ -91,10 +91,6 @@ class Record:
 
 def _place(owner: str) -> str:
     return owner.partition(".")[0]  # boot and PID namespace
-
-
-def _boot(owner: str) -> str:
-    return owner.partition("-")[0]
 
 
 def folder(id: str = "") -> Path:

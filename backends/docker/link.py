@@ -46,6 +46,8 @@ INSIDE = "/run/lachesis-link"
 _SOCKET = "s"
 _OWNER = "owner"
 _STREAM_LIMIT = 1 << 18
+_HALF_MADE = 600.0
+"""Seconds after which a folder that names no owner is nobody's."""
 _VOLUME = "lachesis-runtime-"
 
 StillThere = Callable[[], Awaitable[None]]
@@ -94,7 +96,12 @@ def remove_stale_folders() -> None:
     """Folders of sockets whose owners are gone: nobody listens there."""
     for folder in run_folder().iterdir():
         with contextlib.suppress(OSError):
-            if owner.is_gone((folder / _OWNER).read_text()):
+            try:
+                who = (folder / _OWNER).read_text()
+                stale = owner.is_gone(who) or not owner.is_of_this_boot(who)  # a socket is this machine's own
+            except FileNotFoundError:  # whoever made it may have been killed before it said so
+                stale = time.time() - folder.stat().st_mtime > _HALF_MADE
+            if stale:
                 shutil.rmtree(folder)
 
 
@@ -108,7 +115,8 @@ class SocketLink:
     def __init__(self, id: str, still_there: StillThere) -> None:
         self._folder = run_folder() / id
         self._folder.mkdir(mode=0o700)
-        (self._folder / _OWNER).write_text(owner.this_owner())
+        (self._folder / "new").write_text(owner.this_owner())
+        (self._folder / "new").replace(self._folder / _OWNER)  # it is there with all that it says, or not at all
         # What is bound is a folder below: its mode is for the inside alone, whose users' numbers may be any.
         self._bound = self._folder / "link"
         self._bound.mkdir()

@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ from backends.docker import DockerBackend
 from backends.docker.client import Engine, find_engine
 from backends.docker.container import Account, account
 from backends.docker.images import read_credentials, split_name
-from backends.docker.link import run_folder
+from backends.docker.link import remove_stale_folders, run_folder
+from backends.owner import this_owner
 from tests.support.docker_engine import AGENT_IMAGE, BARE_IMAGE, FULL_IMAGE, DockerEngine, docker_engine
 from tests.support.image_registry import image_registry
 from tests.support.root_images import bare_root, root_archive
@@ -467,6 +469,26 @@ async def test_a_remote_engine_is_reached_through_its_exec_and_a_cut_is_healed(e
             assert (await running).stdout == data[:2_000_000]
             assert await output(sandbox, "cat log") == "ran"
         assert await backend.sandboxes() == []
+
+
+async def test_folders_of_sockets_that_any_crash_left_behind_are_removed() -> None:
+    def leave(name: str, owner: str | None, *, old: bool = False) -> None:
+        folder = run_folder() / name
+        folder.mkdir()
+        if owner is not None:
+            (folder / "owner").write_text(owner)
+        if old:
+            os.utime(folder, (1, 1))
+
+    leave("of-a-killed-process", this_owner().rpartition(".")[0] + ".1")
+    leave("of-an-earlier-boot", "0123456789abcdef-4026531836.77.12345")
+    leave("half-made-long-ago", None, old=True)
+    leave("being-made", None)
+    leave("in-use", this_owner(), old=True)
+    remove_stale_folders()
+    assert {path.name for path in run_folder().iterdir()} == {"being-made", "in-use"}
+    for path in run_folder().iterdir():
+        shutil.rmtree(path)
 
 
 async def test_an_upload_of_the_runtime_that_is_cancelled_holds_up_nobody(engine: DockerEngine) -> None:
