@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends import SandboxLost, create_backend
+from backends import SandboxLost, SandboxSpec, create_backend
 from environments.tool_context import BlockingToolContext, Sealed, ToolContext
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import SortWords, process, rollouts, sandboxes
@@ -155,6 +160,75 @@ async def test_whatever_the_agent_left_in_a_files_place_reads_as_no_file(
         with pytest.raises(OSError):
             await ctx.read_file(path, default=None)
     assert ctx.failure is None
+
+
+async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_beside_the_event_loop(
+    sessions: ToolSessions, session: ToolSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    threads: set[int] = set()
+    remove = shutil.rmtree
+
+    def look() -> ToolSession:
+        kept.append(sum(path.stat().st_size for path in tmp_path.glob("lachesis-seal-*/*/*")))
+        return sessions.open("task-verifier")
+
+    def note(path: Any, *args: Any, **options: Any) -> None:
+        threads.add(threading.get_ident() if "lachesis-seal-" in str(path) else 0)
+        remove(path, *args, **options)
+
+    await agent(
+        session, "for i in 1 2 3 4; do mkdir $i; for j in 1 2; do head -c 700000 /dev/zero > $i/$j; done; done; rm 4/1"
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "rmtree", note)
+    verifier = await ToolContext(session, BUILTIN_TOOLS, open_verifier=look).seal(["1", "2", "3", "4"], max_bytes=10**6)
+    assert set(verifier.refused) == {"1", "2", "3"} and kept == [700_000]
+    assert str(tmp_path) not in str(verifier.refused), "where it was on this machine is nobody's business"
+    assert threading.get_ident() not in threads, "removing many files takes time"
+    assert list(tmp_path.glob("lachesis-seal-*")) == []
+
+
+async def test_what_fits_into_no_fresh_sandbox_is_refused_and_takes_no_room(tmp_path: Path) -> None:
+    async with ToolSessions(create_backend("local"), SandboxSpec(disk_bytes=8 << 20)) as sessions:
+        session = sessions.open("small")
+        ctx = ToolContext(session, BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+        await agent(session, "mkdir sparse; truncate -s 20M huge sparse/huge; echo fine > fine")
+        verifier = await ctx.seal(["sparse", "huge", "fine"])
+        assert set(verifier.refused) == {"sparse", "huge"} and "No space left" in verifier.refused["huge"]
+        await verifier.write_file("tests", b"x" * (6 << 20))
+        assert (await verifier.terminal("ls; cat fine"))["output"].split() == ["fine", "tests", "fine"]
+
+
+FULL = """
+import asyncio, sys, tempfile
+from backends import BackendError, create_backend
+from environments.tool_context import ToolContext
+from tools import BUILTIN_TOOLS, ToolSessions
+
+async def main():
+    async with ToolSessions(create_backend("local")) as sessions:
+        ctx = ToolContext(sessions.open("task"), BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+        await ctx.terminal("mkdir d; head -c 3000000 /dev/zero | tee d/f > f")
+        tempfile.tempdir = sys.argv[1]
+        try:
+            print("refused", (await ctx.seal([sys.argv[2]])).refused)
+        except BackendError as error:
+            print("raised", error, ctx.failure is error)
+        tempfile.tempdir = None
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.parametrize("path", ["f", "d"])
+def test_a_full_disk_of_this_machine_is_no_refusal(tmp_path: Path, path: str) -> None:
+    script = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", FULL, str(tmp_path), path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("raised the artifacts cannot be kept on this machine"), done
+    assert done.stdout.endswith("True\n")
 
 
 async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: Path) -> None:
