@@ -123,14 +123,17 @@ class ToolContext:
 
         Every call starts in the workspace with the sandbox' first variables, wherever the agent's own `cd` went and
         whatever it exported. A command that takes longer than `timeout` seconds is killed and has exit code 124 and an
-        `error`.
+        `error`; so has output of more than `MAX_TERMINAL_OUTPUT` bytes, whose middle is missing.
         """
         sandbox = await self._sandbox()
         done = await sandbox.exec(command, timeout=timeout, fresh=True, max_output=MAX_TERMINAL_OUTPUT)
+        problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
+        for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
+            problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
         return {
             "output": (done.stdout + done.stderr).decode(errors="replace"),
             "exit_code": done.exit_code,
-            "error": f"the command took longer than {timeout:g} s" if done.timed_out else None,
+            "error": "; ".join(problems) or None,
         }
 
     @_noted

@@ -71,6 +71,13 @@ async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, ses
     assert "/tmp/bin/grader" in await agent(session, "command -v grader"), "the agent's own is as it was"
 
 
+async def test_output_that_is_not_whole_says_so(ctx: ToolContext) -> None:
+    told = await ctx.terminal("head -c 10000007 /dev/zero; echo short >&2")
+    assert len(told["output"]) == 10_000_006 and told["error"] == "7 bytes are missing in the middle of stdout"
+    told = await ctx.terminal("echo short")
+    assert told["error"] is None
+
+
 async def test_the_agent_cannot_move_the_home_folder_that_a_reward_looks_into(
     ctx: ToolContext, session: ToolSession
 ) -> None:
