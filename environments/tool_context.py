@@ -397,7 +397,7 @@ async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | Non
     await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
     try:
-        with await asyncio.to_thread(temporary.open, "wb") as file:
+        with temporary.open("wb") as file:  # in no thread: cancelled, it would make the file after it was removed
             written = 0
             async for chunk in chunks:
                 written += len(chunk)

@@ -59,6 +59,18 @@ async def test_files_go_both_ways_byte_for_byte_and_never_half(ctx: ToolContext,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "new", "out"]
 
 
+async def test_a_download_that_is_cancelled_at_any_step_leaves_nothing(ctx: ToolContext, tmp_path: Path) -> None:
+    await ctx.write_file("side.bin", os.urandom(100_000))
+    for steps in range(300):
+        downloading = asyncio.create_task(ctx.download_file("side.bin", tmp_path / "kept"))
+        for _ in range(steps % 40):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.0001 * (steps % 7))
+        downloading.cancel()
+        await asyncio.wait([downloading])
+    assert {path.name for path in tmp_path.iterdir()} <= {"kept"}
+
+
 async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, session: ToolSession) -> None:
     await agent(
         session, "mkdir -p /tmp/bin; printf '#!/bin/sh\\necho passed' > /tmp/bin/grader; chmod +x /tmp/bin/grader"
