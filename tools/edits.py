@@ -251,13 +251,14 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str)
         raise EditError(
             f"old_string is not in {path}. {nearest_region(text.split(chr(10)), old.strip(chr(10)).split(chr(10)))}"
         )
-    if count > 1 and not replace_all:
+    # Places that overlap count as well: of three closing braces in a row, which are the two?
+    if not replace_all and text.find(old, text.find(old) + 1) >= 0:
         starts: list[int] = []
         at = -1
         while len(starts) <= MAX_SHOWN_PLACES and (at := text.find(old, at + 1)) >= 0:
             starts.append(text.count("\n", 0, at) + 1)
         raise EditError(
-            f"old_string is in {path} {count} times, at lines {numbers(starts)}; "
+            f"old_string is in {path} {max(count, len(starts))} times, at lines {numbers(starts)}; "
             f"add the lines around it until it is unique, or set replace_all"
         )
     return text.replace(old, new), count
