@@ -198,5 +198,8 @@ async def _plan_patch(plan: _Plan, session: ToolSession, text: str) -> None:
 
 
 def _diff(path: str, before: bytes | None, after: bytes | None) -> str:
+    crlf = all(data is None or _File.decode(data).crlf for data in (before, after))
     old, new = (None if data is None else data.decode("utf-8", errors="replace") for data in (before, after))
+    if crlf:  # else it shows which lines end in which way
+        old, new = (None if text is None else text.replace("\r\n", "\n") for text in (old, new))
     return unified_diff(old, new, path)

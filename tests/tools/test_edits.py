@@ -223,6 +223,16 @@ def test_the_diff_is_one_that_patch_programs_take(tmp_path: Path) -> None:
     assert (tmp_path / "f").read_text() == new
 
 
+@pytest.mark.parametrize(
+    "old, new", [("a\nb", "a\nb\n"), ("a\n", "a"), ("\fa\n\u2028\x85b\nc\nd\ne\n", "\fa\n\u2028\x85b\nc\nd\nf\n")]
+)
+def test_the_diff_counts_lines_as_files_have_them(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "f").write_bytes(old.encode())
+    diff = _prefixed(unified_diff(old, new, "f"))
+    subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=tmp_path, input=diff.encode(), check=True)
+    assert (tmp_path / "f").read_bytes() == new.encode()
+
+
 def _prefixed(diff: str) -> str:
     return diff.replace("--- f", "--- a/f", 1).replace("+++ f", "+++ b/f", 1) + "\n"
 
