@@ -237,6 +237,17 @@ async def test_a_search_understands_perl_style_patterns_globs_paths_and_context(
     assert "past the last of 3" in text(await call("search_files", pattern=r"needle\(", offset=9))
 
 
+async def test_matches_that_lie_apart_are_results_of_their_own(call: Call, session: ToolSession) -> None:
+    await shell(
+        session, "printf 'hit\\n1\\n2\\n3\\n--\\nhit\\n' > f; cp f g; head -c 3000000 /dev/zero | tr '\\0' '\\n' > x"
+    )
+    found = text(await call("search_files", pattern="hit", context=1))
+    assert found == "f:1:hit\nf-2-1\n--\nf-5---\nf:6:hit\n--\ng:1:hit\ng-2-1\n--\ng-5---\ng:6:hit"
+    found = text(await call("search_files", pattern="hit", context=1, limit=1, offset=2))
+    assert found == "g:1:hit\ng-2-1\n[results 3-3 of 4; continue with offset=3]"
+    assert "terminated" not in text(await call("search_files", pattern="^", path="x")), "that is how it is cut off"
+
+
 async def test_a_search_for_names(call: Call, session: ToolSession) -> None:
     await fill(session)
     assert text(await call("search_files", pattern="*.py", target="files")) == "deep/er/code.py"
