@@ -133,10 +133,13 @@ class _Page:
             self.full = True  # there is a line after the page: now its end can say so
             return
         if self._number >= self.first:
-            text = self._start.removesuffix(b"\r").decode("utf-8", errors="replace")
-            if len(text) > MAX_LINE_CHARS:
-                cut = self._length - len(text[:MAX_LINE_CHARS].encode("utf-8", errors="replace"))
-                text = f"{text[:MAX_LINE_CHARS]} [... {cut} bytes of this line not shown ...]"
+            # Bytes that are no UTF-8 are a character each until they are counted.
+            text = self._start.removesuffix(b"\r").decode("utf-8", errors="surrogateescape")
+            shown = text[:MAX_LINE_CHARS].encode("utf-8", errors="surrogateescape")
+            more = len(text) > MAX_LINE_CHARS
+            text = shown.decode("utf-8", errors="replace")
+            if more:
+                text += f" [... {self._length - len(shown)} bytes of this line not shown ...]"
             self._shown.append(f"{self._number:>6}\t{text}")
             self._chars += len(self._shown[-1]) + 1
         self._number += 1

@@ -15,6 +15,9 @@ from tools.files import _Page
 Call = Callable[..., Awaitable[ToolResult]]
 
 
+UNKNOWN = "\ufffd" * 2000
+
+
 def text(result: ToolResult) -> str:
     assert result.error is None, result.error
     return result.content
@@ -66,6 +69,13 @@ async def test_long_lines_are_cut_and_a_page_never_loses_its_end(call: Call, ses
     assert "[... 2998000 bytes of this line not shown ...]" in wide and wide.endswith("[end of file, 1 lines]")
     page = await call("read_file", path="f")
     assert not page.truncated and "more follow, continue with offset=" in page.content
+
+
+async def test_what_a_cut_line_lacks_is_counted_in_any_encoding(call: Call, session: ToolSession) -> None:
+    await (await session.sandbox()).write_bytes("latin", b"\xe9" * 2100 + b"\n" + b"\xe9" * 2000 + b"\n")
+    first, second, _ = text(await call("read_file", path="latin")).split("\n")
+    assert first == f"     1\t{UNKNOWN} [... 100 bytes of this line not shown ...]"
+    assert second == f"     2\t{UNKNOWN}"
 
 
 @given(
