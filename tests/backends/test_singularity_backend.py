@@ -197,7 +197,7 @@ def test_an_installation_that_takes_no_settings_refuses_a_disk_limit(engine: Sin
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-async def root_images_that_do_not_exist_are_named(backend: SingularityBackend, tmp_path: Path) -> None:
+async def test_images_that_do_not_exist_are_named(backend: SingularityBackend, tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match=r"there is no image '/no/such'.*Next step"):
         await backend.create(SandboxSpec(image="/no/such"))
     broken = tmp_path / "broken.sif"
