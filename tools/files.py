@@ -47,9 +47,9 @@ async def list_folder(sandbox: Sandbox, folder: str) -> list[str] | None:
     """Names in a folder, folders with a slash at the end; None when it is no folder. At most some thousands."""
     command = f"cd -- {shlex.quote(folder)} && find . -mindepth 1 -maxdepth 1"
     command += r" \( -type d -exec printf '%s/\0' {} \; -o -print0 \)"
-    listed = await sandbox.exec(f"( {command} ) 2>/dev/null | head -c 200000", timeout=20, cwd="/")
+    listed = await sandbox.exec(f"( {command} ) 2>/dev/null | head -c 200000", timeout=20, cwd="/", fresh=True)
     if not listed.stdout:
-        exists = await sandbox.exec(f"[ -d {shlex.quote(folder)} ]", timeout=20, cwd="/")
+        exists = await sandbox.exec(f"[ -d {shlex.quote(folder)} ]", timeout=20, cwd="/", fresh=True)
         return [] if exists.exit_code == 0 else None
     names = listed.stdout.decode("utf-8", errors="replace").split("\0")[:-1]
     return [name.removeprefix("./") for name in names]

@@ -115,8 +115,11 @@ async def search_files(
     script = "".join(f"{key}={shlex.quote(value)}\n" for key, value in settings.items())
     script += f"options=({shlex.join(options)})\n{_SCRIPT}"
     script += f"list {shlex.join(_name_tests(names))} | scan | head -c {_MAX_BYTES}"
-    # In a bash of its own: nothing of it stays in the shell that the model uses.
-    done = await sandbox.exec(f"bash -c {shlex.quote(script)}", timeout=_TIMEOUT, cwd="/", max_output=_MAX_BYTES + 1000)
+    # In a bash of its own, as the sandbox was made: nothing of it stays in the shell that the model uses, and nothing
+    # that the model did to that shell, its PATH for example, makes a difference here.
+    done = await sandbox.exec(
+        f"bash -c {shlex.quote(script)}", timeout=_TIMEOUT, cwd="/", fresh=True, max_output=_MAX_BYTES + 1000
+    )
     if done.exit_code == _NO_PATH:
         raise await file_error(sandbox, root, FileNotFoundError(root))
     if done.exit_code == _BAD_PATTERN:

@@ -279,6 +279,21 @@ async def test_a_search_leaves_the_shell_of_the_model_alone(call: Call, session:
     assert await shell(session, "basename $PWD; echo $LC_ALL") == "sub\nPOSIX\n"
 
 
+async def test_what_the_model_did_to_its_shell_makes_no_difference_to_the_file_tools(
+    call: Call, session: ToolSession
+) -> None:
+    await shell(session, "echo here > note; echo x > g; mkdir /tmp/e; printf '#!/bin/sh\\necho forged' > /tmp/e/xargs")
+    for broken in ("chmod +x /tmp/e/xargs; export PATH=/tmp/e:$PATH", "export PATH=/nowhere; unset HOME"):
+        await call("terminal", command=broken)
+        assert text(await call("search_files", pattern="here")) == "note:1:here"
+        assert "did you mean 'note'" in str((await call("read_file", path="nope")).error)
+    patch = "*** Begin Patch\n*** Delete File: g\n*** Update File: note\n*** Move to: moved\n@@\n-here\n+there\n"
+    text(await call("patch", mode="patch", patch=f"{patch}*** End Patch"))
+    assert text(await call("search_files", pattern="*", target="files")) == "moved"
+    await call("terminal", command="/bin/rm -rf /workspace/*; /bin/rmdir /workspace")
+    assert "no matches" in text(await call("search_files", pattern="here", path="/tmp/e"))
+
+
 async def test_too_much_output_is_said_to_be_incomplete(call: Call, session: ToolSession) -> None:
     await shell(session, f"yes {shlex.quote('needle ' * 20)} | head -n 40000 > f")
     found = text(await call("search_files", pattern="needle"))
