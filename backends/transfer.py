@@ -185,8 +185,10 @@ async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None
         stopping.set()
         for task in list(calling):
             task.cancel()
-        with contextlib.suppress(BaseException):
-            await done
+        while not done.done():
+            with contextlib.suppress(asyncio.CancelledError):  # once more: the thread has been told
+                await asyncio.wait([done])
+        done.exception()  # seen
         raise
 
 

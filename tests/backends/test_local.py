@@ -299,6 +299,24 @@ async def test_what_a_killed_owner_leaves_is_listed_and_removed(
     assert list(tmp_path.iterdir()) == []
 
 
+async def test_a_folder_that_is_on_its_way_and_cancelled_twice_is_left_alone_afterwards(tmp_path: Path) -> None:
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context["message"])))
+    sandbox = await create_backend("local").create(SandboxSpec())
+    await sandbox.exec("mkdir d; truncate -s 300M d/f", timeout=20)
+    for steps in range(1, 6):
+        downloading = asyncio.create_task(sandbox.download_dir("d", tmp_path / "d"))
+        await asyncio.sleep(0.02 * steps)
+        while not downloading.done():
+            downloading.cancel()
+            await asyncio.sleep(0)
+        before = sorted((path, path.stat().st_size) for path in tmp_path.rglob("*"))
+        await asyncio.sleep(0.1)
+        assert sorted((path, path.stat().st_size) for path in tmp_path.rglob("*")) == before
+    await sandbox.close()
+    assert problems == []
+
+
 @pytest.mark.parametrize("machine, is_removed", [("worker-2/0", False), (this_machine(), True)])
 async def test_what_another_machine_keeps_in_a_shared_folder_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, is_removed: bool
