@@ -388,8 +388,7 @@ class _Making:
                 if self.backend._volume is None:
                     self.backend._volume = await runtime_volume(self.docker, self.engine, image.id)
             return RelayLink(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
-        await asyncio.to_thread(runtime.portable_runtime)
-        return SocketLink(self.id, self.still_there)
+        return SocketLink(self.id, await asyncio.to_thread(runtime.portable_runtime), self.still_there)
 
     async def _make_folder(self, path: str, account: Account) -> None:
         """What the user could not make by itself."""

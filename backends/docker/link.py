@@ -112,7 +112,8 @@ class SocketLink:
     is not the executor is hung up on, by its process id where the kernel tells it, in any case by the handshake.
     """
 
-    def __init__(self, id: str, still_there: StillThere) -> None:
+    def __init__(self, id: str, runtime_folder: Path, still_there: StillThere) -> None:
+        self._runtime = runtime_folder
         self._folder = run_folder() / id
         self._folder.mkdir(mode=0o700)
         (self._folder / "new").write_text(owner.this_owner())
@@ -133,7 +134,7 @@ class SocketLink:
     def mounts(self) -> list[dict[str, Any]]:
         return [
             {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
-            for source, target in ((runtime.portable_runtime(), runtime.RUNTIME), (self._bound, INSIDE))
+            for source, target in ((self._runtime, runtime.RUNTIME), (self._bound, INSIDE))
         ]
 
     @property

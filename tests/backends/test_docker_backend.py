@@ -13,6 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -469,6 +471,22 @@ async def test_a_remote_engine_is_reached_through_its_exec_and_a_cut_is_healed(e
             assert (await running).stdout == data[:2_000_000]
             assert await output(sandbox, "cat log") == "ran"
         assert await backend.sandboxes() == []
+
+
+async def test_the_cache_folder_is_looked_at_beside_the_event_loop(
+    engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be on a slow network file system."""
+    threads: list[int] = []
+    make = tempfile.TemporaryFile
+
+    def note(*args: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return make(*args, **options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", note)
+    async with opened(backend_for(engine)):
+        assert threads and threading.get_ident() not in threads
 
 
 async def test_folders_of_sockets_that_any_crash_left_behind_are_removed() -> None:
