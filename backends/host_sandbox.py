@@ -325,4 +325,6 @@ def _tail(errors: int) -> str:
 def _describe(code: int | None) -> str:
     if code is None:
         return "it cannot be killed"
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name

@@ -31,6 +31,20 @@ def is_gone(owner: str) -> bool:
         return False
 
 
+def this_machine() -> str:
+    """The same after the next boot, and another one on another machine, be it cloned from this one."""
+    try:
+        number = Path("/etc/machine-id").read_text().strip()
+    except OSError:
+        number = ""
+    return f"{os.uname().nodename}/{number}"
+
+
+def is_of_this_boot(owner: str) -> bool:
+    """Whether this process was started since this machine's last boot; in another container of it, too."""
+    return owner.partition("-")[0] == _boot().partition("-")[0]
+
+
 def _boot() -> str:
     # Differs between machines and between boots; a reboot leaves no process behind, and other containers of this
     # machine, whose processes cannot be seen from here, differ in their PID namespace.

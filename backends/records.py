@@ -18,9 +18,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .base import BackendError, SandboxInfo, SandboxSpec
-from .owner import ID_PREFIX, is_gone, start_time, this_owner
+from .owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
 
 _RECORD = "sandbox.json"
+_FORGOTTEN = 30 * 86_400.0
+"""Seconds after which a record of a machine that never came back is removed: longer than any sandbox lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +43,24 @@ class Record:
     """Its first process on this machine, 0 before that is started."""
     start: str = ""
     """When that process was started: the number alone comes round again."""
+    machine: str = ""
+    """Where its owner is: several machines may have the folder of all in common."""
 
     @classmethod
     def new(cls, backend: str, id: str, spec: SandboxSpec, detail: str) -> Record:
         labels = spec.labels
-        return cls(backend, id, labels.get("run_id", ""), labels.get("task_id", ""), this_owner(), time.time(), detail)
+        run_id, task_id = labels.get("run_id", ""), labels.get("task_id", "")
+        return cls(backend, id, run_id, task_id, this_owner(), time.time(), detail, machine=this_machine())
 
     @property
     def orphan(self) -> bool:
-        """Whether its owner is gone. These files are this machine's own: what is from before its last boot is, too."""
-        return is_gone(self.owner) or _boot(self.owner) != _boot(this_owner())
+        """Whether its owner is gone: by its process, or because this machine has been started again since.
+
+        Another boot alone says nothing: with a $TMPDIR that machines share, it may be another machine's, and living.
+        """
+        if is_of_this_boot(self.owner):
+            return is_gone(self.owner)
+        return self.machine in ("", this_machine()) or time.time() - self.created > _FORGOTTEN
 
     @property
     def reachable(self) -> bool:
@@ -81,10 +91,6 @@ class Record:
 
 def _place(owner: str) -> str:
     return owner.partition(".")[0]  # boot and PID namespace
-
-
-def _boot(owner: str) -> str:
-    return owner.partition("-")[0]
 
 
 def folder(id: str = "") -> Path:

@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -35,6 +37,7 @@ OOM_SCORE = 500
 """When the machine's memory runs out, what runs in sandboxes goes before what makes them."""
 SCRATCH = 200
 """Descriptors are moved up here, out of the way of the numbers that they are to get."""
+FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -92,6 +95,7 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.chdir("/")
+        resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
         os.execve(job["argv"][0], job["argv"], {})
     except BaseException as error:
         os.write(errors, f"{what}: {error}".encode())
@@ -114,12 +118,23 @@ class Server:
 
     def serve(self) -> bool:
         """Answer one request. False when nobody is there to make any more."""
-        message, fds, _, _ = socket.recv_fds(self.requests, 64, 250, socket.MSG_CMSG_CLOEXEC)
+        message, fds, flags, _ = socket.recv_fds(self.requests, 64, 250, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return False
-        moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds]
-        for fd in fds:
-            os.close(fd)
+        moved: list[int] = []
+        try:
+            if flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            moved.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
+        except OSError as error:  # no more fit in: an error of this one, and not of all that it has started before
+            with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(fds[1])) as reply:
+                reply.send(json.dumps({"error": str(error)}).encode())
+            for fd in moved:
+                os.close(fd)
+            return True
+        finally:
+            for fd in fds:
+                os.close(fd)
         reply = socket.socket(fileno=moved[1])
         try:
             with open(moved[0], "rb", closefd=False) as file:
@@ -157,6 +172,8 @@ class Server:
 
 
 def main() -> None:
+    with contextlib.suppress(ValueError, OSError):  # each that runs takes one
+        resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
     server = Server(socket.socket(fileno=int(sys.argv[1])))
     owner = int(sys.argv[2])
     for fd in (server.requests.fileno(), owner):

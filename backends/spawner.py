@@ -178,11 +178,13 @@ class Spawner:
             os.close(job)
 
     def _ask(self, job: int, fds: list[int]) -> Child:
-        for attempt in (1, 2):  # the helper may have been killed since it was last used
+        requests: socket.socket | None = None
+        for _ in range(2):  # the helper may have been killed since it was last used
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 with theirs:
-                    socket.send_fds(self._helper(again=attempt == 2), [b"spawn"], [job, theirs.fileno(), *fds])
+                    requests = self._helper(instead_of=requests)
+                    socket.send_fds(requests, [b"spawn"], [job, theirs.fileno(), *fds])
                 ours.settimeout(_PATIENCE)
                 message, handles, _, _ = socket.recv_fds(ours, 4096, 1, socket.MSG_CMSG_CLOEXEC)
                 if message:
@@ -192,6 +194,9 @@ class Spawner:
                     ours.setblocking(False)
                     return Child(answer["pid"], handles[0], ours, self)
                 reason = "the helper process has ended"
+            except TimeoutError:  # it lives, and so does what it has started: another one would be the end of that
+                ours.close()
+                raise BackendError(f"a process could not be started within {_PATIENCE:g} s") from None
             except OSError as error:
                 reason = str(error)
             except BaseException:
@@ -200,10 +205,12 @@ class Spawner:
             ours.close()
         raise BackendError(f"a process could not be started: {reason}")
 
-    def _helper(self, again: bool) -> socket.socket:
+    def _helper(self, instead_of: socket.socket | None) -> socket.socket:
+        """The helper, but not the one behind `instead_of`, which has failed."""
         with self._lock:
-            # A forked copy of this process needs a helper of its own: this one's children end with this process.
-            if self._requests is None or self._owner != os.getpid() or again:
+            # A forked copy of this process needs a helper of its own: this one's children end with this process. And
+            # where several threads find that a helper has ended, the first one's new helper is that of all.
+            if self._requests is None or self._owner != os.getpid() or self._requests is instead_of:
                 self._start()
             assert self._requests is not None
             return self._requests

@@ -185,8 +185,10 @@ async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None
         stopping.set()
         for task in list(calling):
             task.cancel()
-        with contextlib.suppress(BaseException):
-            await done
+        while not done.done():
+            with contextlib.suppress(asyncio.CancelledError):  # once more: the thread has been told
+                await asyncio.wait([done])
+        done.exception()  # seen
         raise
 
 
@@ -292,4 +294,5 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> No
                 target.write(data)
             target.flush()
             os.fchmod(fd, member.mode & 0o777 | 0o600)
-            os.utime(fd, (member.mtime, member.mtime))
+            with contextlib.suppress(OverflowError):  # inside, a file may have a time that this machine cannot express
+                os.utime(fd, (member.mtime, member.mtime))

@@ -7,10 +7,11 @@ with the same methods, which wait there.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import inspect
 import json
-import posixpath
+import shutil
 import tempfile
 import threading
 import time
@@ -29,6 +30,8 @@ MAX_TERMINAL_OUTPUT = 10_000_000
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
 _CHUNK = 1 << 20
+_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+"""Errors that no reading in a sandbox has: they are of this machine, and not of what the agent left."""
 
 
 P = ParamSpec("P")
@@ -120,22 +123,29 @@ class ToolContext:
 
         Every call starts in the workspace with the sandbox' first variables, wherever the agent's own `cd` went and
         whatever it exported. A command that takes longer than `timeout` seconds is killed and has exit code 124 and an
-        `error`.
+        `error`; so has output of more than `MAX_TERMINAL_OUTPUT` bytes, whose middle is missing.
         """
         sandbox = await self._sandbox()
         done = await sandbox.exec(command, timeout=timeout, fresh=True, max_output=MAX_TERMINAL_OUTPUT)
+        problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
+        for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
+            problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
         return {
             "output": (done.stdout + done.stderr).decode(errors="replace"),
             "exit_code": done.exit_code,
-            "error": f"the command took longer than {timeout:g} s" if done.timed_out else None,
+            "error": "; ".join(problems) or None,
         }
 
     @_noted
     async def read_file(self, path: str, default: str | None = "") -> str:
-        """The whole text of a file. One that the agent did not write reads as `default`; None makes that an error."""
+        """The whole text of a file. Where the agent left none that can be read, `default`; None makes that an error.
+
+        A pipe, a loop of links, a file without permissions or of more than 256 MiB is what the agent made of it, and
+        no failure of the environment.
+        """
         try:
             return (await (await self._sandbox()).read_bytes(await self._path(path))).decode(errors="replace")
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        except OSError:
             if default is None:
                 raise
             return default
@@ -216,33 +226,34 @@ class ToolContext:
         wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
         agents = await self._sandbox()
         await agents.stop_processes()
-        with tempfile.TemporaryDirectory(prefix="lachesis-seal-") as folder:
-            taken, missing, refused = await self._take(wanted, Path(folder), max_bytes)
+        folder = Path(tempfile.mkdtemp(prefix="lachesis-seal-"))
+        try:
+            taken, missing, refused = await self._take(wanted, folder, max_bytes)
             self._sealed = True
             await self._session.close()
             verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
-            for path, kept in taken.items():
-                sandbox = await verifier._sandbox()
-                if kept.is_dir():
-                    await sandbox.upload_dir(kept, path)
-                else:
-                    await sandbox.write_chunks(path, _chunks(kept))
-                    if kept.stat().st_mode & 0o100:
-                        await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": path})
+            for path, (inside, kept) in taken.items():
+                try:
+                    await _place(await verifier._sandbox(), inside, kept)
+                except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
+                    refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
+        finally:
+            # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
         verifier.missing, verifier.refused = missing, refused
         return verifier
 
     async def _take(
         self, paths: list[str], folder: Path, room: int
-    ) -> tuple[dict[str, Path], tuple[str, ...], dict[str, str]]:
-        """Copies of the artifacts by absolute path inside, and the paths that have none."""
+    ) -> tuple[dict[str, tuple[str, Path]], tuple[str, ...], dict[str, str]]:
+        """By path, the artifacts' absolute paths inside with their copies; the paths that have none; the refused."""
         sandbox = await self._sandbox()
-        taken: dict[str, Path] = {}
+        taken: dict[str, tuple[str, Path]] = {}
         missing: list[str] = []
         refused: dict[str, str] = {}
         for number, path in enumerate(paths):
             inside, kept = await self._path(path), folder / str(number)
-            if posixpath.normpath(inside) == "/":
+            if not inside.strip("/"):
                 refused[path] = "the root folder is no artifact"
                 continue
             try:
@@ -255,10 +266,13 @@ class ToolContext:
             except (FileNotFoundError, NotADirectoryError):
                 missing.append(path)
             except OSError as error:
-                refused[path] = str(error)
+                if error.errno in _OURS:
+                    raise BackendError(f"the artifacts cannot be kept on this machine: {error}") from error
+                refused[path] = error.strerror or str(error)
+                await asyncio.to_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
             else:
                 room -= await asyncio.to_thread(_size, kept)
-                taken[inside] = kept
+                taken[path] = inside, kept
         return taken, tuple(missing), refused
 
     @_noted
@@ -383,7 +397,7 @@ async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | Non
     await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
     try:
-        with await asyncio.to_thread(temporary.open, "wb") as file:
+        with temporary.open("wb") as file:  # in no thread: cancelled, it would make the file after it was removed
             written = 0
             async for chunk in chunks:
                 written += len(chunk)
@@ -393,6 +407,21 @@ async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | Non
         await asyncio.to_thread(temporary.replace, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
+        raise
+
+
+async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:
+    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
+    if not kept.is_dir():
+        await sandbox.write_chunks(inside, _chunks(kept))
+        if kept.stat().st_mode & 0o100:
+            await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": inside})
+        return
+    try:
+        await sandbox.upload_dir(kept, inside)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
+            await sandbox.exec('rm -rf -- "$P"', timeout=30, env={"P": inside}, fresh=True)
         raise
 
 

@@ -71,7 +71,8 @@ def _model() -> Finding:
     # In a child: a library that is missing on this machine shows only when it is loaded.
     tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        reason = tried.stderr.strip().splitlines()[-1]
+        # On a processor that it was not built for it is killed, and says nothing.
+        reason = (tried.stderr.strip().splitlines() or [f"its import ended with exit code {tried.returncode}"])[-1]
         fix = "apt-get install libgomp1" if "libgomp" in reason else "pip install --force-reinstall xllamacpp"
         return Finding("embedded model", False, reason, fix)
     return Finding(

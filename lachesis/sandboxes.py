@@ -36,21 +36,23 @@ def parser() -> argparse.ArgumentParser:
 
 
 async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """List or reap, backend by backend. 1 when one that was asked for by name cannot be asked."""
+    """List or reap, backend by backend. 1 when one that was asked for by name, or works here, cannot do it."""
     console, code = Console(), 0
     found: list[SandboxInfo] = []
     for name in names or sorted(BACKENDS):
+        is_asked = bool(names)
         try:
             backend: Backend = create_backend(name, **(options if names else {}))
             if not names and not (await backend.check()).ok:
                 continue
+            is_asked = True
             found += await (
                 backend.sandboxes()
                 if arguments.verb == "list"
                 else backend.reap(run_id=arguments.run, everyone=arguments.everyone)
             )
         except (BackendError, ValueError) as error:
-            if names:
+            if is_asked:
                 print(f"error: {name}: {error}", file=sys.stderr)
                 code = 1
     for info in found:

@@ -31,6 +31,9 @@ MAX_DIFF_LINES = 2000
 
 MAX_SHOWN_PLACES = 10
 
+_UNFINISHED = "\\ No newline at end of file"
+"""As diff and patch have it."""
+
 _UNIFIED = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 
 
@@ -251,13 +254,14 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str)
         raise EditError(
             f"old_string is not in {path}. {nearest_region(text.split(chr(10)), old.strip(chr(10)).split(chr(10)))}"
         )
-    if count > 1 and not replace_all:
+    # Places that overlap count as well: of three closing braces in a row, which are the two?
+    if not replace_all and text.find(old, text.find(old) + 1) >= 0:
         starts: list[int] = []
         at = -1
         while len(starts) <= MAX_SHOWN_PLACES and (at := text.find(old, at + 1)) >= 0:
             starts.append(text.count("\n", 0, at) + 1)
         raise EditError(
-            f"old_string is in {path} {count} times, at lines {numbers(starts)}; "
+            f"old_string is in {path} {max(count, len(starts))} times, at lines {numbers(starts)}; "
             f"add the lines around it until it is unique, or set replace_all"
         )
     return text.replace(old, new), count
@@ -304,7 +308,7 @@ def _quote(lines: Sequence[str], place: int, size: int, most: int = 30) -> str:
 
 def unified_diff(old: str | None, new: str | None, path: str) -> str:
     """A unified diff from `old` to `new`; None stands for no file."""
-    before, after = (old or "").splitlines(), (new or "").splitlines()
+    before, after = _lines(old or ""), _lines(new or "")
     header = [f"--- {'/dev/null' if old is None else path}", f"+++ {'/dev/null' if new is None else path}"]
     # What both ends have in common is most of a file, and difflib need not see it.
     head = next(
@@ -326,6 +330,12 @@ def unified_diff(old: str | None, new: str | None, path: str) -> str:
             header += ["-" + line for line in a[low:high]]
             header += ["+" + line for line in b[new_low:new_high]]
     return "\n".join(header)
+
+
+def _lines(text: str) -> list[str]:
+    """As they are counted elsewhere: a form feed or a line separator ends none."""
+    *lines, rest = text.split("\n")
+    return [*lines, *([f"{rest}\n{_UNFINISHED}"] if rest else [])]
 
 
 def _span(start: int, length: int) -> str:

@@ -47,9 +47,9 @@ async def list_folder(sandbox: Sandbox, folder: str) -> list[str] | None:
     """Names in a folder, folders with a slash at the end; None when it is no folder. At most some thousands."""
     command = f"cd -- {shlex.quote(folder)} && find . -mindepth 1 -maxdepth 1"
     command += r" \( -type d -exec printf '%s/\0' {} \; -o -print0 \)"
-    listed = await sandbox.exec(f"( {command} ) 2>/dev/null | head -c 200000", timeout=20, cwd="/")
+    listed = await sandbox.exec(f"( {command} ) 2>/dev/null | head -c 200000", timeout=20, cwd="/", fresh=True)
     if not listed.stdout:
-        exists = await sandbox.exec(f"[ -d {shlex.quote(folder)} ]", timeout=20, cwd="/")
+        exists = await sandbox.exec(f"[ -d {shlex.quote(folder)} ]", timeout=20, cwd="/", fresh=True)
         return [] if exists.exit_code == 0 else None
     names = listed.stdout.decode("utf-8", errors="replace").split("\0")[:-1]
     return [name.removeprefix("./") for name in names]
@@ -133,10 +133,13 @@ class _Page:
             self.full = True  # there is a line after the page: now its end can say so
             return
         if self._number >= self.first:
-            text = self._start.removesuffix(b"\r").decode("utf-8", errors="replace")
-            if len(text) > MAX_LINE_CHARS:
-                cut = self._length - len(text[:MAX_LINE_CHARS].encode("utf-8", errors="replace"))
-                text = f"{text[:MAX_LINE_CHARS]} [... {cut} bytes of this line not shown ...]"
+            # Bytes that are no UTF-8 are a character each until they are counted.
+            text = self._start.removesuffix(b"\r").decode("utf-8", errors="surrogateescape")
+            shown = text[:MAX_LINE_CHARS].encode("utf-8", errors="surrogateescape")
+            more = len(text) > MAX_LINE_CHARS
+            text = shown.decode("utf-8", errors="replace")
+            if more:
+                text += f" [... {self._length - len(shown)} bytes of this line not shown ...]"
             self._shown.append(f"{self._number:>6}\t{text}")
             self._chars += len(self._shown[-1]) + 1
         self._number += 1

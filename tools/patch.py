@@ -90,7 +90,7 @@ class _Plan:
         paths = [path for path, _ in self.changes()]
         if len(paths) < 2:
             return
-        resolved = await self._sandbox.exec(f"realpath -mz -- {shlex.join(paths)}", timeout=30, cwd="/")
+        resolved = await self._sandbox.exec(f"realpath -mz -- {shlex.join(paths)}", timeout=30, cwd="/", fresh=True)
         names: dict[bytes, str] = {}
         for path, real in zip(paths, resolved.stdout.split(b"\0"), strict=False):
             if (other := names.setdefault(real, path)) != path:
@@ -105,7 +105,7 @@ class _Plan:
                 await self._write(path, data)
                 if path in self.moved and data is not None:
                     modes = f"chmod --reference={shlex.quote(self.moved[path])} -- {shlex.quote(path)}"
-                    await self._sandbox.exec(modes, timeout=30, cwd="/")
+                    await self._sandbox.exec(modes, timeout=30, cwd="/", fresh=True)
         except OSError as error:
             for done in reversed(written):
                 try:
@@ -118,7 +118,7 @@ class _Plan:
         if data is not None:
             await self._sandbox.write_bytes(path, data)
             return
-        removed = await self._sandbox.exec(f"rm -f -- {shlex.quote(path)}", timeout=30, cwd="/")
+        removed = await self._sandbox.exec(f"rm -f -- {shlex.quote(path)}", timeout=30, cwd="/", fresh=True)
         if removed.exit_code != 0:
             raise OSError(removed.stderr.decode(errors="replace").strip())
 
@@ -198,5 +198,8 @@ async def _plan_patch(plan: _Plan, session: ToolSession, text: str) -> None:
 
 
 def _diff(path: str, before: bytes | None, after: bytes | None) -> str:
+    crlf = all(data is None or _File.decode(data).crlf for data in (before, after))
     old, new = (None if data is None else data.decode("utf-8", errors="replace") for data in (before, after))
+    if crlf:  # else it shows which lines end in which way
+        old, new = (None if text is None else text.replace("\r\n", "\n") for text in (old, new))
     return unified_diff(old, new, path)

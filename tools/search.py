@@ -6,6 +6,7 @@ find inside the sandbox, which every Linux distribution with bash but the smalle
 
 from __future__ import annotations
 
+import asyncio
 import posixpath
 import re
 import shlex
@@ -51,7 +52,7 @@ scan() {
 }
 """
 
-_RECORD = re.compile(rb"([^\0]+)\0(\d+)([:-])([^\n]*)(?:\n|\Z)|--\n")
+_RECORD = re.compile(rb"--\n|([^\0]+)\0(\d+)([:-])([^\n]*)(?:\n|\Z)")
 _COUNT = re.compile(rb"([^\0]+)\0(\d+)\n")
 
 
@@ -114,8 +115,11 @@ async def search_files(
     script = "".join(f"{key}={shlex.quote(value)}\n" for key, value in settings.items())
     script += f"options=({shlex.join(options)})\n{_SCRIPT}"
     script += f"list {shlex.join(_name_tests(names))} | scan | head -c {_MAX_BYTES}"
-    # In a bash of its own: nothing of it stays in the shell that the model uses.
-    done = await sandbox.exec(f"bash -c {shlex.quote(script)}", timeout=_TIMEOUT, cwd="/", max_output=_MAX_BYTES + 1000)
+    # In a bash of its own, as the sandbox was made: nothing of it stays in the shell that the model uses, and nothing
+    # that the model did to that shell, its PATH for example, makes a difference here.
+    done = await sandbox.exec(
+        f"bash -c {shlex.quote(script)}", timeout=_TIMEOUT, cwd="/", fresh=True, max_output=_MAX_BYTES + 1000
+    )
     if done.exit_code == _NO_PATH:
         raise await file_error(sandbox, root, FileNotFoundError(root))
     if done.exit_code == _BAD_PATTERN:
@@ -131,11 +135,12 @@ async def search_files(
     elif output_mode == "count":
         counts = ((each[1], int(each[2])) for each in _COUNT.finditer(done.stdout))
         found = [f"{_name(name, base)}: {count}" for name, count in counts if count]
-    else:
-        found = _matches(done.stdout, base)
+    else:  # in a thread: there may be 100,000 of them
+        found = await asyncio.to_thread(_matches, done.stdout, base)
     page = _Page(found[offset : offset + limit], len(found), complete)
     answer = _render(page, offset, done.timed_out, "\n--\n" if context and output_mode == "content" else "\n")
-    if trouble := printable(done.stderr).strip():
+    trouble = printable(done.stderr).strip()
+    if trouble and len(done.stdout) < _MAX_BYTES:  # else it is that nobody reads any more, which has been said
         answer += f"\n[not everything was searched: {trouble[:MAX_LINE_CHARS]}]"
     return answer
 

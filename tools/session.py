@@ -107,7 +107,10 @@ class ToolSession:
             self.start_ended = asyncio.get_running_loop().time()
 
     async def _make(self) -> Sandbox:
-        sandbox = await self._create()
+        try:
+            sandbox = await self._create()
+        except OSError as error:  # of this machine: for a tool's own, the model would be told, and trained on it
+            raise BackendError(f"the sandbox of task {self.task_id!r} cannot be made: {error}") from error
         if self._workdir is None:
             return sandbox
         try:

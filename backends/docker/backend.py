@@ -14,8 +14,8 @@ import secrets
 import tarfile
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, Literal
 
 import aiodocker
 
@@ -37,6 +37,7 @@ from .client import (
     explained,
     facts,
     find_engine,
+    finish,
     request,
     upload,
 )
@@ -44,7 +45,6 @@ from .container import ID, LABEL, OWNER, Account, Image, Options
 from .images import Pull, ensure_image
 from .link import Link, RelayLink, SocketLink, remove_stale_folders, runtime_volume, tar_of
 
-T = TypeVar("T")
 START_TIMEOUT = 120.0
 """Seconds from a started container to its executor's first word: engines crawl when many containers start."""
 SNAPSHOTS = "lachesis-snapshot"
@@ -174,7 +174,7 @@ class DockerBackend:
             try:
                 return await making.sandbox()
             except BaseException:
-                await _finish(making.undo())
+                await finish(making.undo())
                 raise
 
     async def _ensure_image(self, docker: aiodocker.Docker, engine: Engine, name: str) -> Image:
@@ -240,22 +240,6 @@ async def _rows(docker: aiodocker.Docker, engine: Engine, label: str) -> list[di
         async with asyncio.timeout(PATIENCE):
             found = await docker.containers.list(all=1, filters=filters)
     return [dict(container._container) for container in found]
-
-
-async def _finish(work: Awaitable[T]) -> T:
-    """The result of `work`, which is completed even if whoever waits is cancelled: then that is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        with contextlib.suppress(Exception):
-            task.result()
-        raise cancelled
-    return task.result()
 
 
 class _Making:
@@ -395,7 +379,7 @@ class _Making:
         """Create a container of this sandbox' name. It is waited for even when cancelled: `undo` has to see it."""
         self.asked = True
         with explained(self.engine, f"creating the container of {self.name}"):
-            await _finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
+            await finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
 
     async def _open_link(self, image: Image) -> Link:
         how = self.backend._transport
@@ -404,8 +388,7 @@ class _Making:
                 if self.backend._volume is None:
                     self.backend._volume = await runtime_volume(self.docker, self.engine, image.id)
             return RelayLink(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
-        await asyncio.to_thread(runtime.portable_runtime)
-        return SocketLink(self.id, self.still_there)
+        return SocketLink(self.id, await asyncio.to_thread(runtime.portable_runtime), self.still_there)
 
     async def _make_folder(self, path: str, account: Account) -> None:
         """What the user could not make by itself."""
@@ -478,7 +461,7 @@ class DockerSandbox(ExecutorSandbox):
         if end is None or (end.done() and (end.cancelled() or end.exception() is not None)):
             self._end = asyncio.create_task(self._making.undo(strict=True))
         assert self._end is not None
-        await _finish(self._end)
+        await finish(self._end)
 
     async def snapshot(self) -> str:
         """Keep the root file system as an image `lachesis-snapshot:ID-N`; /tmp and the like are part of it.

@@ -35,6 +35,7 @@ from .client import (
     Facts,
     close_client,
     explained,
+    finish,
     open_client,
     request,
     upload,
@@ -45,6 +46,8 @@ INSIDE = "/run/lachesis-link"
 _SOCKET = "s"
 _OWNER = "owner"
 _STREAM_LIMIT = 1 << 18
+_HALF_MADE = 600.0
+"""Seconds after which a folder that names no owner is nobody's."""
 _VOLUME = "lachesis-runtime-"
 
 StillThere = Callable[[], Awaitable[None]]
@@ -93,7 +96,12 @@ def remove_stale_folders() -> None:
     """Folders of sockets whose owners are gone: nobody listens there."""
     for folder in run_folder().iterdir():
         with contextlib.suppress(OSError):
-            if owner.is_gone((folder / _OWNER).read_text()):
+            try:
+                who = (folder / _OWNER).read_text()
+                stale = owner.is_gone(who) or not owner.is_of_this_boot(who)  # a socket is this machine's own
+            except FileNotFoundError:  # whoever made it may have been killed before it said so
+                stale = time.time() - folder.stat().st_mtime > _HALF_MADE
+            if stale:
                 shutil.rmtree(folder)
 
 
@@ -104,10 +112,12 @@ class SocketLink:
     is not the executor is hung up on, by its process id where the kernel tells it, in any case by the handshake.
     """
 
-    def __init__(self, id: str, still_there: StillThere) -> None:
+    def __init__(self, id: str, runtime_folder: Path, still_there: StillThere) -> None:
+        self._runtime = runtime_folder
         self._folder = run_folder() / id
         self._folder.mkdir(mode=0o700)
-        (self._folder / _OWNER).write_text(owner.this_owner())
+        (self._folder / "new").write_text(owner.this_owner())
+        (self._folder / "new").replace(self._folder / _OWNER)  # it is there with all that it says, or not at all
         # What is bound is a folder below: its mode is for the inside alone, whose users' numbers may be any.
         self._bound = self._folder / "link"
         self._bound.mkdir()
@@ -124,7 +134,7 @@ class SocketLink:
     def mounts(self) -> list[dict[str, Any]]:
         return [
             {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
-            for source, target in ((runtime.portable_runtime(), runtime.RUNTIME), (self._bound, INSIDE))
+            for source, target in ((self._runtime, runtime.RUNTIME), (self._bound, INSIDE))
         ]
 
     @property
@@ -342,14 +352,20 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
                     for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
                         await upload(docker, container.id, target, await asyncio.to_thread(archive))
             finally:
-                await asyncio.shield(container.delete(force=True))
+                await finish(container.delete(force=True))
     return name
 
 
 async def _locked(docker: aiodocker.Docker, name: str, config: dict[str, Any]) -> aiodocker.docker.DockerContainer:
     while True:
+        # Waited for even when cancelled: a lock that nobody knows of would hold up all others.
+        asking = asyncio.ensure_future(asyncio.wait_for(docker.containers.create(config, name=name), PATIENCE))
         try:
-            return await docker.containers.create(config, name=name)
+            return await finish(asking)
+        except asyncio.CancelledError:
+            if not asking.cancelled() and asking.exception() is None:
+                await finish(asking.result().delete(force=True))
+            raise
         except aiodocker.DockerError as error:
             if error.status != 409:
                 raise

@@ -413,8 +413,7 @@ class ModalSandbox(ExecutorSandbox):
     ) -> None:
         super().__init__(connection, id=id, workdir=workdir, python=python)
         self._sandbox, self._name = sandbox, name
-        self._end = asyncio.create_task(self._watch())
-        self._end.add_done_callback(seen)
+        self._end = self._ending()
 
     @property
     def object_id(self) -> str:
@@ -438,14 +437,22 @@ class ModalSandbox(ExecutorSandbox):
         """See `Sandbox.close`.
 
         Raises:
-            BackendError: Modal could not be told; the sandbox ends by itself, with its grace or its lifetime.
+            BackendError: Modal could not be told, which calling again tries again; the sandbox ends by itself, with
+                its grace or its lifetime.
         """
         self._connection.fail(f"{self._name} was closed")
+        if self._end.done() and (self._end.cancelled() or self._end.exception() is not None):
+            self._end = self._ending()  # another attempt
         await finish(self._end)
+
+    def _ending(self) -> asyncio.Task[None]:
+        ending = asyncio.create_task(self._watch())
+        ending.add_done_callback(seen)
+        return ending
 
     async def _watch(self) -> None:
         """From the loss of the connection to the end of the sandbox: one without an owner only costs."""
-        await self._connection.ended
+        await asyncio.wait([self._connection.ended])
         await terminate(self._sandbox, self._name)
 
 

@@ -20,8 +20,8 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -110,8 +110,6 @@ class SingularityBackend:
         self._image = None if image is None else os.fspath(image)
         self._images = Images(progress)
         self._host = HostSandboxes(self.name)
-        # Apart from the threads that start sandboxes: those of other images need not wait for a pull.
-        self._pulls = ThreadPoolExecutor(64, "lachesis-image")
         self._lock = threading.Lock()  # held by worker threads only: it works for any number of event loops
         self._installation: Installation | None = None
         self._environments: dict[Path, dict[str, str]] = {}
@@ -158,8 +156,7 @@ class SingularityBackend:
                 "backend 'singularity' needs an image. Next step: set `image` to a root folder, a SIF file, or a "
                 "reference like docker://debian:12"
             )
-        finding = self._pulls.submit(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        image = await asyncio.wrap_future(finding)
+        image = await _apart(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
         sandbox = await self._host.create(spec, lambda _: self._plan(spec, image), detail=reference, pids=_PIDS)
         try:
             await _name_user(sandbox)
@@ -200,6 +197,24 @@ class SingularityBackend:
                 name: value for name, value in found.items() if not _OWN_VARIABLES.match(name) and value
             }
         return self._environments[image]
+
+
+async def _apart(call: Callable[[], Path]) -> Path:
+    """The result of what may take minutes, in a thread of its own: other images need not wait for a pull.
+
+    No pool's: the interpreter waits for those at its end.
+    """
+    outcome: Future[Path] = Future()
+
+    def work() -> None:
+        if outcome.set_running_or_notify_cancel():
+            try:
+                outcome.set_result(call())
+            except BaseException as error:
+                outcome.set_exception(error)
+
+    threading.Thread(target=work, name="lachesis-image", daemon=True).start()
+    return await asyncio.wrap_future(outcome)
 
 
 def find(binary: str | None = None) -> tuple[Installation | None, Availability]:

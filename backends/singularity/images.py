@@ -25,6 +25,15 @@ _REFERENCE = re.compile(r"(?:docker|docker-daemon|docker-archive|library|oci|oci
 _LEVEL = re.compile(r"^(?:INFO|WARNING|ERROR|FATAL):\s+")
 _REFUSED = re.compile(r"unknown|not.found|no such|unauthorized|denied|forbidden", re.IGNORECASE)
 """What a registry says that will say the same next time."""
+# The end of its standard input is that of its owner, by then at the latest: nobody waits for the image any more.
+_GUARDED = """
+exec 3<&0 </dev/null
+"$@" 3<&- &
+build=$!
+(read -r _ <&3; kill -s KILL 0) >/dev/null 2>&1 &
+exec 3<&-
+wait "$build"
+"""
 
 
 class Images:
@@ -71,9 +80,10 @@ class Images:
         said: collections.deque[str] = collections.deque(maxlen=5)
         try:
             with subprocess.Popen(
-                argv,
+                ["/bin/sh", "-c", _GUARDED, "sh", *argv],
                 env=_environment(),
-                stdin=subprocess.DEVNULL,
+                start_new_session=True,  # it ends by a signal to its group
+                stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,

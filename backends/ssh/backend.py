@@ -336,7 +336,9 @@ class _Death:
 
     def heard(self, code: int | None, log: str) -> None:
         if code is not None and os.WIFSIGNALED(code):
-            self.reason = f"its executor died ({signal.Signals(os.WTERMSIG(code)).name})"
+            number = os.WTERMSIG(code)  # real-time signals have no name
+            named = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+            self.reason = f"its executor died ({named})"
         elif code:
             self.reason = f"its executor died (exit code {os.WEXITSTATUS(code)})"
         self.reason += f": {log}" if log else ""

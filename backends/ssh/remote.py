@@ -161,6 +161,7 @@ class Hub:
             self.probe = None
             os.unlink(path)
         elif request["open"]:
+            self.make_base()  # the last sandbox may have just taken it along
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(path)
             self.probe = socket.socket(socket.AF_UNIX)
@@ -339,13 +340,20 @@ class Hub:
                 fields = line.split()
                 if len(fields) == 8 and fields[5] == "03":  # an accepted connection bears its listener's path
                     attached.add(fields[7])
-        sandboxes = []
-        for id in sorted(os.listdir(self.base)):
+        sandboxes: list[Message] = []
+        try:
+            ids = sorted(os.listdir(self.base))
+        except FileNotFoundError:  # it went with the last of them
+            return {"sandboxes": sandboxes}
+        for id in ids:
             folder = os.path.join(self.base, id)
             if not id.startswith(PREFIX) or not os.path.isdir(folder):
                 continue
             meta: Message = {}
-            young = time.time() - os.stat(folder).st_mtime < 10
+            try:
+                young = time.time() - os.stat(folder).st_mtime < 10
+            except FileNotFoundError:
+                continue
             if young and not os.path.exists(os.path.join(folder, "meta.json")):
                 continue  # it is just being made, or removed
             with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, "meta.json")) as file:

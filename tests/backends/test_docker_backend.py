@@ -9,9 +9,12 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Iterator
@@ -26,7 +29,8 @@ from backends.docker import DockerBackend
 from backends.docker.client import Engine, find_engine
 from backends.docker.container import Account, account
 from backends.docker.images import read_credentials, split_name
-from backends.docker.link import run_folder
+from backends.docker.link import remove_stale_folders, run_folder
+from backends.owner import this_owner
 from tests.support.docker_engine import AGENT_IMAGE, BARE_IMAGE, FULL_IMAGE, DockerEngine, docker_engine
 from tests.support.image_registry import image_registry
 from tests.support.root_images import bare_root, root_archive
@@ -467,6 +471,59 @@ async def test_a_remote_engine_is_reached_through_its_exec_and_a_cut_is_healed(e
             assert (await running).stdout == data[:2_000_000]
             assert await output(sandbox, "cat log") == "ran"
         assert await backend.sandboxes() == []
+
+
+async def test_the_cache_folder_is_looked_at_beside_the_event_loop(
+    engine: DockerEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be on a slow network file system."""
+    threads: list[int] = []
+    make = tempfile.TemporaryFile
+
+    def note(*args: Any, **options: Any) -> Any:
+        threads.append(threading.get_ident())
+        return make(*args, **options)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", note)
+    async with opened(backend_for(engine)):
+        assert threads and threading.get_ident() not in threads
+
+
+async def test_folders_of_sockets_that_any_crash_left_behind_are_removed() -> None:
+    def leave(name: str, owner: str | None, *, old: bool = False) -> None:
+        folder = run_folder() / name
+        folder.mkdir()
+        if owner is not None:
+            (folder / "owner").write_text(owner)
+        if old:
+            os.utime(folder, (1, 1))
+
+    leave("of-a-killed-process", this_owner().rpartition(".")[0] + ".1")
+    leave("of-an-earlier-boot", "0123456789abcdef-4026531836.77.12345")
+    leave("half-made-long-ago", None, old=True)
+    leave("being-made", None)
+    leave("in-use", this_owner(), old=True)
+    remove_stale_folders()
+    assert {path.name for path in run_folder().iterdir()} == {"being-made", "in-use"}
+    for path in run_folder().iterdir():
+        shutil.rmtree(path)
+
+
+async def test_an_upload_of_the_runtime_that_is_cancelled_holds_up_nobody(engine: DockerEngine) -> None:
+    def uploads() -> list[str]:
+        return [name for name in engine.containers() if name.endswith("-upload")]
+
+    backend = backend_for(engine, transport="exec")
+    for _ in range(3):  # at whichever step it is met
+        creating = asyncio.create_task(backend.create(SandboxSpec()))
+        while not creating.done() and not await asyncio.to_thread(uploads):
+            pass
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        assert uploads() == []
+    async with opened(backend) as sandbox:
+        assert await output(sandbox, "echo made") == "made"
 
 
 async def test_a_remote_engine_that_stays_away_loses_the_sandbox_after_the_grace(engine: DockerEngine) -> None:

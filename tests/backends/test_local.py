@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -31,7 +32,7 @@ from backends import (
 )
 from backends.host_sandbox import HostSandbox
 from backends.local import LocalBackend
-from backends.owner import this_owner
+from backends.owner import new_id, this_machine, this_owner
 from tests.support.root_images import bare_root, full_root
 
 OWNER = """
@@ -94,6 +95,15 @@ async def test_a_killed_executor_is_a_lost_sandbox_and_leaves_nothing(backend: B
     assert await until(lambda: host_processes(mark) == [])
     if isolation_of(backend) == "none":
         assert not Path(sandbox.workdir).exists()
+
+
+async def test_an_executor_that_ends_by_a_signal_without_a_name_is_lost_like_any_other(backend: Backend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    assert isinstance(sandbox, HostSandbox)
+    os.kill(sandbox.pid, signal.SIGRTMIN + 6)
+    with pytest.raises(SandboxLost, match=f"its executor died .signal {signal.SIGRTMIN + 6}"):
+        await asyncio.wait_for(sandbox.exec("sleep 100", timeout=100), 30)
+    await sandbox.close()
 
 
 async def test_closing_removes_the_folder_and_descriptors(
@@ -292,6 +302,42 @@ async def test_what_a_killed_owner_leaves_is_listed_and_removed(
             owner.communicate()
         await mine.close()
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_folder_that_is_on_its_way_and_cancelled_twice_is_left_alone_afterwards(tmp_path: Path) -> None:
+    problems: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(str(context["message"])))
+    sandbox = await create_backend("local").create(SandboxSpec())
+    await sandbox.exec("mkdir d; truncate -s 300M d/f", timeout=20)
+    for steps in range(1, 6):
+        downloading = asyncio.create_task(sandbox.download_dir("d", tmp_path / "d"))
+        await asyncio.sleep(0.02 * steps)
+        while not downloading.done():
+            downloading.cancel()
+            await asyncio.sleep(0)
+        before = sorted((path, path.stat().st_size) for path in tmp_path.rglob("*"))
+        await asyncio.sleep(0.1)
+        assert sorted((path, path.stat().st_size) for path in tmp_path.rglob("*")) == before
+    await sandbox.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("machine, is_removed", [("worker-2/0", False), (this_machine(), True)])
+async def test_what_another_machine_keeps_in_a_shared_folder_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, machine: str, is_removed: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    records.prepare()
+    record = records.Record.new("local", new_id(), SandboxSpec(), "unsandboxed")
+    record = dataclasses.replace(record, owner="0123456789abcdef-4026531836.77.12345", machine=machine)
+    records.save(record)
+    work = records.folder(record.id) / "files"
+    work.mkdir()
+    backend = create_backend("local", isolation="none")
+    await (await backend.create(SandboxSpec())).close()
+    await backend.reap(everyone=True)
+    assert work.exists() is not is_removed, "another boot of this machine ends all that it had; another machine is not"
+    assert [info.orphan for info in await backend.sandboxes()] == ([] if is_removed else [False])
 
 
 async def test_everyones_sandboxes_can_be_removed_and_their_owners_find_them_lost(

@@ -205,6 +205,16 @@ async def test_images_that_cannot_be_used_are_named(backend: ModalBackend, serve
 # --- failures of Modal's ---------------------------------------------------------------------------------------------
 
 
+async def test_closing_again_after_a_failure_tries_again(server: ModalServer, backend: ModalBackend) -> None:
+    sandbox = await backend.create(SandboxSpec())
+    server.add(Fault("SandboxTerminateV2", Status.INVALID_ARGUMENT))
+    with pytest.raises(BackendError, match="could not be terminated"):
+        await sandbox.close()
+    assert sandbox.id in server.running()
+    await sandbox.close()
+    assert sandbox.id not in server.running()
+
+
 async def test_failures_that_pass_end_in_one_sandbox(client: modal.Client, server: ModalServer) -> None:
     server.add(Fault("AppGetOrCreate", Status.UNAVAILABLE, times=2))
     server.add(Fault("SandboxCreateV2", Status.UNAVAILABLE, times=4))  # the SDK gives up after so many

@@ -197,7 +197,7 @@ def test_an_installation_that_takes_no_settings_refuses_a_disk_limit(engine: Sin
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
-async def root_images_that_do_not_exist_are_named(backend: SingularityBackend, tmp_path: Path) -> None:
+async def test_images_that_do_not_exist_are_named(backend: SingularityBackend, tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match=r"there is no image '/no/such'.*Next step"):
         await backend.create(SandboxSpec(image="/no/such"))
     broken = tmp_path / "broken.sif"
@@ -285,6 +285,53 @@ async def test_kill_9_of_the_owner_leaves_nothing(backend: SingularityBackend, e
     assert sorted(info.id for info in reaped) == sorted(ids)
     assert all(info.orphan for info in reaped)
     assert [path for id in ids for path in (*groups(id), records.folder(id)) if path.exists()] == []
+
+
+BUILDER = """
+import asyncio, sys
+from backends import SandboxSpec
+from backends.singularity import SingularityBackend
+
+async def main():
+    lines = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    told = lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)
+    backend = SingularityBackend(sys.argv[1], image="docker://large:1", progress=told)
+    creating = asyncio.create_task(backend.create(SandboxSpec()))
+    print(await lines.get(), flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+    creating.cancel()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_a_pull_that_nobody_waits_for_ends_with_its_owner(
+    tmp_path: Path, empty_cache: None, is_killed: bool
+) -> None:
+    mark = str(uuid.uuid4().int)[:9]
+    slow = tmp_path / "apptainer"  # one that pulls for ever
+    script = f"""for word; do
+  [ "$word" != --version ] || exec echo apptainer version 1.4.5
+  [ "$word" != build ] || {{ echo pulling >&2; sleep {mark}; }}
+done
+"""
+    slow.write_text("#!/bin/sh\n" + script)
+    slow.chmod(0o755)
+    pipe = subprocess.PIPE
+    line = [sys.executable, "-c", BUILDER, str(slow)]
+    with subprocess.Popen(line, stdin=pipe, stdout=pipe, text=True) as owner:  # noqa: ASYNC220
+        assert owner.stdin is not None and owner.stdout is not None
+        assert "pulling" in owner.stdout.readline()
+        assert await until(lambda: bool(host_processes(mark)))
+        if is_killed:
+            owner.kill()
+        else:
+            owner.stdin.write("go on\n")
+            owner.stdin.flush()
+        await asyncio.to_thread(owner.wait, 30)
+    assert await until(lambda: host_processes(mark) == [])
 
 
 async def test_a_killed_apptainer_is_a_lost_sandbox(backend: SingularityBackend) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import asyncssh
 import pytest
-from sandbox_watch import host_processes, output, until
+from sandbox_watch import host_processes, opened, output, until
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
 from backends.ssh import SshBackend
@@ -441,6 +441,17 @@ async def test_a_killed_executor_is_a_lost_sandbox_and_leaves_nothing(engine: Ss
     assert leftovers(engine, mark) == NOTHING
 
 
+async def test_an_executor_that_ends_by_a_signal_without_a_name_breaks_nothing_else(engine: SshEngine) -> None:
+    backend = SshBackend(**engine.options, isolation="none")
+    sandbox = await backend.create(SandboxSpec())
+    hub = await backend._link().hub()
+    number = signal.SIGRTMIN + 6
+    with pytest.raises(SandboxLost, match=f"its executor died .signal {number}"):
+        await sandbox.exec(f"kill -{number} $PPID; sleep 100", timeout=100)
+    assert not hub.lost, "others are waiting for its answers"
+    await sandbox.close()
+
+
 @pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
 async def test_a_killed_supervisor_leaves_nothing_after_reap(engine: SshEngine, isolation: Any) -> None:
     mark = str(uuid.uuid4().int)[:9]
@@ -454,6 +465,13 @@ async def test_a_killed_supervisor_leaves_nothing_after_reap(engine: SshEngine, 
     assert (info.id, info.orphan) == (sandbox.id, True)
     assert leftovers(engine, mark) == NOTHING
     await sandbox.close()
+
+
+async def test_where_the_last_sandbox_has_gone_there_is_none_to_list(crowd: SshEngine) -> None:
+    backend = SshBackend(**{**crowd.options, "folder": ""})  # its own, which goes with the last of them
+    async with opened(backend):
+        assert len(await backend.sandboxes()) == 1
+    assert await backend.sandboxes() == [] and await backend.reap() == []
 
 
 async def test_an_ordinary_users_stubborn_folders_are_removed(crowd: SshEngine) -> None:

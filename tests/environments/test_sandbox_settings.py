@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+import platform
 import secrets
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from pydantic import ValidationError
 
 from backends import BackendUnavailable, SandboxLost, SandboxSpec, create_backend
@@ -105,9 +108,10 @@ async def test_an_item_may_have_a_sandbox_of_its_own(tmp_path: Path) -> None:
     assert seen == ["/workspace/of/this", "pear fig apple!", "", "pear fig apple\n"]
 
 
-def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "lachesis", "sandboxes", *arguments]
-    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False)
+    env = {**os.environ, **variables}
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env=env)
 
 
 async def test_sandboxes_are_listed_and_removed_by_any_process() -> None:
@@ -132,3 +136,24 @@ def test_a_backend_that_cannot_be_asked_is_an_error_only_when_it_was_named() -> 
     assert named.returncode == 1 and "error: docker" in named.stderr
     assert command("list", "--options", "{host: a}").returncode == 2
     assert command("list", "--backend", "ssh", "--options", "{host: [").returncode == 2
+
+
+async def test_a_backend_that_works_here_and_fails_is_never_passed_over(tmp_path: Path) -> None:
+    async def about(_: web.Request) -> web.Response:
+        return web.json_response({"ApiVersion": "1.41", "Version": "20", "Arch": platform.machine(), "Os": "linux"})
+
+    async def fails(_: web.Request) -> web.Response:
+        return web.json_response({"message": "the engine's store is damaged"}, status=500)
+
+    app = web.Application()
+    app.router.add_get("/version", about)
+    for path, answer in (("version", about), ("info", about), ("containers/json", fails)):
+        app.router.add_get("/{api}/" + path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(tmp_path / "s")).start()
+        done = await asyncio.to_thread(command, "reap", DOCKER_HOST=f"unix://{tmp_path}/s", DOCKER_CONTEXT="")
+    finally:
+        await runner.cleanup()
+    assert done.returncode == 1 and "error: docker: " in done.stderr and "store is damaged" in done.stderr

@@ -6,14 +6,19 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import shutil
 import signal
+import subprocess
+import sys
+import tempfile
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from backends import SandboxLost, create_backend
+from backends import SandboxLost, SandboxSpec, create_backend
 from environments.tool_context import BlockingToolContext, Sealed, ToolContext
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import SortWords, process, rollouts, sandboxes
@@ -55,6 +60,18 @@ async def test_files_go_both_ways_byte_for_byte_and_never_half(ctx: ToolContext,
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "new", "out"]
 
 
+async def test_a_download_that_is_cancelled_at_any_step_leaves_nothing(ctx: ToolContext, tmp_path: Path) -> None:
+    await ctx.write_file("side.bin", os.urandom(100_000))
+    for steps in range(300):
+        downloading = asyncio.create_task(ctx.download_file("side.bin", tmp_path / "kept"))
+        for _ in range(steps % 40):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.0001 * (steps % 7))
+        downloading.cancel()
+        await asyncio.wait([downloading])
+    assert {path.name for path in tmp_path.iterdir()} <= {"kept"}
+
+
 async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, session: ToolSession) -> None:
     await agent(
         session, "mkdir -p /tmp/bin; printf '#!/bin/sh\\necho passed' > /tmp/bin/grader; chmod +x /tmp/bin/grader"
@@ -65,6 +82,13 @@ async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, ses
     found = await ctx.terminal("pwd; command -v grader; env | grep -c evil")
     assert found["output"].splitlines() == ["/workspace", "0"]
     assert "/tmp/bin/grader" in await agent(session, "command -v grader"), "the agent's own is as it was"
+
+
+async def test_output_that_is_not_whole_says_so(ctx: ToolContext) -> None:
+    told = await ctx.terminal("head -c 10000007 /dev/zero; echo short >&2")
+    assert len(told["output"]) == 10_000_006 and told["error"] == "7 bytes are missing in the middle of stdout"
+    told = await ctx.terminal("echo short")
+    assert told["error"] is None
 
 
 async def test_the_agent_cannot_move_the_home_folder_that_a_reward_looks_into(
@@ -137,6 +161,96 @@ async def test_seal_refuses_what_is_no_honest_artifact_and_says_why(ctx: ToolCon
     assert set(verifier.refused) == {"bad", "huge", "pipe", "loop", "/"} and verifier.missing == ()
     assert "1000000 bytes" in verifier.refused["huge"]
     assert (await verifier.terminal("ls"))["output"].split() == ["fine"]
+
+
+async def test_a_time_that_cannot_be_expressed_here_keeps_no_file_from_the_reward(
+    ctx: ToolContext, session: ToolSession, tmp_path: Path
+) -> None:
+    await agent(session, "mkdir late; echo answer > late/a.txt; touch -d @9223372036854775807 late/a.txt")
+    await ctx.download_dir("late", tmp_path / "late")
+    assert (tmp_path / "late" / "a.txt").read_text() == "answer\n"
+    verifier = await ctx.seal(["late"])
+    assert verifier.refused == {} and await verifier.read_file("late/a.txt") == "answer\n"
+
+
+async def test_whatever_the_agent_left_in_a_files_place_reads_as_no_file(
+    ctx: ToolContext, session: ToolSession
+) -> None:
+    await agent(session, "mkfifo pipe; ln -s loop loop; echo 1 > closed; chmod 0 closed; truncate -s 300M sparse")
+    for path in ("pipe", "loop", "closed", "sparse", "x" * 300, "closed/below"):
+        assert await ctx.read_file(path, default="nothing") == "nothing", path
+        with pytest.raises(OSError):
+            await ctx.read_file(path, default=None)
+    assert ctx.failure is None
+
+
+async def test_what_seal_keeps_for_a_while_is_within_max_bytes_and_removed_beside_the_event_loop(
+    sessions: ToolSessions, session: ToolSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    threads: set[int] = set()
+    remove = shutil.rmtree
+
+    def look() -> ToolSession:
+        kept.append(sum(path.stat().st_size for path in tmp_path.glob("lachesis-seal-*/*/*")))
+        return sessions.open("task-verifier")
+
+    def note(path: Any, *args: Any, **options: Any) -> None:
+        threads.add(threading.get_ident() if "lachesis-seal-" in str(path) else 0)
+        remove(path, *args, **options)
+
+    await agent(
+        session, "for i in 1 2 3 4; do mkdir $i; for j in 1 2; do head -c 700000 /dev/zero > $i/$j; done; done; rm 4/1"
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "rmtree", note)
+    verifier = await ToolContext(session, BUILTIN_TOOLS, open_verifier=look).seal(["1", "2", "3", "4"], max_bytes=10**6)
+    assert set(verifier.refused) == {"1", "2", "3"} and kept == [700_000]
+    assert str(tmp_path) not in str(verifier.refused), "where it was on this machine is nobody's business"
+    assert threading.get_ident() not in threads, "removing many files takes time"
+    assert list(tmp_path.glob("lachesis-seal-*")) == []
+
+
+async def test_what_fits_into_no_fresh_sandbox_is_refused_and_takes_no_room(tmp_path: Path) -> None:
+    async with ToolSessions(create_backend("local"), SandboxSpec(disk_bytes=8 << 20)) as sessions:
+        session = sessions.open("small")
+        ctx = ToolContext(session, BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+        await agent(session, "mkdir sparse; truncate -s 20M huge sparse/huge; echo fine > fine")
+        verifier = await ctx.seal(["sparse", "huge", "fine"])
+        assert set(verifier.refused) == {"sparse", "huge"} and "No space left" in verifier.refused["huge"]
+        await verifier.write_file("tests", b"x" * (6 << 20))
+        assert (await verifier.terminal("ls; cat fine"))["output"].split() == ["fine", "tests", "fine"]
+
+
+FULL = """
+import asyncio, sys, tempfile
+from backends import BackendError, create_backend
+from environments.tool_context import ToolContext
+from tools import BUILTIN_TOOLS, ToolSessions
+
+async def main():
+    async with ToolSessions(create_backend("local")) as sessions:
+        ctx = ToolContext(sessions.open("task"), BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+        await ctx.terminal("mkdir d; head -c 3000000 /dev/zero | tee d/f > f")
+        tempfile.tempdir = sys.argv[1]
+        try:
+            print("refused", (await ctx.seal([sys.argv[2]])).refused)
+        except BackendError as error:
+            print("raised", error, ctx.failure is error)
+        tempfile.tempdir = None
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.parametrize("path", ["f", "d"])
+def test_a_full_disk_of_this_machine_is_no_refusal(tmp_path: Path, path: str) -> None:
+    script = f'mount -t tmpfs -o size=1m none {tmp_path} && exec "$@"'
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", FULL, str(tmp_path), path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.stdout.startswith("raised the artifacts cannot be kept on this machine"), done
+    assert done.stdout.endswith("True\n")
 
 
 async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: Path) -> None:

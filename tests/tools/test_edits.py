@@ -171,6 +171,9 @@ def test_replacing_needs_one_exact_place() -> None:
     assert replace_text("a b a", "a", "c", replace_all=True, path="f") == ("c b c", 2)
     with pytest.raises(EditError, match="2 times, at lines 1, 3"):
         replace_text("x\ny\nx\n", "x", "z", replace_all=False, path="f")
+    with pytest.raises(EditError, match="2 times, at lines 2, 3; add"):  # the same lines twice, with one in common
+        replace_text("x\n}\n}\n}\n", "}\n}\n", "}\ny\n}\n", replace_all=False, path="f")
+    assert replace_text("aaa", "aa", "b", replace_all=True, path="f") == ("ba", 1)
     with pytest.raises(EditError, match="Lines 2-2 differ from it only in white space:\n\tif x:"):
         replace_text("a\n\tif x:\nb\n", "    if x:", "z", replace_all=False, path="f")
     with pytest.raises(EditError, match="The nearest lines are 2-3:\nreturn total\nend"):
@@ -218,6 +221,16 @@ def test_the_diff_is_one_that_patch_programs_take(tmp_path: Path) -> None:
         ["git", "apply", "-"], cwd=tmp_path, input=_prefixed(unified_diff(old, new, "f")), text=True, check=True
     )
     assert (tmp_path / "f").read_text() == new
+
+
+@pytest.mark.parametrize(
+    "old, new", [("a\nb", "a\nb\n"), ("a\n", "a"), ("\fa\n\u2028\x85b\nc\nd\ne\n", "\fa\n\u2028\x85b\nc\nd\nf\n")]
+)
+def test_the_diff_counts_lines_as_files_have_them(tmp_path: Path, old: str, new: str) -> None:
+    (tmp_path / "f").write_bytes(old.encode())
+    diff = _prefixed(unified_diff(old, new, "f"))
+    subprocess.run(["git", "apply", "--unidiff-zero", "-"], cwd=tmp_path, input=diff.encode(), check=True)
+    assert (tmp_path / "f").read_bytes() == new.encode()
 
 
 def _prefixed(diff: str) -> str:

@@ -15,6 +15,9 @@ from tools.files import _Page
 Call = Callable[..., Awaitable[ToolResult]]
 
 
+UNKNOWN = "\ufffd" * 2000
+
+
 def text(result: ToolResult) -> str:
     assert result.error is None, result.error
     return result.content
@@ -66,6 +69,13 @@ async def test_long_lines_are_cut_and_a_page_never_loses_its_end(call: Call, ses
     assert "[... 2998000 bytes of this line not shown ...]" in wide and wide.endswith("[end of file, 1 lines]")
     page = await call("read_file", path="f")
     assert not page.truncated and "more follow, continue with offset=" in page.content
+
+
+async def test_what_a_cut_line_lacks_is_counted_in_any_encoding(call: Call, session: ToolSession) -> None:
+    await (await session.sandbox()).write_bytes("latin", b"\xe9" * 2100 + b"\n" + b"\xe9" * 2000 + b"\n")
+    first, second, _ = text(await call("read_file", path="latin")).split("\n")
+    assert first == f"     1\t{UNKNOWN} [... 100 bytes of this line not shown ...]"
+    assert second == f"     2\t{UNKNOWN}"
 
 
 @given(
@@ -237,6 +247,17 @@ async def test_a_search_understands_perl_style_patterns_globs_paths_and_context(
     assert "past the last of 3" in text(await call("search_files", pattern=r"needle\(", offset=9))
 
 
+async def test_matches_that_lie_apart_are_results_of_their_own(call: Call, session: ToolSession) -> None:
+    await shell(
+        session, "printf 'hit\\n1\\n2\\n3\\n--\\nhit\\n' > f; cp f g; head -c 3000000 /dev/zero | tr '\\0' '\\n' > x"
+    )
+    found = text(await call("search_files", pattern="hit", context=1))
+    assert found == "f:1:hit\nf-2-1\n--\nf-5---\nf:6:hit\n--\ng:1:hit\ng-2-1\n--\ng-5---\ng:6:hit"
+    found = text(await call("search_files", pattern="hit", context=1, limit=1, offset=2))
+    assert found == "g:1:hit\ng-2-1\n[results 3-3 of 4; continue with offset=3]"
+    assert "terminated" not in text(await call("search_files", pattern="^", path="x")), "that is how it is cut off"
+
+
 async def test_a_search_for_names(call: Call, session: ToolSession) -> None:
     await fill(session)
     assert text(await call("search_files", pattern="*.py", target="files")) == "deep/er/code.py"
@@ -256,6 +277,21 @@ async def test_a_search_leaves_the_shell_of_the_model_alone(call: Call, session:
     await call("search_files", pattern="a")
     await call("read_file", path="nothing")
     assert await shell(session, "basename $PWD; echo $LC_ALL") == "sub\nPOSIX\n"
+
+
+async def test_what_the_model_did_to_its_shell_makes_no_difference_to_the_file_tools(
+    call: Call, session: ToolSession
+) -> None:
+    await shell(session, "echo here > note; echo x > g; mkdir /tmp/e; printf '#!/bin/sh\\necho forged' > /tmp/e/xargs")
+    for broken in ("chmod +x /tmp/e/xargs; export PATH=/tmp/e:$PATH", "export PATH=/nowhere; unset HOME"):
+        await call("terminal", command=broken)
+        assert text(await call("search_files", pattern="here")) == "note:1:here"
+        assert "did you mean 'note'" in str((await call("read_file", path="nope")).error)
+    patch = "*** Begin Patch\n*** Delete File: g\n*** Update File: note\n*** Move to: moved\n@@\n-here\n+there\n"
+    text(await call("patch", mode="patch", patch=f"{patch}*** End Patch"))
+    assert text(await call("search_files", pattern="*", target="files")) == "moved"
+    await call("terminal", command="/bin/rm -rf /workspace/*; /bin/rmdir /workspace")
+    assert "no matches" in text(await call("search_files", pattern="here", path="/tmp/e"))
 
 
 async def test_too_much_output_is_said_to_be_incomplete(call: Call, session: ToolSession) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -106,6 +108,34 @@ CALLS = {
     "search_files": {"pattern": "a"},
     "python": {"code": "1"},
 }
+
+
+CROWDED = """
+import asyncio, os, resource
+from backends import BackendError, create_backend
+from tools import ToolSessions, call_tool
+
+async def main():
+    async with ToolSessions(create_backend("local")) as sessions:
+        await call_tool("terminal", {"command": "true"}, sessions.open("first"))
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(set(range(len(numbers) + 1)) - set(numbers)) + 2, hard))
+        try:
+            print(await call_tool("terminal", {"command": "true"}, sessions.open("second")))
+        except BackendError as error:
+            print("raised", error)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+asyncio.run(main())
+"""
+
+
+def test_a_machine_without_descriptors_is_no_answer_of_a_tool() -> None:
+    done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("raised the sandbox of task 'second' cannot be made: "), done
+    assert "Too many open files" in done.stdout
 
 
 @pytest.mark.parametrize("name", CALLS)

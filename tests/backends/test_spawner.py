@@ -1,0 +1,87 @@
+"""The helper that starts sandboxes: what it has started lives as long as it does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from sandbox_watch import host_processes
+
+from backends.spawner import Child, Spawner
+
+AT_ONCE = 6
+
+
+@pytest.fixture
+def null() -> Iterator[int]:
+    fd = os.open(os.devnull, os.O_RDWR)
+    yield fd
+    os.close(fd)
+
+
+def helpers() -> set[int]:
+    return {pid for pid in host_processes("spawn_server.py") if f"PPid:\t{os.getpid()}\n" in status(pid)}
+
+
+def status(pid: int) -> str:
+    return Path(f"/proc/{pid}/status").read_text()
+
+
+def end(children: list[Child]) -> None:
+    for child in children:
+        child.kill()
+        assert child.wait(10)
+        child.release()
+
+
+def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> None:
+    others = helpers()
+    spawner = Spawner()
+    end([spawner.spawn(["/bin/true"], stream=null, errors=null)])
+    (first,) = helpers() - others
+    os.kill(first, signal.SIGSTOP)  # all requests are on their way when it dies
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        spawning = [
+            threads.submit(spawner.spawn, ["/bin/sleep", "600"], stream=null, errors=null) for _ in range(AT_ONCE)
+        ]
+        while "stopped" not in status(first) or any(not task.running() for task in spawning):
+            time.sleep(0.01)
+        os.kill(first, signal.SIGKILL)
+        children = [task.result() for task in spawning]
+    assert [child.wait(0.2) for child in children] == [False] * AT_ONCE
+    end(children)
+
+
+CROWD = """
+import os, resource, sys
+from backends import BackendError
+from backends.spawner import Spawner
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (230, int(sys.argv[1])))
+null, spawner, children = os.open(os.devnull, os.O_RDWR), Spawner(), []
+for _ in range(60):
+    try:
+        children.append(spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null))
+    except BackendError:
+        break
+print(len(children), any(child.wait(0.0) for child in children))
+for child in children:
+    child.kill()
+    child.wait(10)
+    child.release()
+"""
+
+
+@pytest.mark.parametrize("hard", [230, 400])
+def test_one_sandbox_too_many_takes_no_other_along(hard: int) -> None:
+    done = subprocess.run([sys.executable, "-c", CROWD, str(hard)], capture_output=True, text=True, timeout=60)
+    count, any_ended = done.stdout.split()
+    assert any_ended == "False" and done.stderr == ""
+    assert int(count) == 60 if hard == 400 else int(count) > 10
