@@ -19,6 +19,7 @@ from environments.outcome import Outcome
 from environments.turn_check import RESAMPLED, Verdict, check_turn
 from inference import ContextExhausted, InferenceError
 from inference.balancer import Split
+from inference.chat_template import TurnRefused
 from tools import ToolResult
 from trajectories import ChatResponse, FinishReason, Message, MessageHistory, ToolCall, ToolResponse, validate_messages
 
@@ -148,6 +149,8 @@ class _Rollout:
         """Messages up to here are a conversation without open tool calls."""
         self.good_length = len(self.history)
         """Messages up to here end with a turn that had no flaw."""
+        self.turn_began = len(self.history)
+        """The last turn that was answered begins here."""
         self.call_ids = {call["id"] for message in self.request for call in message.get("tool_calls") or ()}
         self.turns = 0
         self.faulty_turns = 0
@@ -171,6 +174,9 @@ class _Rollout:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
             outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
+        except TurnRefused as refused:
+            outcome, reason = Outcome.MODEL_ERROR, str(refused)
+            self.answered_length = self.turn_began
         except (InferenceError, BackendError) as broken:
             outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
         except TimeoutError:
@@ -290,7 +296,7 @@ class _Rollout:
 
     def settle(self, verdict: Verdict) -> None:
         """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
-        self.answered_length = len(self.history)
+        self.turn_began, self.answered_length = self.answered_length, len(self.history)
         if verdict.flaw is None:
             self.faulty_turns = 0
             self.good_length = self.answered_length

@@ -46,6 +46,10 @@ class TemplateRefused(PromptError):
     """The template raises for this conversation, or shows the model only a part of it."""
 
 
+class TurnRefused(TemplateRefused):
+    """The template takes no turn like the last one, which is the model's own: several calls, where one is taken."""
+
+
 class ArgumentForm(StrEnum):
     """What a template wants the arguments of a call to be."""
 

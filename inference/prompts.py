@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import orjson
 
-from inference.chat_template import ChatTemplate, PromptError, TemplateRefused, Tools
+from inference.chat_template import ChatTemplate, PromptError, TemplateRefused, Tools, TurnRefused
 from inference.continuations import behind, calls_of, generation_prompt_of
 from inference.probe_conversations import USUAL, Pattern
 from inference.template_probe import Extension, Finding, TemplateProbe
@@ -36,6 +36,7 @@ __all__ = [
     "TemplateNotExtendable",
     "TemplateRefused",
     "TemplateVerdict",
+    "TurnRefused",
     "WhenUnextendable",
 ]
 
@@ -288,7 +289,12 @@ class PromptBuilder:
             raise TemplateRefused(
                 "the chat template", finding.reason, "give one that writes them as chat_template (inference/templates)"
             )
-        text, tail = self._whole(nodes, tools)  # raises where the template refuses the conversation
+        try:
+            text, tail = self._whole(nodes, tools)
+        except TemplateRefused as refused:
+            if finding.extension is Extension.REFUSED and self._takes_one_call(finding.pattern):
+                raise TurnRefused(*refused.args) from None
+            raise
         if self.when_unextendable == "error":
             raise TemplateNotExtendable(
                 "the chat template",
@@ -305,6 +311,13 @@ class PromptBuilder:
                 best = tokens.after
         prefix = TokenPrefix(ids) if best is None else best.extend(ids[best.length :])
         return Prompt(prefix, tail, PromptStart.BRANCH, context)
+
+    def _takes_one_call(self, pattern: Pattern) -> bool:
+        """Of several calls, whether it would have taken one."""
+        if pattern.calls < 2:
+            return False
+        roles = tuple(role.removesuffix("+") for role in pattern.roles)
+        return self._probe.find(Pattern(1, roles)).extension is not Extension.REFUSED
 
     def _whole(self, nodes: Sequence[PromptNode], tools: Tools | None) -> tuple[str, str]:
         """The conversation as the template renders it, and the generation prompt at its end."""

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 pytest.importorskip("transformers")
 
 from environments.agent_loop import HermesAgentLoop, LoopLimits
+from environments.outcome import Outcome
 from inference.fake import Lengths, RandomWords, ToolUser
+from inference.fake.tokenizer import fake_tokenizer
+from inference.prompts import PromptBuilder
 from tests.support.exactness import Stack, assert_exact, stack
 from tools import ToolResult
 from trajectories import MASKED, ToolCall, samples, verify
@@ -133,6 +136,29 @@ async def test_a_retried_turn_shares_its_prompt_and_both_attempts_are_trained() 
             start = other.spans[0].start
             assert other.tokens[:start] == main.tokens[:start]
             assert other.masks[:start] == [MASKED] * start
+
+
+AT_MOST = """{%- for m in messages %}{% if m.tool_calls | default([], true) | length > MOST %}
+{{- raise_exception('too many calls') }}{% endif %}{% endfor -%}"""
+
+
+def taking(most: int) -> PromptBuilder:
+    """Prompts of a template that takes so many calls in a turn."""
+    tokenizer = fake_tokenizer()
+    return PromptBuilder(tokenizer, chat_template=AT_MOST.replace("MOST", str(most)) + tokenizer.chat_template)
+
+
+async def test_a_turn_that_the_template_cannot_show_is_the_models_doing_and_is_trained() -> None:
+    """Two calls at once, where the template has room for one. A template that has none for any is nobody's lesson."""
+    policy = ToolUser(turns=3, calls=2)
+    async with stack(policy=policy.reply, prompts=taking(1)) as world:
+        result = await loop_of(world).run([QUESTION])
+        assert result.outcome is Outcome.MODEL_ERROR and "too many calls" in result.reason
+        assert [message["role"] for message in result.messages] == ["user"]
+        (sample,) = assert_exact(world, result.history)
+        assert len(sample.spans) == 1
+    async with stack(policy=policy.reply, prompts=taking(0)) as world:
+        assert (await loop_of(world).run([QUESTION])).outcome is Outcome.INFRA_ERROR
 
 
 async def test_a_model_that_goes_on_behind_its_end_is_refused_with_the_reason() -> None:

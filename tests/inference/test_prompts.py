@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from inference.chat_template import PromptError, TemplateRefused
+from inference.chat_template import PromptError, TemplateRefused, TurnRefused
 from inference.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
 from inference.template_probe import Extension
 from trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix
@@ -364,6 +364,19 @@ def test_a_refusal_says_the_templates_words_and_names_the_message() -> None:
     history.append(result("noon"))
     with pytest.raises(TemplateRefused, match=r"message 2, role 'tool'\): Conversation roles must alternate"):
         builder.prompt(history.nodes())
+
+
+@pytest.mark.parametrize(("name", "calls", "own"), [("llama3_1", 2, True), ("gemma3", 2, False), ("gemma3", 1, False)])
+def test_calls_that_a_template_takes_one_by_one_are_the_turns_fault(name: str, calls: int, own: bool) -> None:
+    """And a template that takes no calls at all is not."""
+    builder = PromptBuilder(tokenizer_of(name))
+    history = MessageHistory([USER])
+    say(builder, history, "Look.", *(call(number) for number in range(calls)))
+    for number in range(calls):
+        history.append(result("noon", number))
+    with pytest.raises(TemplateRefused) as refused:
+        builder.prompt(history.nodes())
+    assert isinstance(refused.value, TurnRefused) == own
 
 
 def test_what_cannot_be_used() -> None:
