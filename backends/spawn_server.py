@@ -135,7 +135,7 @@ class Server:
         finally:
             for fd in fds:
                 os.close(fd)
-        reply = socket.socket(fileno=moved[1])
+        reply, pid = socket.socket(fileno=moved[1]), 0
         try:
             with open(moved[0], "rb", closefd=False) as file:
                 job = json.load(file)
@@ -150,6 +150,8 @@ class Server:
             finally:
                 os.close(handle)
         except OSError as error:
+            if pid > 0:  # whoever asked has gone
+                os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
         finally:

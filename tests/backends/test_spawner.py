@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 from sandbox_watch import host_processes
 
+from backends import BackendError
 from backends.spawner import Child, Spawner
 
 AT_ONCE = 6
@@ -57,6 +59,33 @@ def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> N
         children = [task.result() for task in spawning]
     assert [child.wait(0.2) for child in children] == [False] * AT_ONCE
     end(children)
+
+
+def test_what_is_started_too_late_is_not_left_alone(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asked has been told that it could not be started; what was started in time goes on."""
+    monkeypatch.setattr("backends.spawner._PATIENCE", 0.5)
+    others = helpers()
+    spawner = Spawner()
+    early = spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null)
+    (helper,) = helpers() - others
+    os.kill(helper, signal.SIGSTOP)
+    mark = str(uuid.uuid4().int)[:9]
+    try:
+        with pytest.raises(BackendError, match=r"could not be started within 0\.5 s"):
+            spawner.spawn(["/bin/sleep", mark], stream=null, errors=null)
+    finally:
+        os.kill(helper, signal.SIGCONT)
+    end([spawner.spawn(["/bin/true"], stream=null, errors=null)])  # requests are served in order: the late one was
+    assert until_none(mark)
+    assert not early.wait(0.0)
+    end([early])
+
+
+def until_none(mark: str) -> bool:
+    deadline = time.monotonic() + 60
+    while host_processes(mark) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not host_processes(mark)
 
 
 CROWD = """
