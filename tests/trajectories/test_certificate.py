@@ -212,7 +212,8 @@ def test_a_doubled_end_of_turn_is_refused() -> None:
 def test_an_answer_that_goes_on_behind_its_end_is_refused() -> None:
     tree = Tree()
     tree.sample(START, [4, END, 6, END])
-    assert verify(record(tree)) == ["turn 0 goes on behind its end-of-turn token (tokens[4] = 9)"]
+    told = "turn 0 goes on behind its end-of-turn token (tokens[4] = 9): the server did not stop there, tell it to"
+    assert verify(record(tree)) == [f"{told} (stop_token_ids [9])"]
 
 
 def test_a_suffix_with_the_logprobs_of_another_prefix_is_refused() -> None:
