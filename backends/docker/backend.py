@@ -24,6 +24,7 @@ from backends.base import Availability, BackendError, BackendUnavailable, Sandbo
 from backends.connection import Connection
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
+from backends.tasks import finish
 
 from . import container as containers
 from .client import (
@@ -37,7 +38,6 @@ from .client import (
     explained,
     facts,
     find_engine,
-    finish,
     request,
     upload,
 )

@@ -9,17 +9,15 @@ import io
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import aiodocker
 import aiohttp
 
 from backends.base import BackendError, BackendUnavailable
 
-T = TypeVar("T")
 PATIENCE = 120.0
 """Seconds after which an engine that does not answer is given up; pulling an image has no limit."""
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
@@ -204,22 +202,6 @@ async def upload(docker: aiodocker.Docker, container: str, folder: str, archive:
     async with docker.session.put(url, params={"path": folder}, data=io.BytesIO(archive), headers=headers) as answer:
         if answer.status >= 400:
             raise aiodocker.DockerError(answer.status, (await answer.read()).decode(errors="replace"))
-
-
-async def finish(work: Awaitable[T]) -> T:
-    """The result of `work`, which is completed even if whoever waits is cancelled: then that is raised afterwards."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        with contextlib.suppress(Exception):
-            task.result()
-        raise cancelled
-    return task.result()
 
 
 async def facts(docker: aiodocker.Docker, engine: Engine) -> Facts:

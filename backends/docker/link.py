@@ -27,6 +27,7 @@ from backends import owner, runtime
 from backends.base import BackendError
 from backends.connection import ByteStream, asyncio_stream
 from backends.records import private_folder
+from backends.tasks import finish
 
 from .client import (
     PATIENCE,
@@ -35,7 +36,6 @@ from .client import (
     Facts,
     close_client,
     explained,
-    finish,
     open_client,
     request,
     upload,

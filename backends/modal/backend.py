@@ -26,17 +26,16 @@ from backends.base import Availability, BackendError, BackendUnavailable, Sandbo
 from backends.connection import GRACE, ByteStream, Connection
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
+from backends.tasks import finish, seen
 
 from .calls import (
     ENDING,
     FIX,
     Shared,
     bounded,
-    finish,
     is_refusal,
     post_mortem,
     retried,
-    seen,
     terminate,
     text_of,
     why_ended,

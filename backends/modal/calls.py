@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.base import BackendError, BackendUnavailable
+from backends.tasks import seen
 
 if TYPE_CHECKING:
     import modal
@@ -106,22 +107,6 @@ async def bounded(work: Iterable[Awaitable[T]], limit: int = 16) -> list[T]:
         if isinstance(result, BaseException):
             raise result
     return [result for result in results if not isinstance(result, BaseException)]
-
-
-async def finish(work: Coroutine[Any, Any, None] | asyncio.Task[None]) -> None:
-    """Wait for `work` to its end, also when cancelled meanwhile; the cancellation then goes on."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise
-
-
-def seen(task: asyncio.Task[Any]) -> None:
-    """Nobody may be waiting for it: asyncio then complains about an exception that was never looked at."""
-    if not task.cancelled():
-        task.exception()
 
 
 async def terminate(sandbox: modal.Sandbox, name: str) -> None:

@@ -32,6 +32,7 @@ from backends.base import (
 from backends.connection import Connection
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
+from backends.tasks import finish
 
 from .link import Link, LinkLost, Target
 from .walls import HOME, WORKDIR
@@ -252,9 +253,8 @@ class SshBackend:
             return SshSandbox(connection, link, id=id, name=name, workdir=workdir, python=inside.python)
         except BaseException:
             link.on_ended.pop(id, None)
-            ending = asyncio.create_task(link.end([id], _CLOSE_PATIENCE))
-            await _finished(ending)
-            ending.exception()  # seen: what could not be ended now ends itself
+            with contextlib.suppress(Exception):  # what could not be ended now ends itself
+                await finish(link.end([id], _CLOSE_PATIENCE))
             raise
 
     async def _start(self, link: Link, facts: _Facts, spec: SandboxSpec, id: str) -> dict[str, Any]:
@@ -314,19 +314,6 @@ async def _alive(link: Link, id: str) -> bool:
     return bool((await (await link.hub()).request("alive", id=id))["alive"])
 
 
-async def _finished(task: asyncio.Task[None]) -> None:
-    """Wait for its end, also when whoever waits is cancelled meanwhile; the cancellation comes afterwards."""
-    cancelled = False
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            cancelled = True
-    if cancelled:
-        task.cancelled() or task.exception()  # seen
-        raise asyncio.CancelledError
-
-
 class _Death:
     """What the far machine has said about the end of a sandbox."""
 
@@ -369,8 +356,7 @@ class SshSandbox(ExecutorSandbox):
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
-        await _finished(self._closing)
-        await self._closing  # done: raises what it raised
+        await finish(self._closing)
 
     async def _close(self) -> None:
         self._connection.fail(f"{self._name} was closed")

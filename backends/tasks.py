@@ -1,0 +1,31 @@
+"""Work that has to be done to its end, whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def finish(work: Awaitable[T]) -> T:
+    """The result of `work`, which is completed even if whoever waits is cancelled: then that is raised afterwards."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        seen(task)
+        raise cancelled
+    return task.result()
+
+
+def seen(task: asyncio.Future[Any]) -> None:
+    """Nobody may be waiting for it: asyncio then complains about an exception that was never looked at."""
+    with contextlib.suppress(asyncio.CancelledError):
+        task.exception()
