@@ -106,13 +106,13 @@ class Cgroups:
 
     def _make(self, folder: Path) -> None:
         for attempt in range(10):  # the last sandbox of another process may take the parent away in between
-            folder.parent.mkdir(exist_ok=True)
             try:
+                folder.parent.mkdir(exist_ok=True)
                 if self.version == 2:
                     _enable(folder.parent, self.parents)
                 folder.mkdir()
                 return
-            except FileNotFoundError:
+            except (FileExistsError, FileNotFoundError):  # the former, too: gone again when it is looked at
                 if attempt == 9:
                     raise
 

@@ -165,9 +165,11 @@ def all_records(backend: str) -> Iterator[Record]:
         try:
             fields = json.loads((entry / _RECORD).read_text())
             record = Record(**{**fields, "groups": tuple(fields["groups"])})
-        except OSError:
+        except FileNotFoundError:
             if entry.name.startswith(ID_PREFIX) and _age(entry) > 600.0:
                 forget(entry.name)
+            continue
+        except OSError:  # it is there, and cannot be read just now: no descriptor is free, say
             continue
         except (ValueError, TypeError, KeyError):  # another version's
             continue

@@ -25,6 +25,11 @@ async def finish(work: Awaitable[T]) -> T:
     return task.result()
 
 
+def has_failed(task: asyncio.Future[Any]) -> bool:
+    """Whether it has ended without doing what it was for: it may be tried again."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
 def seen(task: asyncio.Future[Any]) -> None:
     """Nobody may be waiting for it: asyncio then complains about an exception that was never looked at."""
     with contextlib.suppress(asyncio.CancelledError):

@@ -24,7 +24,7 @@ from backends.base import Availability, BackendError, BackendUnavailable, Sandbo
 from backends.connection import Connection
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.tasks import finish
+from backends.tasks import finish, has_failed
 
 from . import container as containers
 from .client import (
@@ -458,7 +458,7 @@ class DockerSandbox(ExecutorSandbox):
         self._connection.fail(f"{self._making.name} was closed")
         self._watch.cancel()
         end = self._end
-        if end is None or (end.done() and (end.cancelled() or end.exception() is not None)):
+        if end is None or has_failed(end):
             self._end = asyncio.create_task(self._making.undo(strict=True))
         assert self._end is not None
         await finish(self._end)

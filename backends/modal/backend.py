@@ -26,7 +26,7 @@ from backends.base import Availability, BackendError, BackendUnavailable, Sandbo
 from backends.connection import GRACE, ByteStream, Connection
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.tasks import finish, seen
+from backends.tasks import finish, has_failed, seen
 
 from .calls import (
     ENDING,
@@ -440,7 +440,7 @@ class ModalSandbox(ExecutorSandbox):
                 its grace or its lifetime.
         """
         self._connection.fail(f"{self._name} was closed")
-        if self._end.done() and (self._end.cancelled() or self._end.exception() is not None):
+        if has_failed(self._end):
             self._end = self._ending()  # another attempt
         await finish(self._end)
 
