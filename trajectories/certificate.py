@@ -328,8 +328,8 @@ def _turn_problems(sample: TokenSample) -> list[str]:
         if not ends.isdisjoint(ids):
             place = next(place for place, token in enumerate(ids) if token in ends)
             found.append(
-                f"turn {span.turn} goes on behind its end-of-turn token (tokens[{span.start + place}] = {ids[place]}): the "
-                f"server did not stop there, tell it to (stop_token_ids [{ids[place]}])"
+                f"turn {span.turn} goes on behind its end-of-turn token (tokens[{span.start + place}] = {ids[place]}): "
+                f"the server did not stop there, tell it to (stop_token_ids [{ids[place]}])"
             )
         if last in ends and span.end < len(sample.tokens) and sample.tokens[span.end] == last:
             found.append(f"the end-of-turn token of turn {span.turn} stands there twice (tokens[{span.end}] = {last})")
