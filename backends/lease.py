@@ -26,6 +26,7 @@ from .base import (
     SupportsPty,
     SupportsSnapshot,
 )
+from .tasks import has_failed
 
 T = TypeVar("T")
 
@@ -94,7 +95,7 @@ class Lease:
         """
         self._over = True
         done = self._release
-        if done is None or (done.done() and (done.cancelled() or done.exception() is not None)):
+        if done is None or has_failed(done):
             self._release = asyncio.create_task(self._end(), name=f"release {self._id}")
         assert self._release is not None
         await asyncio.shield(self._release)

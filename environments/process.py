@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 
+from backends.tasks import finish
 from environments.items import ItemKeys
 from environments.ledger import Ledger
 from environments.progress import RunProgress
@@ -321,12 +322,7 @@ class ProcessRun:
 
 async def _undisturbed(function: Callable[..., T], *args: Any) -> T:
     """Run `function` in a thread to its end, also when this is cancelled meanwhile: no write goes on unwatched."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *args))
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        await asyncio.wait({work})
-        raise
+    return await finish(asyncio.to_thread(function, *args))
 
 
 def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -25,6 +25,7 @@ from typing import IO, Any, TypeVar
 
 import orjson
 
+from backends.tasks import finish
 from environments.rollout_api import EnvDescription, compress, encode_group, encode_json
 from environments.run_folder import RunFolderError, changes, take_lock, write_manifest
 from environments.spool_state import (
@@ -102,15 +103,15 @@ class Spool:
             RunFolderError: not writable, in use by another run, or made with other settings.
             SpoolError: a file in it is damaged.
         """
-        await self._undisturbed(self._in_thread(self._open))
+        await finish(self._in_thread(self._open))
 
     async def close(self) -> None:
-        await self._undisturbed(self._in_thread(self._close))
+        await finish(self._in_thread(self._close))
         self._thread.shutdown()
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function in the spool's thread, behind what it does already."""
-        return await self._undisturbed(self._in_thread(function, *args))
+        return await finish(self._in_thread(function, *args))
 
     async def append(
         self,
@@ -145,7 +146,7 @@ class Spool:
             step=step,
         )
         self._next_seq += 1
-        return await self._undisturbed(self._append(entry, payload, record or {}))
+        return await finish(self._append(entry, payload, record or {}))
 
     async def body(self, entry: Entry, env_id: int) -> bytes:
         """The gzipped request that posts a group as environment `env_id`."""
@@ -224,7 +225,7 @@ class Spool:
     # Files.
 
     async def _mark(self, *, flush: bool = True, **event: Any) -> None:
-        await self._undisturbed(self._write_mark(event, flush))
+        await finish(self._write_mark(event, flush))
 
     async def _write_mark(self, event: dict[str, Any], flush: bool) -> None:
         marks = _opened(self._marks)
@@ -355,15 +356,6 @@ class Spool:
 
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
-
-    async def _undisturbed(self, work: Awaitable[T]) -> T:
-        """Await `work` to its end, also when this is cancelled meanwhile: disk and memory never differ."""
-        task = asyncio.ensure_future(work)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            await asyncio.wait({task})
-            raise
 
 
 class AppendFile:

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from backends.base import BackendError, BackendUnavailable
-from backends.tasks import seen
+from backends.tasks import has_failed, seen
 
 if TYPE_CHECKING:
     import modal
@@ -34,7 +34,7 @@ class Shared:
     async def once(self, key: tuple[str, Any], make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """The result of `make`, called once for all who ask at the same time or later, unless it failed."""
         task = self._tasks.get(key)
-        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+        if task is None or has_failed(task):
             task = self._tasks[key] = asyncio.create_task(make())
             task.add_done_callback(seen)
         result: T = await asyncio.shield(task)

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -334,11 +335,25 @@ async def test_the_name_of_each_file_is_on_the_disk_before_a_group_in_it_counts(
     await spool.close()
 
 
-async def test_cancelling_a_write_leaves_disk_and_memory_alike(tmp_path):
+@pytest.mark.parametrize("times", [1, 3])
+async def test_cancelling_a_write_leaves_disk_and_memory_alike(tmp_path, monkeypatch, times):
     spool = await opened(tmp_path)
+    reached, go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def flush(fd: int, flush=os.fdatasync) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        go_on.wait()
+        flush(fd)
+
+    monkeypatch.setattr(os, "fdatasync", flush)
     task = asyncio.create_task(append(spool, 1))
-    await asyncio.sleep(0)
-    task.cancel()
+    await reached.wait()
+    for _ in range(times):
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
     before = facts(spool)
