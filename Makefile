@@ -5,7 +5,7 @@ SANDBOX ?= bubblewrap
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PACKAGES := backends environments inference lachesis tool_call_parsers tools trajectories
+PACKAGES := backends environments lachesis tool_call_parsers
 CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := agent_loop imports parsers message_graph token_turns token_exactness rollout_memory loop_lag serve_lag sandboxes
 
@@ -31,7 +31,7 @@ demo: $(READY)
 	@$(BIN)/lachesis demo --sandbox $(SANDBOX)
 
 # The first rooms touch nothing that is shared; the others look for leftovers on the whole machine, and run one by one.
-APART := tests/tool_call_parsers tests/trajectories tests/inference
+APART := tests/tool_call_parsers tests/trajectories tests/inference tests/testing
 test: lint
 	$(BIN)/pytest -n 2 $(APART)
 	$(BIN)/pytest $(APART:%=--ignore %)

@@ -26,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.instant_server import instant_server
-from environments.agent_loop import HermesAgentLoop
-from inference import OpenAIServer, Router, ServerSettings
-from tools import ToolResult
+from lachesis.agent.loop import HermesAgentLoop
+from lachesis.inference import OpenAIServer, Router, ServerSettings
+from lachesis.tools import ToolResult
 
 TURNS = (0, 1, 5, 20)
 """Tool turns before the final answer."""

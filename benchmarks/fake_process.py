@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
-from inference import ServerSettings, TokenServer
-from inference.engines import create_engine
-from inference.fake import Ask, Codec, FakeServer, Policy, Reply, fake_tokenizer
-from inference.fake.policies import WORDS
-from inference.prompts import PromptBuilder
-from tools import ToolResult
-from trajectories import ToolCall
+from lachesis.inference import ServerSettings, TokenServer
+from lachesis.inference.engines import create_engine
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.testing.fake_server import Ask, Codec, FakeServer, Policy, Reply, fake_tokenizer
+from lachesis.testing.fake_server.policies import WORDS
+from lachesis.tools import ToolResult
+from lachesis.trajectories import ToolCall
 
 SAMPLED, OBSERVED = 200, 200
 """Tokens of a completion and of a tool result."""

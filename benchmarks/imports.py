@@ -11,7 +11,10 @@ import subprocess
 import sys
 
 RUNS = 7
-ROOMS = ("trajectories", "tools", "backends", "tool_call_parsers", "inference", "tools, trajectories")
+ROOMS = (
+    *("lachesis", "lachesis.trajectories", "lachesis.tools", "backends", "tool_call_parsers", "lachesis.inference"),
+    "lachesis.tools, lachesis.trajectories",
+)
 LIMIT = 0.3
 """Seconds that a leaf may take."""
 
@@ -32,7 +35,10 @@ def main() -> int:
         cpu_seconds(f"import {room}")  # writes the byte code
         taken = statistics.median(cpu_seconds(f"import {room}") for _ in range(RUNS)) - bare
         print(f"  import {room:<22} {taken:.3f} s")
-        if room in ("trajectories", "tools", "tools, trajectories") and taken > LIMIT:
+        if (
+            room in ("lachesis.trajectories", "lachesis.tools", "lachesis.tools, lachesis.trajectories")
+            and taken > LIMIT
+        ):
             late.append(room)
     if late:
         print(f"over {LIMIT} s: {', '.join(late)}")

@@ -32,11 +32,11 @@ from benchmarks.fake_process import (
     token_server,
 )
 from benchmarks.serve_lag import Lag
-from environments.agent_loop import HermesAgentLoop
-from environments.agent_result import AgentResult
-from environments.reward_threads import RewardThreads
-from inference import ServerSettings, TokenServer
-from inference.fake import Codec, fake_tokenizer
+from lachesis.agent.loop import HermesAgentLoop
+from lachesis.agent.result import AgentResult
+from lachesis.agent.reward_threads import RewardThreads
+from lachesis.inference import ServerSettings, TokenServer
+from lachesis.testing.fake_server import Codec, fake_tokenizer
 
 PLAYERS, REWARDS, COMPUTING = 8, 100, 4
 TURNS = 5

@@ -24,7 +24,7 @@ from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from trajectories import (
+from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
     Message,

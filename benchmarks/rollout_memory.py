@@ -30,12 +30,12 @@ from benchmarks.fake_process import (
     observation,
     token_server,
 )
-from environments.agent_loop import HermesAgentLoop
-from environments.agent_result import AgentResult
-from inference import ServerSettings
-from inference.fake import Codec, fake_tokenizer
-from tools import ToolResult
-from trajectories import ToolCall
+from lachesis.agent.loop import HermesAgentLoop
+from lachesis.agent.result import AgentResult
+from lachesis.inference import ServerSettings
+from lachesis.testing.fake_server import Codec, fake_tokenizer
+from lachesis.tools import ToolResult
+from lachesis.trajectories import ToolCall
 
 TURNS = 10
 LIMIT_MB = 150.0

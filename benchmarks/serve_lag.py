@@ -22,11 +22,11 @@ from typing import Any
 
 import aiohttp
 
-from environments.atropos import BaseEnv
-from environments.delivery import Delivery
-from environments.rollout_api import EnvDescription, RolloutApi
-from environments.spool import Spool
-from environments.spool_state import Entry
+from lachesis.runs.atropos import BaseEnv
+from lachesis.training.delivery import Delivery
+from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis.training.spool import Spool
+from lachesis.training.spool_state import Entry
 
 SEQUENCES, LENGTH, GROUPS = 8, 32_768, 4
 PERIOD = 0.001

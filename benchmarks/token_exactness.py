@@ -33,15 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fake_process import TOOLS, fake_process, token_server
 from benchmarks.token_ledger import Ledger, Sequenced, Tally
-from environments.agent_loop import HermesAgentLoop, LoopLimits
-from inference import InferenceError, ServerSettings, TokenServer
-from inference.fake import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
-from inference.fake.policies import WORDS, hermes_call
-from inference.managed_server import ManagedServer
-from inference.prompts import PromptBuilder
-from inference.sampling import Sampling
-from tools import ToolResult
-from trajectories import (
+from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.inference import InferenceError, ServerSettings, TokenServer
+from lachesis.inference.managed_server import ManagedServer
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference.sampling import Sampling
+from lachesis.testing.fake_server import Ask, Lengths, RandomTokens, RandomWords, Reply, fake_tokenizer
+from lachesis.testing.fake_server.policies import WORDS, hermes_call
+from lachesis.tools import ToolResult
+from lachesis.trajectories import (
     Message,
     MessageHistory,
     RecordVerifier,

@@ -38,10 +38,10 @@ from benchmarks.fake_process import (
     token_server,
 )
 from benchmarks.token_ledger import Ledger, Sequenced
-from environments.agent_loop import HermesAgentLoop
-from inference import ServerSettings, TokenServer
-from inference.engines import ENGINES
-from inference.fake import Codec, fake_tokenizer
+from lachesis.agent.loop import HermesAgentLoop
+from lachesis.inference import ServerSettings, TokenServer
+from lachesis.inference.engines import ENGINES
+from lachesis.testing.fake_server import Codec, fake_tokenizer
 
 TURNS = (1, 5, 20)
 """Turns before the last one."""

@@ -15,16 +15,22 @@ from typing import Any
 
 from pydantic import Field
 
-from environments.agent_result import AgentResult
-from environments.atropos import APIServerConfig
-from environments.config import HermesAgentEnvConfig
-from environments.dataset_rows import is_local, load_rows
 from environments.gsm_symbolic import gsm_symbolic
-from environments.hermes_base_env import HermesAgentBaseEnv
 from environments.math_answer import MathVerifier, boxed, last_number
-from environments.servers import ServerConfig
-from inference.reference_server import Policy, WorkedSolution, WorkedSolutionPolicy, arithmetic_steps, gsm8k_steps
-from trajectories import Message
+from lachesis.agent.result import AgentResult
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.atropos import APIServerConfig
+from lachesis.runs.dataset_rows import is_local, load_rows
+from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.testing.reference_server import (
+    Policy,
+    WorkedSolution,
+    WorkedSolutionPolicy,
+    arithmetic_steps,
+    gsm8k_steps,
+)
+from lachesis.trajectories import Message
 
 GSM_SYMBOLIC = "gsm_symbolic"
 EVAL_SEED = 1_000_003

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from environments.dataset_rows import DatasetError
+from lachesis.runs.dataset_rows import DatasetError
 
 PACKAGE = "reasoning_gym"
 _BARE = (PACKAGE, f"{PACKAGE}.coaching", f"{PACKAGE}.arithmetic")

@@ -12,11 +12,11 @@ from typing import Any
 
 from pydantic import Field
 
-from environments.agent_result import AgentResult
-from environments.config import HermesAgentEnvConfig
-from environments.hermes_base_env import HermesAgentBaseEnv
-from inference.reference_server import Policy
-from trajectories import Message, ToolCall
+from lachesis.agent.result import AgentResult
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.testing.reference_server import Policy
+from lachesis.trajectories import Message, ToolCall
 
 TRAIN_ITEMS = (
     {"path": "greeting.txt", "content": "Hello from the sandbox"},

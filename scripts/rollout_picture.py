@@ -15,12 +15,12 @@ import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
-from environments.config import HermesAgentEnvConfig
-from environments.servers import ServerConfig, start_servers
-from environments.turn_check import check_turn
-from inference import TokenServer
-from inference.managed_server import ManagedServer
-from trajectories import ChatResponse, Message, MessageHistory, ToolResponse, samples, verify
+from lachesis.agent.turn_check import check_turn
+from lachesis.inference import TokenServer
+from lachesis.inference.managed_server import ManagedServer
+from lachesis.runs.model_servers import ServerConfig, start_servers
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse, samples, verify
 
 MAX_ATTEMPTS = 12
 TOOL = "ask_guide"

@@ -81,7 +81,7 @@ def install(home: Path) -> None:
 
 
 def convert(home: Path, folder: Path) -> None:
-    """Write the model folder, with the chat template of `inference/templates/hermes.jinja`, unless it is there."""
+    """Write the model folder, with the Hermes chat template of `lachesis/inference/templates`, unless it is there."""
     if (folder / "model.safetensors").is_file():
         return
     say(f"{MODEL} as a model folder, about 260 MB, in {folder} ...")
@@ -89,7 +89,7 @@ def convert(home: Path, folder: Path) -> None:
     log.unlink(missing_ok=True)
     made = folder.with_name(folder.name + ".part")  # a conversion that was killed leaves no half model behind
     shutil.rmtree(made, ignore_errors=True)
-    script, template = ROOT / "scripts" / "gguf_to_folder.py", ROOT / "inference" / "templates" / "hermes.jinja"
+    script, template = ROOT / "scripts/gguf_to_folder.py", ROOT / "lachesis/inference/templates/hermes.jinja"
     command = (str(home / "bin" / "python"), "-P", str(script), "smollm2", str(made), "--template", str(template))
     if watch(command, log) != 0:
         raise Failed(f"the conversion failed, see {log}")

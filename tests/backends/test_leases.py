@@ -18,7 +18,7 @@ from backends import (
     SupportsSnapshot,
     create_backend,
 )
-from tools import ToolSessions, call_tool
+from lachesis.tools import ToolSessions, call_tool
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from environments.cli import build
-from environments.hermes_base_env import HermesAgentBaseEnv
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.command_line import build
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r"^#   python environments/(\w+)\.py (\w+) --config (\S+)$", re.MULTILINE)

@@ -12,7 +12,7 @@ import pytest
 
 from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig, final_answer, worked_solution
 from environments.gsm_symbolic import gsm_symbolic
-from environments.servers import ServerConfig
+from lachesis.runs.model_servers import ServerConfig
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, lines, make, rollouts
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from environments.servers import ServerConfig
 from environments.terminal_test_env import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv, TerminalTestEnvConfig
+from lachesis.runs.model_servers import ServerConfig
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
 

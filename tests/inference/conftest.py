@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from inference import OpenAIServer, ServerSettings
+from lachesis.inference import OpenAIServer, ServerSettings
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

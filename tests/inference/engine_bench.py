@@ -13,11 +13,11 @@ from typing import Any, Self
 import aiohttp
 import pytest
 
-from inference.embedded import EmbeddedServer
-from inference.engines import TokenEngine, create_engine
-from inference.fake import FakeServer, RandomTokens, Scripted
-from inference.http_client import ServerSettings
-from inference.sampling import Sampling
+from lachesis.inference.embedded import EmbeddedServer
+from lachesis.inference.engines import TokenEngine, create_engine
+from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.sampling import Sampling
+from lachesis.testing.fake_server import FakeServer, RandomTokens, Scripted
 
 FAKED = ("vllm", "vllm-generate", "sglang", "atropos")
 ALL = (*FAKED, pytest.param("llama.cpp", marks=pytest.mark.model))

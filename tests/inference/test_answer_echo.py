@@ -9,7 +9,7 @@ import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.http_client import _without_echo
+from lachesis.inference.http_client import _without_echo
 
 NAME = "prompt_token_ids"
 IDS = st.lists(st.integers(0, 130), max_size=4)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from inference import ServerSettings, TokenServer
-from inference.engines import create_engine
-from inference.fake import FakeServer, Reply, fake_tokenizer
-from inference.prompts import PromptBuilder
-from inference.token_server import SettingsDiffer
+from lachesis.inference import ServerSettings, TokenServer
+from lachesis.inference.engines import create_engine
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference.token_server import SettingsDiffer
+from lachesis.testing.fake_server import FakeServer, Reply, fake_tokenizer
+from lachesis.trajectories import MASKED, MASKED_LOGPROB, MessageHistory
 from tests.support.exactness import Stack, assert_exact, stack
-from trajectories import MASKED, MASKED_LOGPROB, MessageHistory
 
 TOOLS = [
     {

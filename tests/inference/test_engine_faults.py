@@ -11,14 +11,14 @@ import pytest
 from aiohttp import web
 from engine_bench import FAKED, bench
 
-from inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable, TokenServer
-from inference.engines import create_engine
-from inference.fake import Mischief, fake_tokenizer
-from inference.fake.mischief import TOKENS
-from inference.http_client import ServerSettings
-from inference.prompts import PromptBuilder
-from inference.sampling import Sampling
-from trajectories.messages import FinishReason
+from lachesis.inference import BadResponse, ContextExhausted, RequestRejected, ServerUnavailable, TokenServer
+from lachesis.inference.engines import create_engine
+from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference.sampling import Sampling
+from lachesis.testing.fake_server import Mischief, fake_tokenizer
+from lachesis.testing.fake_server.mischief import TOKENS
+from lachesis.trajectories.messages import FinishReason
 
 PROMPT = [5, 6, 7]
 PASSES = ("rate_limited", "server_error", "unavailable", "disconnect", "cut_body")

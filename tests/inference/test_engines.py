@@ -12,15 +12,15 @@ from engine_bench import ALL, FAKED, GREETING, bench, until
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference import ContextExhausted, RequestRejected, ServerUnavailable, Unauthorized
-from inference.embedded import EmbeddedServer
-from inference.engines import ENGINES, TokenEngine, create_engine
-from inference.engines.llama_cpp import align
-from inference.fake import Lengths, RandomTokens
-from inference.http_client import ServerSettings
-from inference.sampling import Sampling
-from trajectories.messages import FinishReason
-from trajectories.tokens import sampling_problem
+from lachesis.inference import ContextExhausted, RequestRejected, ServerUnavailable, Unauthorized
+from lachesis.inference.embedded import EmbeddedServer
+from lachesis.inference.engines import ENGINES, TokenEngine, create_engine
+from lachesis.inference.engines.llama_cpp import align
+from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.sampling import Sampling
+from lachesis.testing.fake_server import Lengths, RandomTokens
+from lachesis.trajectories.messages import FinishReason
+from lachesis.trajectories.tokens import sampling_problem
 
 FLOAT_NOISE = 5e-3
 """llama.cpp sums in another order when it reads a prompt than when it samples: Q4 weights, 16-bit cache."""

@@ -16,16 +16,16 @@ from typing import Any, Final
 
 import pytest
 
-from inference.embedded import EmbeddedServer
-from inference.engines import LlamaCppEngine
-from inference.fake import fake_tokenizer
-from inference.gguf_tokenizer import tokenizer_from_gguf
-from inference.prompts import PromptBuilder
-from inference.sampling import Sampling
-from inference.token_server import TokenServer
+from lachesis.inference.embedded import EmbeddedServer
+from lachesis.inference.engines import LlamaCppEngine
+from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference.sampling import Sampling
+from lachesis.inference.token_server import TokenServer
+from lachesis.testing.fake_server import fake_tokenizer
+from lachesis.trajectories import MessageHistory, TokenSample, samples, verify
+from lachesis.trajectories.tokens import MASKED, sampling_problem
 from tests.support.gguf_writer import llama_metadata, llama_tensors, tokenizer_metadata, write_gguf
-from trajectories import MessageHistory, TokenSample, samples, verify
-from trajectories.tokens import MASKED, sampling_problem
 
 TOLERANCE: Final = 1e-3
 """Largest difference at one token, in nats. llama.cpp's attention works in half precision, which makes up to 7e-4 of

@@ -11,9 +11,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from inference.embedded import HERMES_TEMPLATE, EmbeddedServer
-from inference.gguf_metadata import GGUFError, read_metadata
-from inference.gguf_tokenizer import tokenizer_from_gguf
+from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
+from lachesis.inference.gguf_metadata import GGUFError, read_metadata
+from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
 
 TEXTS = [
     "", " ", "  ", "\n", "\n\n \n", "a", "12345", "x = 10**9+7", "Ⅷ ²³½ ٣٤ १२३", "naïve café",

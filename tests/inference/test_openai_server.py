@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from inference import (
+from lachesis.inference import (
     BadResponse,
     ContextExhausted,
     OpenAIServer,
@@ -20,9 +20,9 @@ from inference import (
     ServerUnavailable,
     Unauthorized,
 )
-from inference import http_client as module
+from lachesis.inference import http_client as module
+from lachesis.trajectories.messages import FinishReason, Message, ToolCall
 from tests.support.ports import free_port
-from trajectories.messages import FinishReason, Message, ToolCall
 
 ASK = [{"role": "user", "content": "hello"}]
 TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]

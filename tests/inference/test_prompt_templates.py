@@ -16,11 +16,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from inference.chat_template import TemplateRefused
-from inference.probe_conversations import Pattern
-from inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
-from inference.template_probe import Difference, Extension
-from trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
+from lachesis.inference.chat_template import TemplateRefused
+from lachesis.inference.probe_conversations import Pattern
+from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis.inference.template_probe import Difference, Extension
+from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
 
 NAMES = list(sources())
 TOOLS = [

@@ -11,10 +11,10 @@ pytest.importorskip("transformers")
 from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from inference.chat_template import PromptError, TemplateRefused, TurnRefused
-from inference.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
-from inference.template_probe import Extension
-from trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix
+from lachesis.inference.chat_template import PromptError, TemplateRefused, TurnRefused
+from lachesis.inference.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis.inference.template_probe import Extension
+from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
 USER = {"role": "user", "content": "Tide?"}

@@ -11,10 +11,10 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.engines.prompt_ids import PromptIds
-from inference.request_body import json_body
+from lachesis.inference.engines.prompt_ids import PromptIds
+from lachesis.inference.request_body import json_body
+from lachesis.trajectories import TokenPrefix
 from tests.support.token_trees import UNTIMED
-from trajectories import TokenPrefix
 
 WORDS = st.text(st.characters(codec="utf-8"), max_size=12) | st.sampled_from(["\0", "a\0b", "\\u0000", '"'])
 PROMPTS = st.lists(st.lists(st.integers(0, 2**32 - 1), max_size=4), min_size=1, max_size=3)

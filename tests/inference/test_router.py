@@ -10,7 +10,14 @@ import pytest
 from aiohttp import web
 from completions import completion
 
-from inference import OpenAIServer, RequestRejected, Router, ServerSettings, ServerUnavailable, TokenTrackingUnavailable
+from lachesis.inference import (
+    OpenAIServer,
+    RequestRejected,
+    Router,
+    ServerSettings,
+    ServerUnavailable,
+    TokenTrackingUnavailable,
+)
 
 ASK = [{"role": "user", "content": "hello"}]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference.fake import fake_tokenizer
-from inference.prompts import PromptBuilder
-from inference.text_encoder import TextEncoder
-from trajectories import MessageHistory
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference.text_encoder import TextEncoder
+from lachesis.testing.fake_server import fake_tokenizer
+from lachesis.trajectories import MessageHistory
 
 TOKENIZER = fake_tokenizer()
 ENCODER = TextEncoder(TOKENIZER)

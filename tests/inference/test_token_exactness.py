@@ -18,15 +18,15 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from inference.fake import Reply
-from inference.managed_server import ManagedServer
-from inference.probe_conversations import Pattern
-from inference.prompts import TemplateRefused
-from inference.sampling import Sampling
-from inference.template_probe import Difference, Extension
+from lachesis.inference.managed_server import ManagedServer
+from lachesis.inference.probe_conversations import Pattern
+from lachesis.inference.prompts import TemplateRefused
+from lachesis.inference.sampling import Sampling
+from lachesis.inference.template_probe import Difference, Extension
+from lachesis.testing.fake_server import Reply
+from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers.detect import detect_parser
-from trajectories import ChatResponse, Message, MessageHistory, ToolResponse
 
 EXAMPLES = 2
 """Rollouts for each template. Raise it by hand: 20 take four minutes of CPU time."""

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from inference.completion_reader import CompletionReader
-from inference.fake import Reply, fake_tokenizer
-from inference.forced_calls import ToolChoiceError
-from inference.managed_server import ManagedServer
-from inference.prompts import PromptStart
-from inference.sampling import Sampling
+from lachesis.inference.completion_reader import CompletionReader
+from lachesis.inference.forced_calls import ToolChoiceError
+from lachesis.inference.managed_server import ManagedServer
+from lachesis.inference.prompts import PromptStart
+from lachesis.inference.sampling import Sampling
+from lachesis.testing.fake_server import Reply, fake_tokenizer
+from lachesis.trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, samples, verify
 from tests.support.exactness import Stack, assert_exact, stack
 from tool_call_parsers import get_parser
-from trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, samples, verify
 
 TOOLS = [
     {

@@ -7,13 +7,13 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
-from inference import TokenServer
-from inference.engines import create_engine
-from inference.fake import Ask, FakeServer
-from inference.fake.policies import Said
-from inference.prompts import PromptBuilder, WhenUnextendable
+from lachesis.inference import TokenServer
+from lachesis.inference.engines import create_engine
+from lachesis.inference.prompts import PromptBuilder, WhenUnextendable
+from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis.testing.fake_server.policies import Said
+from lachesis.trajectories import MASKED, MASKED_LOGPROB, TokenSample, samples, verify, verify_records
 from tool_call_parsers import ToolCallParser
-from trajectories import MASKED, MASKED_LOGPROB, TokenSample, samples, verify, verify_records
 
 Sampling: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 """Prompt ids, sampled ids and their logprobs."""

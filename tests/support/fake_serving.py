@@ -15,11 +15,11 @@ from typing import Any
 
 from rich.console import Console
 
-from environments.delivery import Pace
-from environments.rollout_api import EnvDescription, RolloutApi
-from environments.serve import ServeRun
-from environments.serve_settings import Sendable, ServeSettings
-from environments.spool import Spool
+from lachesis.runs.serve import ServeRun
+from lachesis.training.delivery import Pace
+from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis.training.serve_settings import Sendable, ServeSettings
+from lachesis.training.spool import Spool
 
 GROUP_SIZE = 2
 LENGTH = 40

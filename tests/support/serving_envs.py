@@ -6,7 +6,7 @@ import random
 import sys
 from typing import Any
 
-from environments.hermes_base_env import HermesAgentBaseEnv
+from lachesis.base_env import HermesAgentBaseEnv
 from tests.support.small_envs import ManyWords
 
 

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from environments.hermes_base_env import HermesAgentBaseEnv
-from environments.servers import ServerConfig
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.model_servers import ServerConfig
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 Env = TypeVar("Env", bound=HermesAgentBaseEnv)

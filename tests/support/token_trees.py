@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from trajectories import ChatResponse, FinishReason, Message, SampledTokens, TokenPrefix
+from lachesis.trajectories import ChatResponse, FinishReason, Message, SampledTokens, TokenPrefix
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """For property tests: how long an example takes says more about the machine than about the code."""

@@ -9,11 +9,11 @@ from typing import Any
 
 from rich.console import Console
 
-from environments.atropos import APIServerConfig
-from environments.training_groups import samples_from_atropos
+from lachesis.runs.atropos import APIServerConfig
+from lachesis.training.groups import samples_from_atropos
+from lachesis.trajectories import TokenSample, verify
 from tests.support.small_envs import ManyWords
 from tests.support.stock_run_api import StockRunApi, Trainer
-from trajectories import TokenSample, verify
 
 
 class CoinToss(ManyWords):

@@ -19,7 +19,7 @@ CORPUS = Path(os.environ.get("LACHESIS_PARSER_CORPUS") or Path(__file__).parents
 JUDGED_WRONG: dict[tuple[str, str], str] = {}
 """Cases (parser, case) whose expectation we hold to be wrong, and why."""
 
-AT_HAND = all((CORPUS / name).is_file() for name in ("corpus_public.jsonl", "tools.json", "compare.py"))
+AT_HAND = all((CORPUS / name).is_file() for name in ("corpus_public.jsonl", "lachesis.tools.json", "compare.py"))
 pytestmark = pytest.mark.skipif(not AT_HAND, reason=f"no corpus in {CORPUS}; LACHESIS_PARSER_CORPUS names its folder")
 
 
@@ -55,7 +55,7 @@ def judge() -> Any:
 @pytest.fixture(scope="module")
 def toolsets() -> Any:
     """Tool schemas by the name that a row gives them."""
-    return json.loads((CORPUS / "tools.json").read_text(encoding="utf-8"))
+    return json.loads((CORPUS / "lachesis.tools.json").read_text(encoding="utf-8"))
 
 
 def _parser(row: dict[str, Any]) -> ToolCallParser:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from backends.base import BackendError, Sandbox, SandboxLost
-from tools import ToolError, ToolRegistry, ToolResult, ToolSession, call_tool, call_tools, tool
+from lachesis.tools import ToolError, ToolRegistry, ToolResult, ToolSession, call_tool, call_tools, tool
 
 
 class Entry(BaseModel):

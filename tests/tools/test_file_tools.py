@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools import ToolResult, ToolSession
-from tools.files import _Page
+from lachesis.tools import ToolResult, ToolSession
+from lachesis.tools.files import _Page
 
 Call = Callable[..., Awaitable[ToolResult]]
 

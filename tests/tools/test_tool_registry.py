@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, Field
 
-from tools import BUILTIN_TOOLS, Tool, ToolRegistry, ToolSession, tool
+from lachesis.tools import BUILTIN_TOOLS, Tool, ToolRegistry, ToolSession, tool
 
 
 class Place(BaseModel):
@@ -196,6 +196,6 @@ def test_importing_tools_takes_little_more_than_importing_what_it_is_made_of() -
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
-    programs = ("pass", "import asyncio, json, pydantic.main", "import tools")
+    programs = ("pass", "import asyncio, json, pydantic.main", "import lachesis.tools")
     nothing, parts, whole = (min(seconds(program) for _ in range(5)) for program in programs)
     assert whole - nothing < 3 * (parts - nothing), "what it takes in seconds depends on the machine"

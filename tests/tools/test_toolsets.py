@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tools import (
+from lachesis.tools import (
     BUILTIN_TOOLS,
     TOOLSETS,
     Toolset,

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from trajectories import (
+from lachesis.trajectories import (
     DuplicateCallId,
     MalformedMessage,
     MessageError,

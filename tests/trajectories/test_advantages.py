@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.token_trees import END, UNTIMED, Tree, trees
-from trajectories import (
+from lachesis.trajectories import (
     LossAverage,
     TokenPrefix,
     rollout_advantages,
@@ -17,6 +16,7 @@ from trajectories import (
     samples,
     token_advantages,
 )
+from tests.support.token_trees import END, UNTIMED, Tree, trees
 
 rewards = st.lists(st.none() | st.floats(-1e6, 1e6), max_size=8)
 

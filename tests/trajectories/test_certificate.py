@@ -14,8 +14,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lachesis.cli import main
+from lachesis.trajectories import MASKED, MASKED_LOGPROB, RecordVerifier, TokenPrefix, samples, verify, verify_records
 from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
-from trajectories import MASKED, MASKED_LOGPROB, RecordVerifier, TokenPrefix, samples, verify, verify_records
 
 Record = dict[str, Any]
 START = TokenPrefix([1, 2, 3])

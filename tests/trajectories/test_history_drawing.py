@@ -9,7 +9,15 @@ from conversation_strategies import conversations, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix, ToolResponse
+from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageHistory,
+    SampledTokens,
+    TokenPrefix,
+    ToolResponse,
+)
 
 USER = {"role": "user", "content": "hello"}
 

@@ -10,7 +10,7 @@ import jinja2
 import orjson
 import pytest
 
-from trajectories import (
+from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
     MalformedMessage,

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from trajectories import (
+from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
     Message,

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from trajectories import (
+from lachesis.trajectories import (
     JsonlError,
     JsonlWriter,
     append_line,
@@ -28,7 +28,7 @@ TURNS = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "<think>\n</
 
 WRITE_FOREVER = """
 import sys
-from trajectories import JsonlWriter
+from lachesis.trajectories import JsonlWriter
 with JsonlWriter(sys.argv[1]) as writer:
     for n in range(int(sys.argv[2]), 10**9):
         writer.write({"n": n, "text": "x" * int(sys.argv[3])})
@@ -108,7 +108,7 @@ def test_an_open_writer_mends_what_another_left_torn(tmp_path):
 
 WRITE_SOME = """
 import sys
-from trajectories import JsonlWriter
+from lachesis.trajectories import JsonlWriter
 writer = JsonlWriter(sys.argv[1])
 sys.stdin.readline()
 for n in range(150):
@@ -143,7 +143,7 @@ def test_writers_in_four_processes_and_threads_write_whole_lines_only(tmp_path):
 
 FORKED = """
 import os, sys, time
-from trajectories import JsonlWriter
+from lachesis.trajectories import JsonlWriter
 writer = JsonlWriter(sys.argv[1])
 with writer._exclusive(writer._fd):
     child = os.fork()
@@ -164,7 +164,7 @@ def test_a_forked_child_is_kept_out_while_its_parent_writes(tmp_path):
 
 FULL_DISK = """
 import resource, sys
-from trajectories import JsonlError, JsonlWriter
+from lachesis.trajectories import JsonlError, JsonlWriter
 resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
 with JsonlWriter(sys.argv[1]) as writer:
     writer.write({"n": 1})

@@ -8,7 +8,7 @@ import pytest
 from conversation_strategies import conversations, faulty_conversations
 from hypothesis import given, settings
 
-from trajectories import (
+from lachesis.trajectories import (
     MalformedMessage,
     Message,
     MessageError,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trajectories import Message, MessageHistory, ToolCall
+from lachesis.trajectories import Message, MessageHistory, ToolCall
 
 
 def made(extra: dict[str, Any], of_call: dict[str, Any], part: dict[str, Any]) -> list[Message]:

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, completion, trees
-from trajectories import (
+from lachesis.trajectories import (
     MASKED,
     MASKED_LOGPROB,
     ChatResponse,
@@ -28,6 +27,7 @@ from trajectories import (
     verify,
     verify_records,
 )
+from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, completion, trees
 
 START = TokenPrefix([1, 2, 3])
 

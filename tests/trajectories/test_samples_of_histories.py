@@ -7,8 +7,7 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.token_trees import END, UNTIMED, completion
-from trajectories import (
+from lachesis.trajectories import (
     ChatResponse,
     Message,
     MessageHistory,
@@ -18,6 +17,7 @@ from trajectories import (
     verify,
     verify_records,
 )
+from tests.support.token_trees import END, UNTIMED, completion
 
 _words = st.integers(0, 3)
 _some = st.lists(_words, max_size=3)

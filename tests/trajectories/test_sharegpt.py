@@ -9,7 +9,7 @@ from conversation_strategies import conversations, hostile_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trajectories import (
+from lachesis.trajectories import (
     MalformedMessage,
     MessageHistory,
     UnansweredToolCall,
@@ -26,7 +26,7 @@ from trajectories import (
     to_trajectory_entry,
     tools_from_sharegpt,
 )
-from trajectories.markup import escape_text, split_opened_think, unescape_text
+from lachesis.trajectories.markup import escape_text, split_opened_think, unescape_text
 
 DATA = Path(__file__).parent / "data"
 TERMINAL = {

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lachesis.trajectories import SampledTokens, TokenPrefix, digest_of
 from tests.support.token_trees import UNTIMED
-from trajectories import SampledTokens, TokenPrefix, digest_of
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=6)
 ASKS = st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["json", "digest", "own_ids", "pickle"])), max_size=12)

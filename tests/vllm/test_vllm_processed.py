@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from real_vllm import ROUNDING, RealVLLM, difference, forward_pass
 
-from inference.engines import create_engine
-from inference.errors import RequestRejected
-from inference.sampling import Sampling
-from trajectories.tokens import sampling_problem
+from lachesis.inference.engines import create_engine
+from lachesis.inference.errors import RequestRejected
+from lachesis.inference.sampling import Sampling
+from lachesis.trajectories.tokens import sampling_problem
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.4])

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from real_vllm import END_OF_TURN, ROUNDING, RealVLLM, difference, forward_pass
 
-from inference.engines import create_engine
-from inference.prompts import PromptBuilder
-from inference.sampling import Sampling
-from inference.token_server import TokenServer
-from trajectories import MessageHistory, samples, verify
+from lachesis.inference.engines import create_engine
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.inference.sampling import Sampling
+from lachesis.inference.token_server import TokenServer
+from lachesis.trajectories import MessageHistory, samples, verify
 
 TOOLS = [
     {

@@ -1,0 +1,1 @@
+"""One rollout, from lease to score: the agent loop, checks of a turn, outcomes, results, and what a reward may do."""

@@ -1,0 +1,386 @@
+"""The agent loop: ask the model, run the tools that it called, until the rollout has an outcome.
+
+One invariant: whatever happens, `AgentResult.messages` is a valid conversation, and every completion that was ever
+sampled is reachable from `AgentResult.history`, rolled-back ones under `history.discarded`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from backends import BackendError
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
+from lachesis.agent.turn_check import RESAMPLED, Verdict, check_turn
+from lachesis.inference import ContextExhausted, InferenceError
+from lachesis.inference.balancer import Split
+from lachesis.inference.chat_template import TurnRefused
+from lachesis.tools import ToolResult
+from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageHistory,
+    ToolCall,
+    ToolResponse,
+    validate_messages,
+)
+
+
+class ChatServer(Protocol):
+    """Where completions come from: one server, or a router over several."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        temperature: float | None = None,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        split: Split = "train",
+    ) -> ChatResponse:
+        """`messages` is a MessageHistory: a list of OpenAI dicts, reasoning under `reasoning`, that also knows which of
+        its messages were sampled."""
+        ...
+
+
+ExecuteTools = Callable[[Sequence[ToolCall]], Awaitable[Sequence[ToolResult]]]
+"""Runs the calls of one turn, concurrently where that is safe; results in the order of the calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopLimits:
+    """Budgets of one rollout; None is no limit."""
+
+    max_tool_calls: int | None = None
+    max_total_tokens: int | None = None
+    """Completion tokens over all turns, as the server counts them."""
+    max_seconds: float | None = None
+    """Wall-clock time of the whole loop."""
+    max_resamples: int = 3
+    """How often one turn is sampled again when nothing usable came."""
+    max_faulty_turns: int = 3
+    """Turns in a row with a call that could not be run."""
+
+
+class _Ended(Exception):
+    """The rollout is over; carries how."""
+
+    def __init__(self, outcome: Outcome, reason: str) -> None:
+        super().__init__(reason)
+        self.outcome = outcome
+        self.reason = reason
+
+
+class HermesAgentLoop:
+    """OpenAI-spec tool calling over any `ChatServer`. Tools always travel as `tools=`, never inside a prompt.
+
+    Args:
+        server: where completions come from.
+        tool_schemas: OpenAI tool definitions that the model is offered.
+        valid_tool_names: names that may be called; those of `tool_schemas` when None.
+        max_turns: completions that may be kept, the final answer included.
+        task_id: name of the rollout, for messages to people.
+        execute: runs tool calls; may be None only when no tools are offered.
+        ephemeral_system_prompt: appended to the system message of every request, never part of the result.
+        prefill_messages: put behind the system message of every request, never part of the result.
+        split: "train" or "eval"; servers keep separate concurrency limits for the two.
+    """
+
+    def __init__(
+        self,
+        server: ChatServer,
+        tool_schemas: Sequence[Mapping[str, Any]],
+        valid_tool_names: Collection[str] | None = None,
+        max_turns: int = 30,
+        task_id: str | None = None,
+        temperature: float | None = 1.0,
+        max_tokens: int | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        *,
+        execute: ExecuteTools | None = None,
+        limits: LoopLimits | None = None,
+        ephemeral_system_prompt: str | None = None,
+        prefill_messages: Sequence[Mapping[str, Any]] = (),
+        split: Split = "train",
+    ) -> None:
+        if tool_schemas and execute is None:
+            raise ValueError("tools are offered but nothing runs them: pass execute=")
+        self.server = server
+        self.tool_schemas = list(tool_schemas)
+        self.max_turns = max_turns
+        self.task_id = task_id
+        self.temperature = temperature
+        self.max_tokens = max_tokens
+        self.extra_body = extra_body
+        self.execute = execute
+        self.limits = limits or LoopLimits()
+        self.ephemeral_system_prompt = ephemeral_system_prompt
+        self.prefill_messages = [dict(message) for message in prefill_messages]
+        self.split = split
+        required = {
+            schema["function"]["name"]: tuple(schema["function"].get("parameters", {}).get("required", ()))
+            for schema in self.tool_schemas
+        }
+        names = required.keys() if valid_tool_names is None else valid_tool_names
+        self.required_arguments = {name: required.get(name, ()) for name in names}
+
+    async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
+        """Play one rollout from `messages` on.
+
+        Only cancellation and programming errors are raised, the latter as `MessageError` where `messages` are no valid
+        conversation.
+        """
+        return await _Rollout(self, messages).play()
+
+
+class _Rollout:
+    """The state of one run. `request` is what the model is shown: `history`, or one beside it with ephemeral parts."""
+
+    def __init__(self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]]) -> None:
+        self.loop = loop
+        self.history = MessageHistory(messages)
+        validate_messages(self.history)
+        self.request = self.history
+        if loop.ephemeral_system_prompt or loop.prefill_messages:
+            kept = self.history.to_openai("reasoning")
+            shown = _request_messages(kept, loop.ephemeral_system_prompt, loop.prefill_messages)
+            self.request = MessageHistory(shown)
+        self.offset = len(self.request) - len(self.history)
+        self.answered_length = len(self.history)
+        """Messages up to here are a conversation without open tool calls."""
+        self.good_length = len(self.history)
+        """Messages up to here end with a turn that had no flaw."""
+        self.turn_began = len(self.history)
+        """The last turn that was answered begins here."""
+        self.call_ids = {call["id"] for message in self.request for call in message.get("tool_calls") or ()}
+        self.turns = 0
+        self.faulty_turns = 0
+        self.tool_calls = 0
+        self.reasoning: list[str | None] = []
+        self.tool_errors: list[ToolError] = []
+        self.tool_counts: dict[str, ToolCount] = {}
+        self.tokens = TokenCount()
+        self.api_calls = 0
+        self.seconds_in_model = 0.0
+        self.seconds_in_tools = 0.0
+
+    async def play(self) -> AgentResult:
+        error: Exception | None = None
+        deadline = asyncio.timeout(self.loop.limits.max_seconds)
+        try:
+            async with deadline:
+                while True:
+                    await self.turn()
+        except _Ended as end:
+            outcome, reason = end.outcome, end.reason
+        except ContextExhausted as refused:
+            outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
+        except TurnRefused as refused:
+            outcome, reason = Outcome.MODEL_ERROR, str(refused)
+            self.answered_length = self.turn_began
+        except (InferenceError, BackendError) as broken:
+            outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            outcome, reason = Outcome.TIMEOUT, f"the rollout took longer than {self.loop.limits.max_seconds:g} s"
+        if len(self.history) > self.answered_length:
+            self.rewind(self.answered_length, f"unfinished turn: {reason}")
+        return AgentResult(
+            messages=self.history.to_openai("reasoning"),
+            turns_used=self.turns,
+            finished_naturally=outcome is Outcome.COMPLETED,
+            reasoning_per_turn=self.reasoning,
+            tool_errors=self.tool_errors,
+            outcome=outcome,
+            reason=reason,
+            history=self.history,
+            tool_counts=self.tool_counts,
+            tokens=self.tokens,
+            api_calls=self.api_calls,
+            seconds_in_model=self.seconds_in_model,
+            seconds_in_tools=self.seconds_in_tools,
+            error=error,
+        )
+
+    async def turn(self) -> None:
+        """One completion that can be acted on, and the tool results that follow it."""
+        self.check_budgets()
+        response, verdict = await self.sample()
+        message = response.message
+        self.turns += 1
+        self.reasoning.append(message.reasoning)
+        if not message.tool_calls:
+            self.answered_length = len(self.history)
+            if response.finish_reason is FinishReason.LENGTH:
+                raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
+            raise _Ended(Outcome.COMPLETED, "the model answered")
+        await self.run_tools(message, verdict)
+        self.settle(verdict)
+
+    def check_budgets(self) -> None:
+        limits = self.loop.limits
+        if self.turns >= self.loop.max_turns:
+            raise _Ended(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
+        if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
+            raise _Ended(Outcome.MAX_TURNS, f"the budget of {limits.max_tool_calls} tool calls is used up")
+        if limits.max_total_tokens is not None:
+            if self.tokens.uncounted_requests:
+                raise InferenceError(
+                    "model server",
+                    "it reports no token usage, so the token budget cannot be kept",
+                    "unset --env.rollout_token_budget or use a server that reports usage",
+                )
+            if self.tokens.completion_tokens >= limits.max_total_tokens:
+                raise _Ended(Outcome.CONTEXT_EXHAUSTED, f"the budget of {limits.max_total_tokens} tokens is used up")
+
+    async def sample(self) -> tuple[ChatResponse, Verdict]:
+        """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""
+        loop = self.loop
+        attempts = 0
+        while True:
+            response = await loop.server.chat(
+                self.request,
+                tools=loop.tool_schemas or None,
+                temperature=loop.temperature,
+                max_tokens=loop.max_tokens,
+                extra_body=loop.extra_body,
+                split=loop.split,
+            )
+            self.count(response)
+            response = self.with_new_call_ids(response)
+            self.append(response)
+            verdict = check_turn(response, loop.required_arguments)
+            if verdict.flaw not in RESAMPLED:
+                return response, verdict
+            attempts += 1
+            described = f"{verdict.flaw.value}: {verdict.detail}" if verdict.detail else verdict.flaw.value
+            self.rewind(self.answered_length, described)
+            if attempts > loop.limits.max_resamples:
+                raise _Ended(
+                    Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
+                )
+
+    async def run_tools(self, message: Message, verdict: Verdict) -> None:
+        """Answer every call of the turn: run it, or say why not. One answer a call, in the order of the calls."""
+        wanted = [
+            call for call in message.tool_calls if call.id not in verdict.faulty and call.id not in verdict.duplicates
+        ]
+        budget = self.loop.limits.max_tool_calls
+        allowed = wanted if budget is None else wanted[: max(0, budget - self.tool_calls)]
+        results: dict[str, ToolResult] = {}
+        if allowed:
+            if self.loop.execute is None:
+                raise RuntimeError("a tool was called although none was offered")
+            started = time.monotonic()
+            done = await self.loop.execute(allowed)
+            self.seconds_in_tools += time.monotonic() - started
+            results = {call.id: result for call, result in zip(allowed, done, strict=True)}
+            self.tool_calls += len(allowed)
+        for call in message.tool_calls:
+            self.answer(call, results.get(call.id) or _unrun(call, verdict, ran=results))
+
+    def answer(self, call: ToolCall, result: ToolResult) -> None:
+        response = ToolResponse(
+            Message("tool", result.content, tool_call_id=call.id, name=call.name),
+            tool=call.name,
+            duration=result.duration,
+            error=result.error,
+        )
+        self.append(response)
+        count = self.tool_counts.setdefault(call.name, ToolCount())
+        if result.error is None:
+            count.success += 1
+        else:
+            count.failure += 1
+            self.tool_errors.append(ToolError(self.turns, call.name, call.arguments, result.error, result.content))
+
+    def settle(self, verdict: Verdict) -> None:
+        """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
+        self.turn_began, self.answered_length = self.answered_length, len(self.history)
+        if verdict.flaw is None:
+            self.faulty_turns = 0
+            self.good_length = self.answered_length
+            return
+        self.faulty_turns += 1
+        if self.faulty_turns >= self.loop.limits.max_faulty_turns:
+            reason = f"{self.faulty_turns} faulty turns in a row, the last one: {verdict.flaw.value}: {verdict.detail}"
+            self.rewind(self.good_length, reason)
+            raise _Ended(Outcome.MODEL_ERROR, reason)
+
+    def count(self, response: ChatResponse) -> None:
+        self.api_calls += 1
+        self.seconds_in_model += response.latency
+        usage = response.usage
+        self.tokens.prompt_tokens += usage.prompt_tokens or 0
+        self.tokens.completion_tokens += usage.completion_tokens or 0
+        if usage.completion_tokens is None:
+            self.tokens.uncounted_requests += 1
+
+    def with_new_call_ids(self, response: ChatResponse) -> ChatResponse:
+        """Some servers number the calls of every turn from zero; a conversation needs ids that are its own."""
+        calls = response.message.tool_calls
+        if any(call.id in self.call_ids for call in calls):
+            taken = self.call_ids | {call.id for call in calls}
+            renamed = []
+            for call in calls:
+                new = call.id
+                while new in self.call_ids or (new != call.id and new in taken):
+                    new = f"{new}_{self.api_calls}"
+                taken.add(new)
+                renamed.append(replace(call, id=new))
+            calls = tuple(renamed)
+            response = replace(response, message=replace(response.message, tool_calls=calls))
+        self.call_ids.update(call.id for call in calls)
+        return response
+
+    def append(self, entry: ChatResponse | ToolResponse) -> None:
+        self.history.append(entry)
+        if self.request is not self.history:
+            self.request.append(entry)
+
+    def rewind(self, length: int, reason: str) -> None:
+        self.history.rewind(length, reason)
+        if self.request is not self.history:
+            self.request.rewind(self.offset + length, reason)
+
+
+def _unrun(call: ToolCall, verdict: Verdict, ran: Mapping[str, ToolResult]) -> ToolResult:
+    """The answer to a call that was not run."""
+    if call.id in verdict.faulty:
+        told = verdict.faulty[call.id]
+        return ToolResult(content=told, error=json.loads(told)["error"])
+    original = verdict.duplicates.get(call.id)
+    if original is not None and original in ran:
+        told = f"The same call was made twice in this turn and was run once; its result is that of {original}."
+        return ToolResult(content=json.dumps({"note": told}), error=ran[original].error)
+    told = "Not run: the budget of tool calls is used up."
+    return ToolResult(content=json.dumps({"error": told}), error=told)
+
+
+def _request_messages(
+    messages: Sequence[Mapping[str, Any]], ephemeral: str | None, prefill: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """The first request: `messages`, the ephemeral prompt appended to the system message, then the prefill."""
+    request = [dict(message) for message in messages]
+    has_system = bool(request) and request[0]["role"] == "system"
+    if ephemeral:
+        if has_system:
+            said = request[0]["content"]
+            if isinstance(said, str):
+                request[0]["content"] = f"{said}\n\n{ephemeral}"
+            else:
+                request[0]["content"] = [*said, {"type": "text", "text": f"\n\n{ephemeral}"}]
+        else:
+            request.insert(0, {"role": "system", "content": ephemeral})
+            has_system = True
+    at = 1 if has_system else 0
+    request[at:at] = [dict(message) for message in prefill]
+    return request

@@ -1,0 +1,100 @@
+"""What an agent loop leaves behind: the conversation, how it ended, and what it cost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lachesis.agent.outcome import Outcome
+from lachesis.trajectories import MessageHistory, TokenSample, samples
+
+
+@dataclass(frozen=True, slots=True)
+class ToolError:
+    """A tool call that failed, as the model was told about it."""
+
+    turn: int
+    """Counted from 1."""
+    tool_name: str
+    arguments: str
+    """JSON text as the model wrote it."""
+    error: str
+    tool_result: str
+
+
+@dataclass(slots=True)
+class ToolCount:
+    """Calls of one tool; `count == success + failure`."""
+
+    success: int = 0
+    failure: int = 0
+
+    @property
+    def count(self) -> int:
+        return self.success + self.failure
+
+    def to_dict(self) -> dict[str, int]:
+        return {"count": self.count, "success": self.success, "failure": self.failure}
+
+
+@dataclass(slots=True)
+class TokenCount:
+    """Tokens over all requests of a rollout, retried turns included; as the servers counted them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    uncounted_requests: int = 0
+    """Requests whose answer came without a count."""
+
+
+@dataclass(slots=True)
+class AgentResult:
+    """One finished run of `HermesAgentLoop`."""
+
+    messages: list[dict[str, Any]]
+    """The conversation as kept, plain OpenAI dicts, reasoning under `reasoning`; always a valid conversation."""
+    turns_used: int
+    finished_naturally: bool
+    """The model ended with an answer of its own: `outcome` is completed."""
+    reasoning_per_turn: list[str | None]
+    tool_errors: list[ToolError]
+    outcome: Outcome
+    reason: str
+    """One line: what exactly ended the run."""
+    history: MessageHistory
+    """The same conversation with everything that was rolled back still reachable (`history.discarded`)."""
+    tool_counts: dict[str, ToolCount] = field(default_factory=dict)
+    tokens: TokenCount = field(default_factory=TokenCount)
+    api_calls: int = 0
+    """Completions that were sampled, rolled-back ones included."""
+    seconds_in_model: float = 0.0
+    seconds_in_tools: float = 0.0
+    error: Exception | None = None
+    """What broke, when the outcome is infra_error."""
+
+    @property
+    def final_response(self) -> str:
+        """Text of the model's last message; empty when it never answered, whatever examples the prompt holds."""
+        responses = list(self.history.responses())
+        return responses[-1].message.text if responses else ""
+
+    def samples(self, rollout_id: str = "") -> list[TokenSample]:
+        """The exact tokens of everything that was sampled, ready for a trainer; empty in Phase 1."""
+        if not self.tracked:
+            return []
+        return samples(self.history, rollout_id=rollout_id, outcome=self.outcome.value)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether completions came with their tokens (Phase 2)."""
+        completions = self.history.completions()
+        return bool(completions) and all(response.tokens is not None for response in completions)
+
+    @property
+    def managed_state(self) -> dict[str, Any] | None:
+        """`{"nodes": samples()}` for environments that look there; None in Phase 1."""
+        return {"nodes": self.samples()} if self.tracked else None
+
+    @property
+    def tool_calls(self) -> int:
+        return sum(tool.count for tool in self.tool_counts.values())

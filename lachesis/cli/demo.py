@@ -1,0 +1,151 @@
+"""`lachesis demo`: the main job, small: problems, tools, a sandbox, a real language model, scored trajectories.
+
+Two players take the same problems. The embedded model has 135 million parameters and mostly fails; the reference policy
+replays each problem's worked solution, is no model, and shows what a right trajectory looks like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy (no model)"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play, then print a table, where everything is, and two trajectories."""
+    description = (__doc__ or "").replace("`lachesis demo`: the main job", "The main job")
+    parser = argparse.ArgumentParser(prog="lachesis demo", description=description)
+    parser.add_argument("--items", type=_count, default=6, metavar="N", help="problems for each player (default: 6)")
+    parser.add_argument("--group-size", type=_count, default=2, metavar="N", help="rollouts of a problem (default: 2)")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("data/demo"),
+        metavar="FOLDER",
+        help="where to write (default: data/demo; an earlier demo there is removed first)",
+    )
+    parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
+    arguments = parser.parse_args(argv)
+    console = Console()
+    console.print("importing (a few seconds) ...", style="dim")
+    from backends import BackendUnavailable
+    from lachesis.runs.command_line import EXPECTED_ERRORS
+
+    try:
+        return asyncio.run(_play(console, arguments))
+    except EXPECTED_ERRORS as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        if isinstance(error, BackendUnavailable):
+            console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
+        return 1
+
+
+def _count(text: str) -> int:
+    """A number of things of which there is at least one."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text!r}")
+    return int(text)
+
+
+async def _play(console: Console, arguments: argparse.Namespace) -> int:
+    from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig
+    from lachesis.runs.model_servers import ServerConfig
+    from lachesis.runs.process import RunFiles, RunResult, example_rollouts
+
+    results: dict[str, RunResult] = {}
+    for player, title in PLAYERS.items():
+        folder = arguments.output / player
+        if (folder / "groups.jsonl").exists():
+            shutil.rmtree(folder)
+        config = GSM8kEnvConfig(
+            total_steps=arguments.items,
+            group_size=arguments.group_size,
+            sandbox=arguments.sandbox,
+            max_token_length=200,
+            agent_temperature=0.4,
+            data_path_to_save_groups=str(folder / "groups.jsonl"),
+        )
+        plays = f"plays {arguments.items} problems, {arguments.group_size} rollouts each"
+        console.print(f"\n[bold]{title}[/bold] {plays}", highlight=False)
+        env = GSM8kAgentEnv(config, [ServerConfig(model_name=player)])
+        env.console = console
+        results[player] = await env.process_manager()
+
+    console.print()
+    console.print(_table(results))
+    for player, result in results.items():
+        files: RunFiles = result.files
+        console.print(f"\n[bold]{PLAYERS[player]}[/bold]", highlight=False)
+        for label, path in (
+            ("groups", files.groups),
+            ("trajectories", files.samples),
+            ("failed trajectories", files.failed_samples),
+            ("report", files.report),
+        ):
+            if path.exists() and path.stat().st_size:
+                console.print(f"  {label:<20}{path}", highlight=False, soft_wrap=True)
+    for player, which in (("reference", "best"), ("embedded", "worst")):
+        found = example_rollouts(results[player].files).get(which)
+        if found:
+            _, rollout, messages = found
+            console.print()
+            console.print(
+                _trajectory(f"{PLAYERS[player]}: reward {rollout['reward']:.1f}, {rollout['outcome']}", messages)
+            )
+    return 0 if all(result.summary.scored for result in results.values()) else 1
+
+
+def _table(results: Mapping[str, Any]) -> Table:
+    table = Table(
+        title="GSM8K with a Python tool (gsm_symbolic)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
+    for column in ("player", "items", "rollouts", "reward", "calls", "outcomes", "tok/s"):
+        text = column in ("player", "outcomes")
+        table.add_column(column, justify="left" if text else "right", no_wrap=text)
+    for player, result in results.items():
+        summary = result.summary
+        speed = "–" if summary.uncounted_requests else f"{result.tokens / result.seconds:.0f}"
+        outcomes = "\n".join(f"{name} {count}" for name, count in summary.outcomes.items())
+        table.add_row(
+            PLAYERS[player].replace(" (", "\n("),
+            str(summary.items),
+            str(summary.rollouts),
+            f"{summary.reward.mean:.2f}" if summary.scored else "–",
+            f"{summary.tool_calls * summary.rollouts:.0f}",
+            outcomes,
+            speed,
+        )
+    return table
+
+
+def _trajectory(title: str, messages: Sequence[Mapping[str, Any]]) -> Panel:
+    text = Text()
+    colours = {"system": "dim", "user": "yellow", "assistant": "cyan", "tool": "green"}
+    for message in messages:
+        style = colours[message["role"]]
+        if message.get("content"):
+            text.append(f"{message['role']}: ", style=f"bold {style}")
+            text.append(_cut(str(message["content"])) + "\n", style=style)
+        for call in message.get("tool_calls") or ():
+            text.append(f"calls {call['function']['name']}: ", style="bold magenta")
+            text.append(_cut(call["function"]["arguments"]) + "\n", style="magenta")
+    return Panel(text, title=title, title_align="left")
+
+
+def _cut(text: str, limit: int = 600) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"

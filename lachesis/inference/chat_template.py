@@ -1,0 +1,282 @@
+"""A model's chat template: messages in, the text of a prompt out, exactly as `apply_chat_template` renders it.
+
+Templates disagree on the form of what they are given: arguments as an object or as JSON text, content as text or as a
+list of parts, an empty content or none. `load` tries the forms on a template once, and `prepare` brings messages into
+the one that it takes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from enum import StrEnum
+from itertools import product
+from typing import Any, NoReturn, TypeAlias
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node, Scope
+from jinja2.parser import Parser
+from jinja2.runtime import LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from lachesis.inference.errors import InferenceError
+
+TemplateMessage: TypeAlias = dict[str, Any]
+Tools: TypeAlias = Sequence[Mapping[str, Any]]
+
+_MARK = "stand-in-7f"
+
+
+class PromptError(InferenceError):
+    """A prompt cannot be built: the template, the reason and the next step. No server has a part in it."""
+
+    def __init__(self, what: str, reason: str, next_step: str) -> None:
+        super().__init__("", reason, next_step)
+        self.what = what
+        self.args = (what, reason, next_step)
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.reason}; {self.next_step}"
+
+
+class TemplateRefused(PromptError):
+    """The template raises for this conversation, or shows the model only a part of it."""
+
+
+class TurnRefused(TemplateRefused):
+    """The template takes no turn like the last one, which is the model's own: several calls, where one is taken."""
+
+
+class ArgumentForm(StrEnum):
+    """What a template wants the arguments of a call to be."""
+
+    OBJECT = "object"
+    """A mapping: transformers' convention."""
+    TEXT = "text"
+    """JSON text, as OpenAI's API has it."""
+
+
+class ContentForm(StrEnum):
+    """What a template wants the content of a message to be."""
+
+    TEXT = "text"
+    """One text. Text parts are joined."""
+    PARTS = "parts"
+    """A list of `{"type": "text", "text": ...}`; given a text, such a template writes nothing and raises nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageForm:
+    """The form of messages that a template takes."""
+
+    arguments: ArgumentForm = ArgumentForm.OBJECT
+    content: ContentForm = ContentForm.TEXT
+    empty_content: bool = False
+    """A message without content gets an empty one; otherwise the key is left out, as transformers does."""
+    empty_text: bool = False
+    """The same for messages that have no calls either: many templates ask for the content of these alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTemplate:
+    """A compiled template. `variables` are the special tokens and the settings (`enable_thinking=False`) for it."""
+
+    source: str
+    variables: Mapping[str, Any]
+    compiled: jinja2.Template = field(repr=False, compare=False)
+    form: MessageForm = MessageForm()
+
+    @classmethod
+    def load(cls, source: str, variables: Mapping[str, Any] | None = None) -> ChatTemplate:
+        """Compile a template, and find the form of messages that it takes. TemplateRefused if it is no valid Jinja."""
+        try:
+            compiled = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            raise TemplateRefused(
+                "the chat template", f"line {error.lineno} is no valid Jinja: {error.message}", "correct it"
+            ) from error
+        return cls(source, dict(variables or {}), compiled)._fitted()
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, *, generation_prompt: bool = True
+    ) -> str:
+        """The text for messages in the template's form. Raises TemplateRefused, naming the message at fault."""
+        try:
+            return self._render(messages, tools, generation_prompt)
+        except Exception as error:  # whatever a template raises, it is its way to refuse
+            words = _words(error)
+            at = self._fault(messages, tools, words)
+            where = f" (message {at}, role {messages[at].get('role')!r})" if at is not None else ""
+            raise TemplateRefused(
+                "the chat template",
+                f"it refuses the conversation{where}: {words}",
+                "change the conversation, or give a template that takes it as chat_template",
+            ) from error
+
+    def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
+        """An OpenAI message in the form that the template takes; reasoning goes under every name templates read.
+
+        Raises PromptError for an image and the like: templates write a sign for it, or nothing, or leave out the text
+        beside it, and no engine is sent more than the ids of what they write.
+        """
+        message: TemplateMessage = {key: value for key, value in item.items() if value is not None}
+        reasoning = message.get("reasoning_content", message.get("thinking", message.get("reasoning")))
+        if reasoning is not None:
+            message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
+        if "content" in message:
+            message["content"] = self._content(message["content"])
+        elif self.form.empty_content or (self.form.empty_text and not message.get("tool_calls")):
+            message["content"] = self._content("")
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [self._call(call) for call in calls]
+        elif "tool_calls" in message:
+            del message["tool_calls"]  # templates ask whether the key is there
+        return message
+
+    def _fitted(self) -> ChatTemplate:
+        """This template with the form that it takes. Where it takes none that was tried, it stays as it is."""
+        fitted = self
+        user: TemplateMessage = {"role": "user", "content": _MARK}
+        if _MARK not in (fitted._try([user]) or ""):
+            parts = replace(self, form=MessageForm(content=ContentForm.PARTS))
+            if _MARK in (parts._try([parts.prepare(user)]) or ""):
+                fitted = parts
+        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": _MARK}}}
+        turn: TemplateMessage = {"role": "assistant", "tool_calls": [call]}
+        result: TemplateMessage = {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "r"}
+        for conversation in ([user, turn, result], [user, turn]):
+            for arguments, empty_content in product(ArgumentForm, (False, True)):
+                trial = replace(fitted, form=replace(fitted.form, arguments=arguments, empty_content=empty_content))
+                text = trial._try([trial.prepare(message) for message in conversation])
+                # A mapping that was written as Python writes it (`{'x': ...}`) was taken for a text.
+                if text is not None and repr({"x": _MARK}) not in text:
+                    return trial._fitted_to_silence(user)
+        return fitted._fitted_to_silence(user)
+
+    def _fitted_to_silence(self, user: TemplateMessage) -> ChatTemplate:
+        """This template, with an empty content in turns that say nothing where it refuses them otherwise."""
+        spoken = replace(self, form=replace(self.form, empty_text=True))
+        conversation = [user, {"role": "assistant"}, user]
+        left_out, given = [form._try([*map(form.prepare, conversation)]) for form in (self, spoken)]
+        return spoken if left_out is None and given is not None else self
+
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, generation_prompt: bool) -> str:
+        # `Template.render`, but for its mapping of globals, which is slow to copy, and its own tracebacks.
+        given = dict(
+            messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **self.variables
+        )
+        context = self.compiled.new_context({**self.compiled.environment.globals, **given}, shared=True)
+        return "".join(self.compiled.root_render_func(context))
+
+    def _try(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        try:
+            return self._render(messages, None, False)
+        except Exception:  # see `render`
+            return None
+
+    def _fault(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, words: str) -> int | None:
+        """The first message with which the template says these words."""
+        for length in range(1, len(messages)):
+            try:
+                self._render(messages[:length], tools, True)
+            except Exception as error:  # see `render`
+                if _words(error) == words:
+                    return length - 1
+        return len(messages) - 1 if messages else None
+
+    def _content(self, content: Any) -> Any:
+        if isinstance(content, str):
+            return [{"type": "text", "text": content}] if self.form.content is ContentForm.PARTS else content
+        if others := sorted({str(part.get("type")) for part in content} - {"text"}):
+            raise PromptError(
+                "the prompt",
+                f"a message holds {' and '.join(others)}, and only text becomes token ids (Phase 2)",
+                "leave it out of the message, or use a chat server (Phase 1)",
+            )
+        if self.form.content is ContentForm.TEXT:
+            return "".join(part["text"] for part in content)
+        return list(content)
+
+    def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
+        function = call["function"]
+        arguments = function["arguments"]
+        if self.form.arguments is ArgumentForm.OBJECT:
+            if isinstance(arguments, str):
+                arguments = _object(arguments)
+        elif not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        return {**call, "function": {**function, "arguments": arguments}}
+
+
+class _GenerationBlock(Extension):
+    """`{% generation %}`, which marks what the model writes, is no more than its body here."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> Node:
+        line = next(parser.stream).lineno
+        return Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+_OF_DICTS = frozenset(dir(dict))
+_NO_COLLECTIONS = (str, LoopContext)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with short cuts to what templates mostly ask for: keys of dicts, methods of texts, `loop`."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        # The sandbox looks for an attribute first, and for the key when that raises.
+        if type(obj) is dict and attribute not in _OF_DICTS:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        # None of the mutable collections, each of which the sandbox would ask whether it is one.
+        if type(obj) in _NO_COLLECTIONS:
+            return not attr.startswith("_")
+        return super().is_safe_attribute(obj, attr, value)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    # The same settings, filters and globals as transformers: a template is to render the same text here.
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+_plain_json = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter escapes HTML.
+    if not ensure_ascii and not sort_keys and indent is None and separators is None:
+        return _plain_json(value)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _words(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _object(arguments: str) -> Any:
+    try:
+        found = json.loads(arguments)
+    except ValueError:
+        return arguments
+    return found if isinstance(found, dict) else arguments

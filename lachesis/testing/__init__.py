@@ -1,0 +1,1 @@
+"""For tests, of users too: a fake model server and the reference policy."""

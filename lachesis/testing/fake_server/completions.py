@@ -1,0 +1,165 @@
+"""One completion, in no API's shape: what is asked, what the policy says, what comes out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, Protocol
+
+from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis.testing.fake_server.model import FakeModel, Packed, pack
+from lachesis.testing.fake_server.tokenizer import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request for completions, whichever API it came through."""
+
+    prompts: Sequence[Sequence[int]]
+    sampling: Sampling
+    packed: Sequence[Packed] = field(init=False, repr=False)
+    """The prompts once more, for the model. An id that is none raises `ValueError` when the call is made."""
+    n: int = 1
+    """Completions of each prompt."""
+    stop_ids: Collection[int] = ()
+    """Ids that end a completion besides the end-of-turn ids."""
+    ignore_end: bool = False
+    """Whether an end-of-turn id does not end the completion."""
+    keep_stop: bool = False
+    """Whether the stop text stays in `Completion.text`."""
+    skip_special: bool = True
+    """Whether special tokens stay out of `Completion.text`."""
+    messages: Sequence[Mapping[str, Any]] | None = None
+    tools: Sequence[Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "packed", tuple(Packed(pack(prompt)) for prompt in self.prompts))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a policy is given: one completion to make up."""
+
+    call: Call
+    prompt_ids: Sequence[int]
+    packed: Packed
+    """The same, for the model."""
+    index: int
+    """Which of the `n` completions of this prompt."""
+    number: int
+    """Which request to this server, counted from 0."""
+    model: FakeModel
+    codec: Codec
+    logprobs: LogprobsKind
+    limit: int
+    """Tokens that may be said: `max_tokens`, or what the context leaves of it."""
+    seed: str
+    """Seeds `rng`. The same one for the same prompt and index, unless the server varies repeated prompts."""
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.call.sampling
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """Ids that end a turn."""
+        return self.model.end_ids
+
+    @property
+    def turn(self) -> int:
+        """How many turns of the model the prompt holds already."""
+        return self.codec.turns(self.prompt_ids)
+
+    @property
+    def prompt(self) -> str:
+        """The prompt as text."""
+        return self.codec.decode(self.prompt_ids)
+
+    def rng(self, purpose: str = "policy") -> Random:
+        """Random numbers that are the same for the same ask, and different ones for each purpose."""
+        return Random(f"{self.seed}/{purpose}")
+
+    def ended(self, ids: Sequence[int]) -> list[int]:
+        """`ids` and then an end-of-turn id."""
+        return [*ids, min(self.end_ids)] if self.end_ids else list(ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a policy says."""
+
+    ids: Sequence[int]
+    """End-of-turn id included, where it says one."""
+    finish_reason: str | None = None
+    """None: what a server would make of the ids: "length" where `limit` cut them, else "stop"."""
+    logprobs: Sequence[float] | None = None
+    """Those of `ids`, where they are known already; else the model scores them."""
+    as_is: bool = False
+    """Whether the ids go out as they are: not cut at an end-of-turn id or at a stop text."""
+
+
+class Policy(Protocol):
+    """Who answers. Called once for each completion, in the event loop."""
+
+    def reply(self, ask: Ask) -> Reply: ...
+
+
+@dataclass(slots=True)
+class Completion:
+    """What came of it. `ids` and `logprobs` are what was sampled, also where the server was told to report others."""
+
+    prompt: int
+    """Which prompt of the request."""
+    index: int
+    ids: list[int]
+    logprobs: list[float]
+    text: str
+    finish_reason: str
+    stop_reason: int | str | None
+    """The stop id or text that ended it; None for an end-of-turn id and for "length". As vLLM has it."""
+    mischief: list[str] = field(default_factory=list)
+    """What was done to its tokens."""
+
+
+def finish(ask: Ask, prompt: int, reply: Reply, mischief: list[str]) -> Completion:
+    """Cut a reply where a server would end it, score it, and put it into words."""
+    call, codec = ask.call, ask.codec
+    ids, reason, end = list(reply.ids), reply.finish_reason, None
+    stop_reason: int | str | None = None
+    if not reply.as_is:
+        enders = frozenset(call.stop_ids) if call.ignore_end else ask.end_ids.union(call.stop_ids)
+        end = next((place for place, index in enumerate(ids) if index in enders), None)
+        if end is not None:
+            ids, reason = ids[: end + 1], "stop"
+            stop_reason = ids[end] if ids[end] not in ask.end_ids else None
+    if len(ids) > ask.limit:
+        ids, reason, stop_reason, end = ids[: ask.limit], "length", None, None
+    shown = ids[:end] if end is not None and not call.keep_stop else ids
+    if call.sampling.stop and not reply.as_is and (found := _stopped(codec, ids, call)) is not None:
+        count, text, stop_reason = found
+        ids, reason = ids[:count], "stop"
+    else:
+        text = codec.decode(shown, skip_special=call.skip_special)
+    if reply.logprobs is not None:
+        logprobs = list(reply.logprobs[: len(ids)])
+    else:
+        logprobs = ask.model.score(ask.packed, ids, call.sampling, ask.logprobs)
+    return Completion(prompt, ask.index, ids, logprobs, text, reason or "stop", stop_reason, mischief)
+
+
+def _stopped(codec: Codec, ids: Sequence[int], call: Call) -> tuple[int, str, str] | None:
+    """The tokens up to the one that completes a stop text, the text before it, and the stop text."""
+    skipped = codec.special_ids if call.skip_special else frozenset()
+    longest = max(len(text.encode()) for text in call.sampling.stop)
+    said = b""
+    for count, index in enumerate(ids, 1):
+        if index in skipped:
+            continue
+        before, said = len(said), said + codec.bytes_of[index]
+        for stop in call.sampling.stop:
+            at = said.find(stop.encode(), max(0, before - longest))
+            if at >= 0:
+                kept = said[: at + len(stop.encode())] if call.keep_stop else said[:at]
+                return count, kept.decode("utf-8", "replace"), stop
+    return None

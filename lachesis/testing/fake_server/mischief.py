@@ -1,0 +1,259 @@
+"""What servers and models do to their clients, by name; each is switched on with a probability or for given requests.
+
+Two families. What happens to the tokens (`TOKENS`) really is sampled so: the server reports it truthfully, and the
+client has to keep it exactly. What happens on the wire (`WIRE`) is a failure or a lie: the client has to notice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from random import Random
+from typing import Final, TypeAlias
+
+from lachesis.testing.fake_server.completions import Ask, Completion, Reply
+from lachesis.testing.fake_server.policies import WORDS
+
+Occasion: TypeAlias = "float | Collection[int]"
+"""A probability, or the numbers of the requests (from 0) to which it happens."""
+
+
+class Mischief(StrEnum):
+    """The names; a docstring each."""
+
+    THINKING = "thinking"
+    """A thinking block first."""
+    TRAILING_SPACE = "trailing_space"
+    """White space before the end of turn."""
+    SPELLED_SPECIAL = "spelled_special"
+    """The text of a special token in the middle, in ordinary tokens."""
+    INNER_SPECIAL = "inner_special"
+    """A real special token in the middle; where there is no other, an end-of-turn token."""
+    BROKEN_UTF8_MIDDLE = "broken_utf8_middle"
+    """Half a character in the middle."""
+    BROKEN_UTF8_END = "broken_utf8_end"
+    """Half a character at the end."""
+    AMBIGUOUS = "ambiguous"
+    """Tokens split into others of the same text, as no encoder would split them."""
+    CUT_TOOL_CALL = "cut_tool_call"
+    """Cut off inside a tool call, finished with "length"."""
+    NO_END_OF_TURN = "no_end_of_turn"
+    """Finished with "stop", and no end-of-turn token at the end."""
+    DOUBLE_END_OF_TURN = "double_end_of_turn"
+    """Two end-of-turn tokens at the end."""
+    EMPTY = "empty"
+    """The end-of-turn token and nothing else."""
+    NO_TOKENS = "no_tokens"
+    """No token at all."""
+
+    RATE_LIMITED = "rate_limited"
+    """429 with Retry-After."""
+    SERVER_ERROR = "server_error"
+    """500."""
+    UNAVAILABLE = "unavailable"
+    """503."""
+    HANG = "hang"
+    """No answer, ever."""
+    DISCONNECT = "disconnect"
+    """The connection is closed before any answer."""
+    CUT_BODY = "cut_body"
+    """Status and headers, half the body, then the connection is closed."""
+    NOT_JSON = "not_json"
+    """200 and a web page."""
+    WRONG_ECHO = "wrong_echo"
+    """The prompt's ids come back with one of them changed, where the API sends them back."""
+    NO_IDS = "no_ids"
+    """No ids in the answer."""
+    NO_LOGPROBS = "no_logprobs"
+    """No logprobs in the answer."""
+    NAN_LOGPROBS = "nan_logprobs"
+    """One logprob is the literal NaN, which is no JSON."""
+    NULL_LOGPROBS = "null_logprobs"
+    """One logprob is null."""
+    SHORT_LOGPROBS = "short_logprobs"
+    """A logprob fewer than ids."""
+    SHORT_IDS = "short_ids"
+    """An id fewer than logprobs."""
+
+
+TOKENS: Final = frozenset(list(Mischief)[: list(Mischief).index(Mischief.RATE_LIMITED)])
+WIRE: Final = frozenset(Mischief) - TOKENS
+
+
+def mischief_plan(wanted: Mapping[str, Occasion] | Iterable[str]) -> dict[Mischief, Occasion]:
+    """Names checked and in order; a name without an occasion happens always.
+
+    Raises:
+        ValueError: there is no such name, or no such probability.
+    """
+    named = dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(wanted, 1.0)
+    if unknown := sorted(set(named) - {each.value for each in Mischief}):
+        raise ValueError(f"no mischief is called {', '.join(unknown)}; there are: {', '.join(Mischief)}")
+    for name, occasion in named.items():
+        if isinstance(occasion, (int, float)) and not 0 <= occasion <= 1:
+            raise ValueError(f"mischief {name}: a probability is from 0 to 1, got {occasion!r}")
+    return {each: named[each.value] for each in Mischief if each.value in named}
+
+
+def drawn(plan: Mapping[Mischief, Occasion], family: frozenset[Mischief], number: int, rng: Random) -> list[Mischief]:
+    """What happens this time."""
+    found = []
+    for name, occasion in plan.items():
+        if name in family:
+            hit = rng.random() < occasion if isinstance(occasion, (int, float)) else number in occasion
+            if hit:
+                found.append(name)
+    return found
+
+
+def spoil(ask: Ask, reply: Reply, names: Iterable[Mischief], rng: Random) -> Reply:
+    """The reply with these token mischiefs done to it, in the order in which `Mischief` lists them."""
+    for name in names:
+        reply = _TOKEN_MISCHIEF[name](ask, reply, rng)
+    return reply
+
+
+def tamper(
+    made: Completion, prompt_ids: Sequence[int], names: Iterable[Mischief], rng: Random, vocabulary_size: int
+) -> tuple[Sequence[int], list[int] | None, list[float | None] | None]:
+    """What is told in place of the truth: the prompt's ids, the completion's ids, its logprobs."""
+    ids: list[int] | None = list(made.ids)
+    logprobs: list[float | None] | None = list(made.logprobs)
+    for name in names:
+        if name is Mischief.WRONG_ECHO and prompt_ids:
+            place = rng.randrange(len(prompt_ids))
+            prompt_ids = [*prompt_ids[:place], (prompt_ids[place] + 1) % vocabulary_size, *prompt_ids[place + 1 :]]
+        elif name is Mischief.NO_IDS:
+            ids = None
+        elif name is Mischief.NO_LOGPROBS:
+            logprobs = None
+        elif name in (Mischief.NAN_LOGPROBS, Mischief.NULL_LOGPROBS) and logprobs:
+            logprobs[rng.randrange(len(logprobs))] = math.nan if name is Mischief.NAN_LOGPROBS else None
+        elif name is Mischief.SHORT_LOGPROBS and logprobs:
+            logprobs = logprobs[:-1]
+        elif name is Mischief.SHORT_IDS and ids:
+            ids = ids[:-1]
+    return prompt_ids, ids, logprobs
+
+
+def _split(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    codec = ask.codec
+    special = codec.special_ids
+    places: dict[int, tuple[int, int]] = {}
+    for place, index in enumerate(reply.ids):
+        piece = codec.bytes_of[index]
+        if index not in special and codec.id_of_bytes.get(piece) == index:
+            cuts = [
+                (codec.id_of_bytes[piece[:at]], codec.id_of_bytes[piece[at:]])
+                for at in range(1, len(piece))
+                if piece[:at] in codec.id_of_bytes and piece[at:] in codec.id_of_bytes
+            ]
+            if cuts:
+                places[place] = rng.choice(cuts)
+    if not places:
+        return reply
+    always = rng.choice(list(places))
+    ids: list[int] = []
+    for place, index in enumerate(reply.ids):
+        ids += places[place] if place in places and (place == always or rng.random() < 0.5) else (index,)
+    return Reply(ids, reply.finish_reason, as_is=reply.as_is)
+
+
+def _body(ask: Ask, reply: Reply) -> tuple[list[int], list[int]]:
+    """The ids before the end-of-turn ids at the end, and those."""
+    ids = list(reply.ids)
+    count = len(ids)
+    while count and ids[count - 1] in ask.end_ids:
+        count -= 1
+    return ids[:count], ids[count:]
+
+
+def _no_end(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    return Reply(_body(ask, reply)[0], "stop", as_is=True)
+
+
+def _double_end(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    return Reply(ask.ended(ask.ended(_body(ask, reply)[0])), "stop", as_is=True)
+
+
+def _insert(ask: Ask, reply: Reply, rng: Random, ids: Iterable[int], *, as_is: bool = False) -> Reply:
+    body, end = _body(ask, reply)
+    place = rng.randint(min(1, len(body)), max(min(1, len(body)), len(body) - 1))
+    return Reply([*body[:place], *ids, *body[place:], *end], reply.finish_reason, as_is=reply.as_is or as_is)
+
+
+def _spelled_special(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    special = sorted(ask.codec.special_ids)
+    text = ask.codec.bytes_of[rng.choice(special)].decode() if special else "<|im_end|>"
+    return _insert(ask, reply, rng, ask.codec.spell(text))
+
+
+def _inner_special(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    others = sorted(ask.codec.special_ids - ask.end_ids)
+    chosen = others or sorted(ask.end_ids)
+    return _insert(ask, reply, rng, [rng.choice(chosen)] if chosen else [], as_is=not others)
+
+
+def _half_character(ask: Ask, rng: Random) -> list[int]:
+    whole = rng.choice(("é", "€", "世", "😀")).encode()
+    half = whole[: rng.randint(1, len(whole) - 1)]
+    return [ask.codec.id_of_bytes[bytes([byte])] for byte in half if bytes([byte]) in ask.codec.id_of_bytes]
+
+
+def _broken_end(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    body, end = _body(ask, reply)
+    return Reply([*body, *_half_character(ask, rng), *end], reply.finish_reason, as_is=reply.as_is)
+
+
+def _broken_middle(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    return _insert(ask, reply, rng, _half_character(ask, rng))
+
+
+def _cut_tool_call(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    codec, opening = ask.codec, ask.codec.encode("<tool_call>")
+    body, _ = _body(ask, reply)
+    starts = [at for at in range(len(body)) if body[at : at + len(opening)] == opening]
+    if not starts:
+        starts = [len(body)]
+        body += [*opening, *codec.encode('\n{"name": "terminal", "arguments": {"command": "ls -la"}}\n</tool_call>')]
+    start = rng.choice(starts) + len(opening)
+    whole = next(
+        (at for at in range(start, len(body)) if codec.decode(body[start:at]).rstrip().endswith("}}")), len(body)
+    )
+    return Reply(body[: rng.randint(start + 1, max(start + 1, whole - 1))], "length", as_is=True)
+
+
+def _trailing_space(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    body, end = _body(ask, reply)
+    space = ask.codec.encode(rng.choice((" ", "\n", "  \n\n", "\t", " \n ")))
+    return Reply([*body, *space, *end], reply.finish_reason, as_is=reply.as_is)
+
+
+def _empty(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    return Reply(ask.ended([]), "stop")
+
+
+def _no_tokens(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    return Reply([], "stop", as_is=True)
+
+
+def _thinking(ask: Ask, reply: Reply, rng: Random) -> Reply:
+    thought = ask.codec.encode(f"<think>\n{' '.join(rng.choices(WORDS, k=rng.randint(3, 12)))}\n</think>\n\n")
+    return Reply([*thought, *reply.ids], reply.finish_reason, as_is=reply.as_is)
+
+
+_TOKEN_MISCHIEF: Final[Mapping[Mischief, Callable[[Ask, Reply, Random], Reply]]] = {
+    Mischief.THINKING: _thinking,
+    Mischief.TRAILING_SPACE: _trailing_space,
+    Mischief.SPELLED_SPECIAL: _spelled_special,
+    Mischief.INNER_SPECIAL: _inner_special,
+    Mischief.BROKEN_UTF8_MIDDLE: _broken_middle,
+    Mischief.BROKEN_UTF8_END: _broken_end,
+    Mischief.AMBIGUOUS: _split,
+    Mischief.CUT_TOOL_CALL: _cut_tool_call,
+    Mischief.NO_END_OF_TURN: _no_end,
+    Mischief.DOUBLE_END_OF_TURN: _double_end,
+    Mischief.EMPTY: _empty,
+    Mischief.NO_TOKENS: _no_tokens,
+}

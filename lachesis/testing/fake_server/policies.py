@@ -1,0 +1,269 @@
+"""Who answers in a model's place: a script, chance, an echo, a user of tools."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Final, TypeAlias
+
+from lachesis.testing.fake_server.completions import Ask, Policy, Reply
+
+Said: TypeAlias = "Reply | str | Sequence[int]"
+"""A text (the end-of-turn token is added), ids just as they are, or a whole `Reply`."""
+Speaker: TypeAlias = Callable[[Ask], Said]
+
+WORDS: Final = (
+    *("the", "of", "and", "to", "in", "that", "was", "with", "for", "one", "all", "there", "answer"),
+    *(
+        "question",
+        "time",
+        "water",
+        "tree",
+        "river",
+        "measure",
+        "length",
+        "thread",
+        "spin",
+        "cut",
+        "first",
+        "then",
+        "more",
+    ),
+    *(
+        "less",
+        "many",
+        "each",
+        "three",
+        "four",
+        "number",
+        "line",
+        "word",
+        "light",
+        "night",
+        "morning",
+        "house",
+        "street",
+    ),
+    *("people", "write", "read", "run", "look", "find", "make", "know", "think", "say", "come", "go", "see"),
+    *("tell", "ask", "work", "call", "try", "need", "feel", "become", "leave", "put"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """How long replies are, in tokens, the end-of-turn token included."""
+
+    low: int
+    high: int
+    """Any number between the two is as likely, both included."""
+
+    @classmethod
+    def parse(cls, text: str) -> Lengths:
+        """`200`, or `50-400`."""
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+        if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
+            raise ValueError(f"{text!r} is no length; write 200, or 50-400")
+        return cls(int(match[1]), int(match[2] or match[1]))
+
+    def draw(self, rng: Random) -> int:
+        return rng.randint(self.low, self.high)
+
+
+class Scripted:
+    """Says `script` entry by entry, each a text, ids, a `Reply`, or a function of the `Ask`; the last one for ever.
+
+    Request by request (the completions of one request all say the same), or, with `by_turn`, by the turns that the
+    prompt already holds, which is the same for any number of conversations at once.
+    """
+
+    def __init__(self, *script: Said | Speaker, by_turn: bool = False) -> None:
+        if not script:
+            raise ValueError("a script needs an entry")
+        self.script = script
+        self.by_turn = by_turn
+
+    def reply(self, ask: Ask) -> Reply:
+        place = ask.turn if self.by_turn else ask.number
+        entry = self.script[min(place, len(self.script) - 1)]
+        return as_reply(ask, entry(ask) if callable(entry) else entry)
+
+
+class FromFunction:
+    """A function of the `Ask` as a policy."""
+
+    def __init__(self, speaker: Speaker) -> None:
+        self.speaker = speaker
+
+    def reply(self, ask: Ask) -> Reply:
+        return as_reply(ask, self.speaker(ask))
+
+
+class RandomTokens:
+    """Samples from the fake model itself: any token of the vocabulary, with the settings of the request.
+
+    With `lengths`, the end-of-turn token is put where the drawn length says, with the logprob that the model gives it.
+    """
+
+    def __init__(self, lengths: Lengths | None = None) -> None:
+        self.lengths = lengths
+
+    def reply(self, ask: Ask) -> Reply:
+        rng, call = ask.rng(), ask.call
+        drawn = ask.limit + 1 if self.lengths is None or not ask.end_ids else self.lengths.draw(rng)
+        stop_ids = frozenset(call.stop_ids) if call.ignore_end else ask.end_ids.union(call.stop_ids)
+        ids, logprobs = ask.model.sample(
+            ask.packed,
+            ask.sampling,
+            rng,
+            limit=min(drawn - 1, ask.limit),
+            stop_ids=stop_ids,
+            end_with=min(ask.end_ids) if drawn <= ask.limit else None,
+            kind=ask.logprobs,
+        )
+        return Reply(ids, "stop" if ids and (ids[-1] in stop_ids or drawn <= ask.limit) else "length", logprobs)
+
+
+class RandomWords:
+    """Prose of random words: readable, and cheap."""
+
+    def __init__(self, lengths: Lengths = Lengths(16, 64), words: Sequence[str] = WORDS) -> None:
+        self.lengths = lengths
+        self.words = tuple(words)
+
+    def reply(self, ask: Ask) -> Reply:
+        rng = ask.rng()
+        count = self.lengths.draw(rng)
+        # A word is a token or more, so this is enough of them; what is too much is cut.
+        ids = ask.codec.prose(rng.choices(self.words, k=count - 1))
+        return Reply(ask.ended(ids[: count - 1]))
+
+
+class Echo:
+    """Says what the last turn before it said."""
+
+    def reply(self, ask: Ask) -> Reply:
+        if ask.call.messages:
+            content = ask.call.messages[-1].get("content")
+            return as_reply(ask, content if isinstance(content, str) else json.dumps(content))
+        ids = list(ask.prompt_ids)
+        ends = [place for place, index in enumerate(ids) if index in ask.end_ids]
+        if not ends:
+            return Reply(ask.ended(ids))
+        start = ends[-2] + 1 if len(ends) > 1 else 0
+        text = ask.codec.decode(ids[start : ends[-1]]).lstrip()
+        return as_reply(ask, text.partition("\n")[2] or text)
+
+
+class ToolUser:
+    """Calls a random tool of those that the prompt offers for `turns` turns, in Hermes' format, then answers in words.
+
+    Arguments are random and fit the tool's schema. Without tools it answers at once.
+    """
+
+    def __init__(self, turns: int = 3, *, thinking: bool = False, calls: int = 1, answer: Policy | None = None) -> None:
+        self.turns = turns
+        self.thinking = thinking
+        self.calls = calls
+        """Calls in one turn."""
+        self.answer = answer or RandomWords()
+
+    def reply(self, ask: Ask) -> Reply:
+        if ask.turn >= self.turns:
+            return self.answer.reply(ask)
+        tools = ask.call.tools if ask.call.tools is not None else offered_tools(ask.prompt)
+        if not tools:
+            return self.answer.reply(ask)
+        rng = ask.rng()
+        text = f"<think>\n{' '.join(rng.choices(WORDS, k=12))}\n</think>\n\n" if self.thinking else ""
+        return as_reply(ask, text + "\n".join(hermes_call(rng, rng.choice(tools)) for _ in range(self.calls)))
+
+
+def create_policy(name: str, *, lengths: Lengths | None = None, script: Sequence[str] = ()) -> Policy:
+    """A policy by its name in `POLICIES`.
+
+    Raises:
+        ValueError: there is no such policy, or it takes no such setting.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"no policy is called {name!r}; there are: {', '.join(sorted(POLICIES))}")
+    if bool(script) != (name == "script"):
+        raise ValueError("the policy 'script' needs texts to say, and no other policy takes any")
+    if lengths is not None and name in ("echo", "script"):
+        raise ValueError(f"the policy {name!r} takes no lengths")
+    return POLICIES[name](lengths, script)
+
+
+def as_policy(policy: Policy | Speaker | str) -> Policy:
+    """A policy; a function of the `Ask`, or a text that is always said, becomes one."""
+    if isinstance(policy, str):
+        return Scripted(policy)
+    return policy if hasattr(policy, "reply") else FromFunction(policy)
+
+
+def as_reply(ask: Ask, said: Said) -> Reply:
+    """What was said, as a `Reply`."""
+    if isinstance(said, Reply):
+        return said
+    if isinstance(said, str):
+        return Reply(ask.ended(ask.codec.encode(said)))
+    return Reply(list(said))
+
+
+def offered_tools(prompt: str) -> list[Mapping[str, Any]]:
+    """The tools that a prompt lists: the JSON objects, a line each, of its first `<tools>` block."""
+    found: list[Mapping[str, Any]] = []
+    for block in re.findall(r"<tools>(.*?)</tools>", prompt, re.DOTALL):
+        for line in block.splitlines():
+            try:
+                tool = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(tool, dict) and isinstance(_function(tool).get("name"), str):
+                found.append(tool)
+    return found
+
+
+def hermes_call(rng: Random, tool: Mapping[str, Any]) -> str:
+    """A call of the tool in Hermes' format, with random arguments."""
+    function = _function(tool)
+    call = {"name": function.get("name"), "arguments": random_value(rng, function.get("parameters") or {})}
+    return f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
+
+
+def random_value(rng: Random, schema: Mapping[str, Any], depth: int = 0) -> Any:
+    """A value that fits the JSON schema, as far as type, enum, properties and items go."""
+    if schema.get("enum"):
+        return rng.choice(list(schema["enum"]))
+    kind = schema.get("type", "object" if depth == 0 or "properties" in schema else "string")
+    kind = rng.choice(kind) if isinstance(kind, list) and kind else kind
+    if kind == "object":
+        properties, required = schema.get("properties") or {}, schema.get("required") or ()
+        kept = [name for name in properties if name in required or rng.random() < 0.5]
+        return {name: random_value(rng, properties[name], depth + 1) for name in kept} if depth < 4 else {}
+    if kind == "array":
+        items = schema.get("items") or {"type": "string"}
+        return [random_value(rng, items, depth + 1) for _ in range(rng.randint(0, 2))] if depth < 4 else []
+    if kind == "boolean":
+        return rng.random() < 0.5
+    if kind in ("integer", "number"):
+        return rng.randint(int(schema.get("minimum", 0)), int(schema.get("maximum", 100)))
+    return None if kind == "null" else " ".join(rng.choices(WORDS, k=rng.randint(1, 4)))
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    inner = tool.get("function")
+    return inner if isinstance(inner, Mapping) else tool
+
+
+POLICIES: Final[Mapping[str, Callable[[Lengths | None, Sequence[str]], Policy]]] = {
+    "echo": lambda lengths, script: Echo(),
+    "script": lambda lengths, script: Scripted(*script),
+    "tokens": lambda lengths, script: RandomTokens(lengths),
+    "tools": lambda lengths, script: ToolUser(answer=RandomWords(lengths or Lengths(16, 64))),
+    "tools-thinking": lambda lengths, script: ToolUser(thinking=True, answer=RandomWords(lengths or Lengths(16, 64))),
+    "words": lambda lengths, script: RandomWords(lengths or Lengths(16, 64)),
+}
+"""What the command offers, by name."""

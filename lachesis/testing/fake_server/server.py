@@ -1,0 +1,483 @@
+"""The server: one event loop, one process, thousands of requests at once. Usable as a library and by `fake-server`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import time
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import IO, Any, Final
+
+import orjson
+from aiohttp import web
+
+from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.sampling import LogprobsKind
+from lachesis.inference.scoped import Running
+from lachesis.testing.fake_server.chat import ChatCompletions, render_ids
+from lachesis.testing.fake_server.completions import Ask, Call, Policy, finish
+from lachesis.testing.fake_server.mischief import TOKENS, WIRE, Mischief, Occasion, drawn, mischief_plan, spoil, tamper
+from lachesis.testing.fake_server.model import FakeModel, Packed
+from lachesis.testing.fake_server.policies import RandomWords, Speaker, as_policy
+from lachesis.testing.fake_server.seen import Seen
+from lachesis.testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
+from lachesis.testing.fake_server.shapes import JSON, Api, Host, Refused, Shown, new_id, now, openai_error
+from lachesis.testing.fake_server.tokenizer import Codec, fake_tokenizer
+from lachesis.testing.fake_server.vllm import Completions, Generate
+
+VERSION: Final = "0.33.0"
+"""The vLLM release whose routes these are."""
+_LARGEST_REQUEST: Final = 256 * 2**20
+_JSON: Final = "application/json"
+_COUNTS: Final = (
+    *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),
+    *("completions", "prompt_tokens", "completion_tokens"),
+)
+"""What is counted from the start; counts by route, status and mischief come up as they occur."""
+
+
+class FakeServer(Running):
+    """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
+
+    policy: who answers: a `Policy`, a function of the `Ask`, or a text that is always said. Default: `RandomWords()`.
+        One that raises is answered with 400 and its error.
+    mischief: what goes wrong, by the names in `Mischief`: a probability each, or the numbers of the requests that it
+        happens to; a plain list of names happens always.
+    tokenizer: a transformers fast tokenizer, `fake_tokenizer()` unless said otherwise.
+    seed: the model's weights and all chance. The same seed, prompt and index give the same completion, unless `vary` is
+        set: then the k-th request for a prompt gets a completion of its own (a request's own `seed` always decides).
+    latency: seconds from the request to the answer, a number or (least, most); `tokens_per_second` adds the time that
+        the longest completion takes; `max_concurrency` requests are worked on at once, the others wait in line.
+    logprobs_mode: vLLM's `--logprobs-mode`: "raw" or "processed". The SGLang route has "temperature", as SGLang.
+    mean_length: of what `RandomTokens` samples; None leaves the end of turn as likely as any other token.
+    slow_start: seconds until it is ready; before that, 503, or with `refuse_until_ready` no connection at all.
+    keep_requests: how many requests `requests` remembers.
+    record: a file that gets a JSON line for each request (`Seen.record`).
+    """
+
+    def __init__(
+        self,
+        policy: Policy | Speaker | str | None = None,
+        *,
+        mischief: Mapping[str, Occasion] | Iterable[str] = (),
+        tokenizer: Any = None,
+        seed: int = 0,
+        vary: bool = False,
+        model_name: str = "fake",
+        weight_version: str = "default",
+        context_length: int = 32768,
+        api_key: str = "",
+        logprobs_mode: LogprobsKind = "raw",
+        tool_call_parser: str | None = "hermes",
+        mean_length: float | None = 64.0,
+        latency: float | tuple[float, float] = 0.0,
+        tokens_per_second: float | None = None,
+        max_concurrency: int | None = None,
+        slow_start: float = 0.0,
+        refuse_until_ready: bool = False,
+        retry_after: float = 1.0,
+        keep_requests: int = 10_000,
+        record: str | Path | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+    ) -> None:
+        self.policy = as_policy(policy) if policy is not None else RandomWords()
+        self.mischief = mischief_plan(mischief)
+        self.tokenizer = fake_tokenizer() if tokenizer is None else tokenizer
+        self.codec = Codec(self.tokenizer)
+        self.seed = seed
+        self.vary = vary
+        self.api_key = api_key
+        self.latency = latency if isinstance(latency, tuple) else (latency, latency)
+        self.tokens_per_second = tokens_per_second
+        self.max_concurrency = max_concurrency
+        self.slow_start = slow_start
+        self.refuse_until_ready = refuse_until_ready
+        self.retry_after = retry_after
+        model = FakeModel(self.codec.vocabulary_size, seed, end_ids=self.codec.end_ids, mean_length=mean_length)
+        self.host = Host(self.codec, model, model_name, weight_version, context_length, logprobs_mode, tool_call_parser)
+        self.requests: deque[Seen] = deque(maxlen=keep_requests)
+        """The latest requests for completions, oldest first."""
+        self.stats: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        """What `/fake/stats` shows."""
+        self._record_path = Path(record) if record is not None else None
+        self._record: IO[bytes] | None = None
+        self._address = (host, port)
+        self._socket: socket.socket | None = None
+        self._runner: web.AppRunner | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._ready: asyncio.Event | None = None
+        self._slots: asyncio.Semaphore | None = None
+        self._asked: Counter[str] = Counter()
+
+    @property
+    def model(self) -> FakeModel:
+        """Scores any ids: `server.model.score(prompt_ids, ids, sampling, kind)`."""
+        return self.host.model
+
+    @property
+    def root_url(self) -> str:
+        """Without a version: for `/generate`, `/inference/v1/generate`, `/tokenize`."""
+        if self._socket is None:
+            raise RuntimeError("the fake server is not running; call start(), or use it as a context manager")
+        host, port = self._socket.getsockname()[:2]
+        return f"http://{host}:{port}"
+
+    @property
+    def base_url(self) -> str:
+        """The OpenAI-compatible API, for `ServerSettings`."""
+        return f"{self.root_url}/v1"
+
+    def settings(self, **overrides: Any) -> ServerSettings:
+        """Settings for a client that talks to it."""
+        named = {"base_url": self.base_url, "model_name": self.host.model_name, "api_key": self.api_key}
+        if self.host.logprobs_mode == "processed":
+            named["logprobs_mode"] = "processed"
+        return ServerSettings(**{**named, **overrides})
+
+    def update_weights(self, version: str, seed: int) -> None:
+        """Another model from the next request on, under another `weight_version`."""
+        old = self.model
+        model = FakeModel(
+            old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length, spread=old.spread
+        )
+        self.host = replace(self.host, model=model, weight_version=version)
+
+    async def start(self) -> None:
+        """Bind the port and answer from now on."""
+        app = web.Application(client_max_size=_LARGEST_REQUEST)
+        self._add_routes(app)
+        self._slots = asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else None
+        if self._record_path is not None:
+            self._record = self._record_path.open("ab")
+        self._ready = asyncio.Event()
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+        await self._runner.setup()
+        try:
+            family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
+            self._socket = socket.socket(family, socket.SOCK_STREAM)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.bind(self._address)
+            self._opening = asyncio.create_task(self._open(self._runner, self._socket, self._ready))
+            if not self.slow_start:
+                await self._opening
+            elif not self.refuse_until_ready:
+                await asyncio.sleep(0)  # it listens before it waits
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _open(self, runner: web.AppRunner, bound: socket.socket, ready: asyncio.Event) -> None:
+        site = web.SockSite(runner, bound, backlog=4096)
+        if not self.refuse_until_ready:
+            await site.start()
+        if self.slow_start:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ready.wait(), self.slow_start)
+        ready.set()
+        if self.refuse_until_ready:  # until now bound and not listening: connections were refused
+            await site.start()
+
+    def become_ready(self) -> None:
+        """End the slow start now."""
+        if self._ready is not None:
+            self._ready.set()
+
+    async def started(self) -> None:
+        """Wait until the slow start is over."""
+        if self._opening is not None:
+            await asyncio.shield(self._opening)
+
+    async def stop(self) -> None:
+        """Close the port and every connection."""
+        if self._opening is not None:
+            self._opening.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._opening
+            self._opening = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+        if self._record is not None:
+            self._record.close()
+            self._record = None
+
+    def _add_routes(self, app: web.Application) -> None:
+        sglang, atropos = SGLangGenerate(), AtroposGenerate()
+        one: Mapping[str, Api] = {
+            "/v1/completions": Completions(),
+            "/v1/chat/completions": ChatCompletions(),
+            "/inference/v1/generate": Generate(),
+        }
+        for path, api in one.items():
+            app.router.add_post(path, self._handler(lambda body, api=api: api))
+        app.router.add_post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang))
+        for path in ("/health", "/health_generate", "/ping"):
+            app.router.add_get(path, self._health)
+        for path in ("/get_model_info", "/model_info"):
+            app.router.add_get(path, self._model_info)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/version", self._version)
+        app.router.add_get("/weight_info", self._weight_info)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/detokenize", self._detokenize)
+        app.router.add_get("/fake/stats", self._stats)
+
+    def _handler(self, choose: Any) -> Any:
+        async def handle(request: web.Request) -> web.StreamResponse:
+            raw = await request.read()
+            try:
+                body = orjson.loads(raw)
+            except orjson.JSONDecodeError as error:
+                return _json(openai_error(400, f"Invalid JSON: {error}"), 400)
+            if not isinstance(body, dict):
+                return _json(openai_error(400, "The body has to be a JSON object."), 400)
+            return await self._serve(request, choose(body), body)
+
+        return handle
+
+    async def _serve(self, request: web.Request, api: Api, body: JSON) -> web.StreamResponse:
+        number, stats = self.stats["requests"], self.stats
+        seen = Seen(number, api.name, body, request.headers, time.monotonic())
+        stats["requests"] += 1
+        stats[f"requests.{api.name}"] += 1
+        stats["in_flight"] += 1
+        stats["most_in_flight"] = max(stats["most_in_flight"], stats["in_flight"])
+        self.requests.append(seen)
+        try:
+            return await self._answer(request, api, seen)
+        except Refused as refused:
+            if seen.state == "open":
+                seen.status, seen.state = refused.status, "refused"
+                stats[f"status.{refused.status}"] += 1
+            if isinstance(refused.body, str):
+                return web.Response(text=refused.body, status=refused.status, headers=refused.headers)
+            return _json(refused.body, refused.status, refused.headers)
+        except asyncio.CancelledError:
+            seen.state = "cancelled"
+            stats["cancelled"] += 1
+            raise
+        finally:
+            stats["in_flight"] -= 1
+            seen.seconds = time.monotonic() - seen.started
+            if self._record is not None:
+                self._record.write(orjson.dumps(seen.record()) + b"\n")
+                self._record.flush()
+
+    async def _answer(self, request: web.Request, api: Api, seen: Seen) -> web.StreamResponse:
+        self._authorize(request)
+        if not self._is_ready:
+            raise Refused(503, api.failure(503, "The model is still loading."))
+        rng = Random(f"{self.seed}/wire/{seen.number}") if self.mischief else None
+        pranks = drawn(self.mischief, WIRE, seen.number, rng) if rng is not None else []
+        for prank in pranks:
+            seen.mischief.append(prank)
+            self.stats[f"mischief.{prank}"] += 1
+            await self._fail(request, api, seen, prank)
+        host = self.host  # the weights that this request is answered with, whatever is loaded meanwhile
+        seen.call = call = api.read(host, seen.body)
+        if self._slots is None:
+            await self._work(api, host, seen, call)
+        else:
+            self.stats["waiting"] += 1
+            try:
+                await self._slots.acquire()
+            finally:
+                self.stats["waiting"] -= 1
+            try:
+                await self._work(api, host, seen, call)
+            finally:
+                self._slots.release()
+        payload = self._write(api, host, seen, call, pranks, rng)
+        seen.status = 200
+        if Mischief.CUT_BODY in pranks:
+            return await self._cut(request, seen, payload)
+        if Mischief.NOT_JSON in pranks:
+            seen.state = "cut"
+            return web.Response(text="<html><body><h1>It works!</h1></body></html>", content_type="text/html")
+        seen.state = "answered"
+        self.stats["status.200"] += 1
+        return web.Response(body=payload, content_type=_JSON)
+
+    async def _work(self, api: Api, host: Host, seen: Seen, call: Call) -> None:
+        """Make the completions up, and take the time that a model would."""
+        kind = api.logprobs(host)
+        for place, prompt in enumerate(call.prompts):
+            packed = call.packed[place]
+            seed = self._chance(packed, call)
+            limit = min(call.sampling.max_tokens, max(0, host.context_length - len(prompt)))
+            for index in range(call.n):
+                ask = Ask(
+                    call, prompt, packed, index, seen.number, host.model, host.codec, kind, limit, f"{seed}/{index}"
+                )
+                try:
+                    reply = self.policy.reply(ask)
+                except Exception as error:  # the user's own code; a client must not take it for an outage and retry
+                    said = f"the policy failed: {type(error).__name__}: {error}"
+                    raise Refused(400, api.failure(400, said)) from error
+                names: list[Mischief] = []
+                if self.mischief:
+                    rng = ask.rng("mischief")
+                    names = drawn(self.mischief, TOKENS, seen.number, rng)
+                    reply = spoil(ask, reply, names, rng)
+                    self.stats.update(f"mischief.{name}" for name in names)
+                seen.completions.append(finish(ask, place, reply, [str(name) for name in names]))
+        self.stats["prompt_tokens"] += sum(len(prompt) for prompt in call.prompts)
+        self.stats["completions"] += len(seen.completions)
+        self.stats["completion_tokens"] += sum(len(made.ids) for made in seen.completions)
+        if delay := self._seconds(seen):
+            await asyncio.sleep(delay)
+
+    def _chance(self, prompt: Packed, call: Call) -> str:
+        """What chance depends on."""
+        digest = prompt.digest
+        if call.sampling.seed is not None:
+            return f"{self.seed}/{digest}/{call.sampling.seed}"
+        if not self.vary:
+            return f"{self.seed}/{digest}"
+        self._asked[digest] += 1
+        return f"{self.seed}/{digest}/time {self._asked[digest]}"
+
+    def _seconds(self, seen: Seen) -> float:
+        low, high = self.latency
+        delay = low if low == high else Random(f"{self.seed}/latency/{seen.number}").uniform(low, high)
+        if self.tokens_per_second:
+            delay += max((len(made.ids) for made in seen.completions), default=0) / self.tokens_per_second
+        return delay
+
+    def _write(
+        self, api: Api, host: Host, seen: Seen, call: Call, pranks: Sequence[Mischief], rng: Random | None
+    ) -> bytes:
+        shown = []
+        for made in seen.completions:
+            prompt_ids: Sequence[int] = call.prompts[made.prompt]
+            ids: Sequence[int] | None = made.ids
+            logprobs: Sequence[float | None] | None = made.logprobs
+            if rng is not None and pranks:
+                prompt_ids, ids, logprobs = tamper(made, prompt_ids, pranks, rng, host.model.vocabulary_size)
+            shown.append(Shown(made, prompt_ids, ids, logprobs))
+        answer = api.write(host, seen.body, call, shown)
+        if Mischief.NAN_LOGPROBS in pranks:
+            return json.dumps(answer).encode()  # orjson would write null
+        return orjson.dumps(answer)
+
+    async def _fail(self, request: web.Request, api: Api, seen: Seen, prank: Mischief) -> None:
+        """Raise, or never return, for the pranks that leave nothing to answer."""
+        match prank:
+            case Mischief.RATE_LIMITED:
+                headers = {"Retry-After": f"{self.retry_after:g}"}
+                raise Refused(429, api.failure(429, "Too many requests."), headers)
+            case Mischief.SERVER_ERROR:
+                raise Refused(500, api.failure(500, "The engine died."))
+            case Mischief.UNAVAILABLE:
+                raise Refused(503, api.failure(503, "The server is overloaded."))
+            case Mischief.HANG:
+                await asyncio.Event().wait()
+            case Mischief.DISCONNECT:
+                seen.state = "cut"
+                if request.transport is not None:
+                    request.transport.abort()
+                raise Refused(500, "")
+
+    async def _cut(self, request: web.Request, seen: Seen, payload: bytes) -> web.StreamResponse:
+        seen.state = "cut"
+        response = web.StreamResponse()
+        response.content_type, response.content_length = _JSON, len(payload)
+        await response.prepare(request)
+        await response.write(payload[: len(payload) // 2])
+        if request.transport is not None:
+            request.transport.close()
+        return response
+
+    def _authorize(self, request: web.Request) -> None:
+        if not self.api_key:
+            return
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not secrets.compare_digest(key.encode(), self.api_key.encode()):
+            raise Refused(401, {"error": "Unauthorized"})
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._ready is not None and self._ready.is_set()
+
+    def _check_ready(self) -> None:
+        if not self._is_ready:
+            raise web.HTTPServiceUnavailable(text="")
+
+    async def _health(self, request: web.Request) -> web.Response:
+        self._check_ready()
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        try:
+            self._authorize(request)
+        except Refused as refused:
+            return _json(refused.body, refused.status)
+        self._check_ready()
+        card = {
+            "id": self.host.model_name,
+            "object": "model",
+            "created": now(),
+            "owned_by": "vllm",
+            "root": self.host.model_name,
+            "parent": None,
+            "max_model_len": self.host.context_length,
+            "permission": [{"id": new_id("modelperm-"), "object": "model_permission", "created": now()}],
+        }
+        return _json({"object": "list", "data": [card]})
+
+    async def _version(self, request: web.Request) -> web.Response:
+        return _json({"version": VERSION})
+
+    async def _weight_info(self, request: web.Request) -> web.Response:
+        return _json({"weight_version": self.host.weight_version})
+
+    async def _model_info(self, request: web.Request) -> web.Response:
+        self._check_ready()
+        return _json(
+            {
+                "model_path": self.host.model_name,
+                "tokenizer_path": self.host.model_name,
+                "is_generation": True,
+                "preferred_sampling_params": None,
+                "weight_version": self.host.weight_version,
+            }
+        )
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        body, host = orjson.loads(await request.read()), self.host
+        try:
+            if "messages" in body:
+                ids = render_ids(host, body, body["messages"], body.get("tools"))
+            else:
+                ids = host.codec.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
+        except Refused as refused:
+            return _json(refused.body, refused.status)
+        except (KeyError, TypeError):
+            return _json(openai_error(400, "prompt or messages: Field required"), 400)
+        strings = self.tokenizer.convert_ids_to_tokens(ids) if body.get("return_token_strs") else None
+        return _json({"count": len(ids), "max_model_len": host.context_length, "tokens": ids, "token_strs": strings})
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        tokens = orjson.loads(await request.read()).get("tokens")
+        known = range(self.host.model.vocabulary_size)
+        if not isinstance(tokens, list) or not all(isinstance(index, int) and index in known for index in tokens):
+            return _json(openai_error(400, "tokens: a list of ids of the vocabulary is required"), 400)
+        return _json({"prompt": self.codec.decode(tokens)})
+
+    async def _stats(self, request: web.Request) -> web.Response:
+        return _json({**self.stats, "cpu_seconds": time.process_time()})
+
+
+def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    return web.Response(body=orjson.dumps(body), status=status, content_type=_JSON, headers=headers)

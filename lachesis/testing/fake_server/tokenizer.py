@@ -1,0 +1,188 @@
+"""A small real tokenizer, and what a server needs of any: bytes and text of ids, ids of text, prompts of messages."""
+
+from __future__ import annotations
+
+import functools
+import json
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from lachesis.testing.fake_server.corpus import CORPUS
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+VOCABULARY: Final = 1400
+"""Ids of bytes and merges; the added tokens come behind them."""
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END)
+ADDED_TOKENS: Final = (
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""One id each and part of the text, as in Qwen's tokenizers: never skipped."""
+
+
+def fake_tokenizer(*, chat_template: str | None = None) -> PreTrainedTokenizerFast:
+    """A byte-level BPE with ChatML tokens: the same ids on every machine, for any text, and nothing is downloaded.
+
+    End of turn is `<|im_end|>`. `chat_template` defaults to `lachesis/inference/templates/hermes.jinja`.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    if chat_template is None:
+        chat_template = (resources.files("lachesis.inference") / "templates" / "hermes.jinja").read_text("utf-8")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=_byte_level_bpe(),
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        additional_special_tokens=[TURN_START],
+        clean_up_tokenization_spaces=False,
+        model_max_length=2**20,
+    )
+    tokenizer.chat_template = chat_template
+    return tokenizer
+
+
+def _byte_level_bpe() -> Tokenizer:
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        min_frequency=1,
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS])
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED_TOKENS])
+    return tokenizer
+
+
+class Codec:
+    """One tokenizer, as the fake server uses it. Its tables are built once; nothing in it changes afterwards."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self._fast: Tokenizer = tokenizer.backend_tokenizer
+        self.vocabulary_size: int = len(tokenizer)
+        added = self._fast.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self._texts: dict[int, str] = {index: token.content for index, token in added.items()}
+        state = json.loads(self._fast.to_str())
+        self.byte_level = "ByteLevel" in json.dumps(state.get("decoder"))
+        self.bytes_of: Sequence[bytes] = [self._bytes(index) for index in range(self.vocabulary_size)]
+        """What each id adds to the text."""
+        self._words = functools.lru_cache(maxsize=4096)(self.encode)
+        self.id_of_bytes: Mapping[bytes, int] = {
+            piece: index for index, piece in reversed(list(enumerate(self.bytes_of))) if index not in self._texts
+        }
+        """The lowest ordinary id that adds these bytes."""
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a turn."""
+        return () if self.tokenizer.eos_token_id is None else (int(self.tokenizer.eos_token_id),)
+
+    @functools.cached_property
+    def token_texts(self) -> list[str]:
+        """Each id decoded alone, as servers write it beside a logprob."""
+        return [piece.decode("utf-8", "replace") for piece in self.bytes_of]
+
+    @functools.cached_property
+    def opening(self) -> bytes:
+        """The ids that open a turn of the model, packed, without the white space at their end, which may be merged with
+        what follows; empty where the template cannot be asked."""
+        asked = [{"role": "user", "content": "a"}]
+        try:
+            without, opened = self.render(asked, None, add_generation_prompt=False), self.render(asked, None)
+        except Exception:  # any template may refuse, with an error of its own
+            return b""
+        return _packed(self.encode(opened[len(without) :].rstrip())) if opened.startswith(without) else b""
+
+    def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
+        """The ids of a text; special tokens that it spells become their ids, as in servers."""
+        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def prose(self, words: Sequence[str]) -> list[int]:
+        """The ids of words with spaces between, each word encoded by itself and remembered."""
+        remembered = self._words
+        return [index for place, word in enumerate(words) for index in remembered(f" {word}" if place else word)]
+
+    def spell(self, text: str) -> list[int]:
+        """The ids of a text in ordinary tokens, also where it spells a special one."""
+        middle = max(1, len(text) // 2)
+        return [*self.encode(text[:middle]), *self.encode(text[middle:])] if len(text) > 1 else self.encode(text)
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
+        """The text of ids; what is no UTF-8 becomes U+FFFD."""
+        skipped = self.special_ids if skip_special else ()
+        pieces = self.bytes_of
+        return b"".join([pieces[index] for index in ids if index not in skipped]).decode("utf-8", "replace")
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        add_generation_prompt: bool = True,
+        **template_kwargs: Any,
+    ) -> str:
+        """The prompt of a conversation by the tokenizer's own chat template; raises what the template raises."""
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                add_generation_prompt=add_generation_prompt,
+                tokenize=False,
+                **template_kwargs,
+            )
+        )
+
+    def turns(self, ids: Sequence[int]) -> int:
+        """How many turns of the model stand in a prompt, not counting the one that it opens."""
+        if not self.opening:
+            return sum(index in self.end_ids for index in ids)
+        packed, found, start = _packed(ids), 0, 0
+        while (start := packed.find(self.opening, start)) >= 0:
+            found += start % 4 == 0
+            start += 1
+        return max(0, found - 1)
+
+    def _bytes(self, index: int) -> bytes:
+        if (text := self._texts.get(index)) is not None:
+            return text.encode()
+        token: str | None = self._fast.id_to_token(index)
+        if token is None:
+            return b""  # a hole in the vocabulary
+        if self.byte_level:
+            return bytes(_BYTES[character] for character in token if character in _BYTES)
+        if len(token) == 6 and token.startswith("<0x"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("▁", " ").encode()
+
+
+def _packed(ids: Iterable[int]) -> bytes:
+    return array("i", ids).tobytes()
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's spelling of bytes as printable characters."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+_BYTES: Final = _byte_characters()

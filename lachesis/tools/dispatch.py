@@ -1,0 +1,223 @@
+"""From a tool call as the model wrote it to the text that the model reads.
+
+Whatever the model or the tool does wrong comes back as text. What the infrastructure breaks (`BackendError`) is raised
+as it is: the loop ends the rollout as `infra_error` and starts it again, and no model is trained on our failures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from backends.base import BackendError
+from lachesis.tools.builtin import BUILTIN_TOOLS
+from lachesis.tools.registry import Tool, ToolError, ToolRegistry
+from lachesis.tools.schema import BadArguments, validate
+from lachesis.tools.session import SessionClosed, ToolSession, ToolSessions
+from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
+
+Arguments = Mapping[str, Any] | str | None
+"""What a completion carries: an object, or JSON text, which may turn out to be anything."""
+
+
+class ToolCall(NamedTuple):
+    """One call of a turn."""
+
+    name: str
+    arguments: Arguments
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to one call."""
+
+    content: str
+    """What the model reads."""
+    error: str | None = None
+    """Why the call failed as a call: unknown tool, bad arguments, time limit, refused or broken tool. A command that
+    exits with 1 is no failed call."""
+    duration: float = 0.0
+    """Seconds of wall-clock time, a sandbox that had to be started included."""
+    truncated: bool = False
+
+
+class _TimeLimit(Exception):
+    pass
+
+
+async def call_tool(
+    name: str,
+    arguments: Arguments,
+    session: ToolSession,
+    *,
+    registry: ToolRegistry = BUILTIN_TOOLS,
+    allowed: Collection[str] | None = None,
+) -> ToolResult:
+    """Run one tool call.
+
+    Args:
+        name: The tool, as the model spelled it.
+        arguments: As the model sent them; they are validated.
+        session: The rollout's own.
+        registry: Where the tool is looked up.
+        allowed: Names of the tools that this rollout announced; None allows all of the registry's.
+
+    Raises:
+        BackendError: the infrastructure failed, also if a tool wrapped the error or ran it in a task group.
+        asyncio.CancelledError: the caller was cancelled; the tool has been cancelled, too.
+    """
+    began = time.perf_counter()
+    try:
+        tool = _find(name, registry, allowed)
+        keywords = validate(tool.name, tool.model, arguments)
+        session.require_open()
+        if tool.session_parameter is not None:
+            keywords[tool.session_parameter] = session
+        value = await _run(tool, keywords, session)
+        text = value if isinstance(value, str) else to_json(value)
+    except BackendError:
+        raise
+    except (BadArguments, ToolError, SessionClosed) as error:
+        return _failed(str(error), began)
+    except _TimeLimit:
+        return _failed(f"{tool.name} was stopped after its time limit of {tool.time_limit:g} s", began)
+    except Exception as error:
+        if (infrastructure := _infrastructure(error)) is not None:
+            raise infrastructure from error
+        return _failed(f"{type(error).__name__}: {error}", began)
+    content, elided = cap_text(valid_utf8(text), tool.max_result_chars)
+    return ToolResult(content, None, time.perf_counter() - began, truncated=elided > 0)
+
+
+async def call_tools(
+    calls: Sequence[ToolCall | tuple[str, Arguments]],
+    session: ToolSession,
+    *,
+    registry: ToolRegistry = BUILTIN_TOOLS,
+    allowed: Collection[str] | None = None,
+) -> list[ToolResult]:
+    """Run the calls of one turn; results are in the order of the calls.
+
+    Neighbouring calls of `concurrency_safe` tools run together. Any other call runs alone, after all calls before it
+    and before all calls after it, so that a turn means the same as if its calls ran one by one.
+
+    Raises:
+        BackendError: as `call_tool`; calls that run beside the failing one are cancelled.
+    """
+    results: list[ToolResult] = []
+    for batch in _batches(calls, registry):
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(call_tool(name, arguments, session, registry=registry, allowed=allowed))
+                    for name, arguments in batch
+                ]
+        except BaseExceptionGroup as failures:
+            if (infrastructure := _infrastructure(failures)) is None:
+                raise
+            raise infrastructure from None
+        results += [task.result() for task in tasks]
+    return results
+
+
+async def handle_function_call(
+    name: str,
+    args: Arguments,
+    *,
+    task_id: str,
+    sessions: ToolSessions,
+    registry: ToolRegistry = BUILTIN_TOOLS,
+    allowed: Collection[str] | None = None,
+) -> str:
+    """`call_tool` for callers that know a rollout by its task id: always a string, errors included.
+
+    Raises:
+        BackendError: the infrastructure failed; nothing else is raised.
+    """
+    try:
+        session = sessions.get(task_id)
+    except KeyError as error:
+        return to_json({"error": str(error.args[0])})
+    return (await call_tool(name, args, session, registry=registry, allowed=allowed)).content
+
+
+def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) -> Tool:
+    names = [known for known in registry if allowed is None or known in allowed]
+    tool = registry.get(name) if isinstance(name, str) else None
+    if tool is None or tool.name not in names:
+        hint = did_you_mean(str(name), names)
+        raise ToolError(
+            f"there is no tool {shortened(name)!r}{hint or '.'} The tools are: {', '.join(names) or 'none'}"
+        )
+    if (reason := tool.missing()) is not None:
+        raise ToolError(f"the tool {name!r} is not available here: {reason}")
+    return tool
+
+
+async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession) -> Any:
+    """Run the tool in a task of its own: what it does with cancellation and exits then stays its own affair."""
+    task = asyncio.ensure_future(_contained(tool, keywords))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    try:
+        while not task.done():
+            left = None if tool.time_limit is None else max(0.0, began + tool.time_limit - clock())
+            await asyncio.wait({task}, timeout=left)
+            if task.done():
+                break
+            await session.wait_start_ended()
+            if session.start_ended > began:  # a slow start is not the tool's doing: its clock starts again
+                began = session.start_ended
+                continue
+            await _cancel(task)
+            if task.cancelled() or not isinstance(task.exception(), BackendError):
+                raise _TimeLimit
+    except asyncio.CancelledError:
+        await _cancel(task)
+        raise
+    if task.cancelled():
+        raise RuntimeError("the tool cancelled itself")
+    return task.result()
+
+
+async def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:
+    try:
+        return await tool.function(**keywords)
+    except (SystemExit, KeyboardInterrupt) as error:  # in a task these would end the whole program
+        raise RuntimeError(f"the tool raised {error!r}") from error
+
+
+def _infrastructure(error: BaseException) -> BackendError | None:
+    """The BackendError that `error` is, wraps (`raise ... from`) or groups, if any."""
+    if isinstance(error, BackendError):
+        return error
+    if isinstance(error, BaseExceptionGroup):
+        return next((found for each in error.exceptions if (found := _infrastructure(each)) is not None), None)
+    return None if error.__cause__ is None else _infrastructure(error.__cause__)
+
+
+def _batches(calls: Sequence[ToolCall | tuple[str, Arguments]], registry: ToolRegistry) -> list[list[Any]]:
+    batches: list[list[Any]] = []
+    open_batch = False
+    for call in calls:
+        tool = registry.get(call[0]) if isinstance(call[0], str) else None
+        safe = tool is None or tool.concurrency_safe  # an unknown tool runs nothing
+        if safe and open_batch:
+            batches[-1].append(call)
+        else:
+            batches.append([call])
+        open_batch = safe
+    return batches
+
+
+def _failed(message: str, began: float) -> ToolResult:
+    message, elided = cap_text(valid_utf8(message), 4000)
+    return ToolResult(to_json({"error": message}), message, time.perf_counter() - began, truncated=elided > 0)

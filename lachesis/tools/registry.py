@@ -1,0 +1,212 @@
+"""Tools: an async function whose signature and docstring are all that the model is told about it.
+
+`tool` derives the OpenAI function schema and the validation of arguments from the same pydantic model, so what is
+announced and what is accepted cannot drift apart. A `ToolRegistry` is an immutable mapping; there is no global one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel
+
+from lachesis.tools.schema import Parameter, arguments_model, parse_docstring, read_parameters
+from lachesis.tools.session import ToolSession
+
+MAX_RESULT_CHARS = 50_000
+"""Characters of a result that reach the model unless the tool says otherwise."""
+
+MIN_RESULT_CHARS = 100
+"""Below this there is no room for the marker that says how much was left out."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
+
+
+class ToolError(Exception):
+    """What a tool asked for cannot be done, and the model should read why. The message is shown as it is."""
+
+
+class ToolUnavailable(LookupError):
+    """Tools were asked for by name whose requirements are missing here."""
+
+    def __init__(self, reasons: Mapping[str, str]) -> None:
+        self.reasons = dict(reasons)
+        listed = "; ".join(f"{name!r}: {reason}" for name, reason in self.reasons.items())
+        super().__init__(f"tools not available here: {listed}. Supply what is missing, or name them in `disabled`")
+
+
+@dataclass(frozen=True, eq=False)
+class Tool:
+    """A tool, made by the decorator `tool`. Calling it calls the function, without validation or limits."""
+
+    name: str
+    toolset: str
+    description: str
+    function: Callable[..., Awaitable[Any]]
+    declared: Mapping[str, Parameter] = field(repr=False)
+    """The parameters that the model may set."""
+    session_parameter: str | None
+    """Name of the parameter that takes the `ToolSession`, None when the function wants none."""
+    concurrency_safe: bool
+    time_limit: float | None
+    """Seconds; None when the tool bounds its own time."""
+    max_result_chars: int
+    check: Callable[[], str | None] | None = field(default=None, repr=False)
+
+    @functools.cached_property
+    def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:
+        return arguments_model(self.name, self.declared)  # at first use: importing tools stays quick
+
+    @property
+    def model(self) -> type[BaseModel]:
+        """The pydantic model of the arguments."""
+        return self._derived[0]
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The JSON schema of the arguments. Raises `TypeError` when a type has none."""
+        return self._derived[1]
+
+    def definition(self) -> dict[str, Any]:
+        """A fresh OpenAI tool definition, for `tools=`."""
+        function = {"name": self.name, "description": self.description, "parameters": _copy(self.parameters)}
+        return {"type": "function", "function": function}
+
+    def missing(self) -> str | None:
+        """Why the tool cannot be used on this machine, None when it can."""
+        if self.check is None:
+            return None
+        try:
+            return self.check()
+        except Exception as error:
+            return f"its check failed: {type(error).__name__}: {error}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Awaitable[Any]:
+        return self.function(*args, **kwargs)
+
+
+def tool(
+    *,
+    toolset: str,
+    name: str | None = None,
+    concurrency_safe: bool = False,
+    time_limit: float | None = 60.0,
+    max_result_chars: int = MAX_RESULT_CHARS,
+    check: Callable[[], str | None] | None = None,
+) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
+    """Make a tool of an async function.
+
+    The first paragraph of its docstring becomes the description, the Google-style `Args:` section the descriptions of
+    the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not announced.
+    The function returns a string, or anything that pydantic can turn into JSON; it raises `ToolError` to refuse.
+
+    Args:
+        toolset: The toolset that the tool belongs to.
+        name: What the model calls it; the function's name by default.
+        concurrency_safe: Whether it may run beside other safe calls of the same turn. Say so only of a tool that
+            changes nothing.
+        time_limit: Seconds after which a call is cancelled. The time that the sandbox takes to start is not counted.
+        max_result_chars: Longer results lose their middle.
+        check: Called without arguments; returns the reason why the tool cannot work on this machine, or None.
+
+    Raises:
+        TypeError: the function cannot be a tool; the message says what to change.
+        ValueError: a limit or the name is out of range.
+    """
+
+    def decorate(function: Callable[..., Awaitable[Any]]) -> Tool:
+        label = name or str(getattr(function, "__name__", function))
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(
+                f"tool {label!r} must be an `async def`: a synchronous tool would stop every other rollout while it "
+                f"runs; put blocking work into `await asyncio.to_thread(...)`"
+            )
+        if not _NAME.fullmatch(label):
+            raise ValueError(f"tool name {label!r}: use letters, digits, '_' and '-', at most 64, not a digit first")
+        if time_limit is not None and time_limit <= 0:
+            raise ValueError(f"tool {label!r}: time_limit must be positive or None, not {time_limit}")
+        if max_result_chars < MIN_RESULT_CHARS:
+            raise ValueError(f"tool {label!r}: max_result_chars must be at least {MIN_RESULT_CHARS}")
+        try:
+            hints = get_type_hints(function, include_extras=True)
+        except NameError as error:
+            raise TypeError(f"tool {label!r}: its annotations must be importable names ({error})") from error
+        session_parameter = next((key for key, hint in hints.items() if hint is ToolSession and key != "return"), None)
+        description, documented = parse_docstring(label, inspect.getdoc(function))
+        declared = read_parameters(label, function, hints, documented, skip=session_parameter)
+        return Tool(
+            name=label,
+            toolset=toolset,
+            description=description,
+            function=function,
+            declared=declared,
+            session_parameter=session_parameter,
+            concurrency_safe=concurrency_safe,
+            time_limit=time_limit,
+            max_result_chars=max_result_chars,
+            check=check,
+        )
+
+    return decorate
+
+
+class ToolRegistry(Mapping[str, Tool]):
+    """An immutable set of tools by name, in the order they were given."""
+
+    def __init__(self, tools: Iterable[Tool] = ()) -> None:
+        self._tools: dict[str, Tool] = {}
+        for each in tools:
+            if not isinstance(each, Tool):
+                raise TypeError(f"{each!r} is not a tool: decorate it with @tool(toolset=...)")
+            if each.name in self._tools:
+                raise ValueError(
+                    f"two tools are called {each.name!r}; leave the first out with `without({each.name!r})`"
+                )
+            self._tools[each.name] = each
+
+    def extended(self, *tools: Tool) -> ToolRegistry:
+        """A new registry with `tools` added.
+
+        Raises:
+            ValueError: a name is taken already.
+            TypeError: what is given is no tool, or a parameter's type has no JSON schema.
+        """
+        extended = ToolRegistry([*self._tools.values(), *tools])
+        for each in tools:
+            _ = each.parameters  # a type that no schema can express is found here, not in the middle of a rollout
+        return extended
+
+    def without(self, *names: str) -> ToolRegistry:
+        """A new registry without the tools `names`, each of which must be there."""
+        for name in names:
+            self[name]
+        return ToolRegistry(each for each in self._tools.values() if each.name not in names)
+
+    def unavailable(self) -> dict[str, str]:
+        """The hidden tools, each with what it misses. Checks run anew at every call."""
+        reasons = {name: each.missing() for name, each in self._tools.items()}
+        return {name: reason for name, reason in reasons.items() if reason is not None}
+
+    def __getitem__(self, name: str) -> Tool:
+        return self._tools[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tools)
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __repr__(self) -> str:
+        return f"ToolRegistry({', '.join(self._tools)})"
+
+
+def _copy(schema: Any) -> Any:
+    """A deep copy of JSON data: callers may edit their definitions without editing the tool."""
+    if isinstance(schema, Mapping):
+        return {key: _copy(value) for key, value in schema.items()}
+    return [_copy(value) for value in schema] if isinstance(schema, list) else schema

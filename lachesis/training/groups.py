@@ -1,0 +1,330 @@
+"""Finished groups as Atropos' rollout API takes them: `tokens`, `masks`, `scores`, `inference_logprobs` and the rest.
+
+A group goes out whole and proven, or not at all: `build_group` gives a `TrainingGroup`, or a `Refused` that says why.
+Nothing here knows how a rollout is played or how a group travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from lachesis.trajectories import (
+    LARGEST_REWARD,
+    LossAverage,
+    MalformedSample,
+    TokenSample,
+    rollout_advantages,
+    sample_advantage,
+    token_advantages,
+    verify_records,
+)
+
+SCHEMA: Final = "lachesis.training_group/1"
+CERTIFICATE: Final = "lachesis"
+"""Key of `overrides[i]` under which the certificate of sample `i` travels; Atropos passes on what it does not know."""
+
+
+class SplitRollouts(StrEnum):
+    """What happens to a rollout that splits into several samples (an edit, a compaction, a sub-agent, a retry)."""
+
+    LONGEST = "longest"
+    """One sample a rollout goes out, the one that trains the most tokens; the others are counted as undelivered. Groups
+    have exactly `group_size` sequences: what the stock rollout API packs into batches."""
+    ADVANTAGES = "advantages"
+    """All samples go out, with the advantages of their tokens and the group's true size in `group_overrides`. Needs a
+    rollout API that takes groups of any size and a trainer that reads `advantages`: the stock API keeps a group that
+    is larger than `group_size` for ever, and Atropos' example trainer makes its own advantages from the scores."""
+
+
+class Refusal(StrEnum):
+    """Why a group is not sent."""
+
+    INCOMPLETE = "incomplete"
+    """Not `group_size` rollouts, or one of them has no reward or no sampled token."""
+    BAD_SCORE = "bad_score"
+    """A reward is not finite, or beyond `LARGEST_REWARD`: the stock API would lose the whole batch over it."""
+    UNPROVEN = "unproven"
+    """A sample fails `verify`, or the samples of a rollout do not add up."""
+    MIXED_TEMPERATURES = "mixed_temperatures"
+    """One sequence was sampled at two temperatures; a trainer divides all of its logits by one."""
+    TOO_LONG = "too_long"
+    """A sequence is not shorter than what the trainer takes."""
+    MALFORMED_MESSAGES = "malformed_messages"
+    """A message has no role; the API answers such a group with 422."""
+    SAME_SCORES = "same_scores"
+    """All rewards are equal, so every advantage is 0 (`ensure_scores_are_not_same`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutSamples:
+    """What one rollout brings to its group."""
+
+    rollout_id: str
+    reward: float | None
+    """None where it was left out of the scoring."""
+    samples: Sequence[TokenSample]
+    messages: Sequence[Mapping[str, Any]] | None = None
+    """The conversation as it was kept, as OpenAI messages; None to send none."""
+
+    @property
+    def sampled(self) -> int:
+        """Tokens that its models sampled."""
+        return self.samples[0].sampled if self.samples else 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What decides the shape of a group, and whether it is sent."""
+
+    group_size: int
+    """Rollouts of a complete group."""
+    split_rollouts: SplitRollouts = SplitRollouts.LONGEST
+    ensure_scores_are_not_same: bool = True
+    max_token_len: int = -1
+    """A sequence has to be shorter. 0 or less: any length."""
+    normalise_advantages: bool = False
+    """Divide advantages by the group's standard deviation. Only for `SplitRollouts.ADVANTAGES`, as is the next."""
+    loss_average: LossAverage = LossAverage.SAMPLE
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A group that is not sent."""
+
+    reason: Refusal
+    detail: str
+    """Which rollout, what exactly, and what to set where a setting helps."""
+    undelivered: Mapping[str, int] = field(default_factory=dict)
+    """Tokens sampled in each of its rollouts."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingGroup:
+    """A group that may be sent: every sample is proven, and every list has one entry for each of them."""
+
+    samples: tuple[TokenSample, ...]
+    scores: tuple[float, ...]
+    """The reward of each sample's rollout."""
+    messages: tuple[list[dict[str, Any]], ...] | None = None
+    advantages: tuple[float, ...] | None = None
+    """What each trained token of a sample carries; None leaves it to the trainer."""
+    undelivered: Mapping[str, int] = field(default_factory=dict)
+    """Sampled tokens of each rollout that were left out on purpose; rollouts without any are not named."""
+
+    @property
+    def delivered(self) -> int:
+        """Tokens that it trains."""
+        return sum(sample.trained for sample in self.samples)
+
+    def to_atropos(self, env_id: int | None = None) -> dict[str, Any]:
+        """The body of `POST /scored_data`. Shares its long lists with the samples.
+
+        `overrides[i]` holds the temperature, and the sample's certificate (see `samples_from_atropos`).
+        """
+        temperatures = [next(iter(_temperatures(sample))) for sample in self.samples]
+        return {
+            "tokens": [sample.tokens for sample in self.samples],
+            "masks": [sample.masks for sample in self.samples],
+            "scores": list(self.scores),
+            "advantages": None
+            if self.advantages is None
+            else list(map(token_advantages, self.samples, self.advantages)),
+            "ref_logprobs": None,
+            "messages": None if self.messages is None else list(self.messages),
+            "generation_params": _shared_sampling(self.samples),
+            "inference_logprobs": [sample.logprobs for sample in self.samples],
+            "overrides": [
+                {"temperature": temperature, CERTIFICATE: sample.certificate()}
+                for sample, temperature in zip(self.samples, temperatures, strict=True)
+            ],
+            # Never null: Atropos' own BaseEnv calls get() on it.
+            "group_overrides": {} if self.advantages is None else {"group_size": len(self.samples)},
+            "images": None,
+            "env_id": env_id,
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain JSON, each long list once; `lachesis verify` reads it."""
+        return {
+            "schema": SCHEMA,
+            "scores": list(self.scores),
+            "messages": None if self.messages is None else list(self.messages),
+            "advantages": None if self.advantages is None else list(self.advantages),
+            "undelivered": dict(self.undelivered),
+            "samples": [sample.to_record() for sample in self.samples],
+        }
+
+    @classmethod
+    def from_record(cls, record: Any) -> TrainingGroup:
+        """Reads `to_record()`. Raises ValueError for anything else."""
+        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
+            raise ValueError(f"not a record of a group to train on (schema {SCHEMA})")
+        try:
+            advantages, messages = record["advantages"], record["messages"]
+            group = cls(
+                samples=tuple(map(TokenSample.from_record, record["samples"])),
+                scores=tuple(record["scores"]),
+                messages=None if messages is None else tuple(messages),
+                advantages=None if advantages is None else tuple(advantages),
+                undelivered=dict(record["undelivered"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"a record of a group to train on is incomplete: {error!r}") from error
+        lists = (group.scores, group.messages, group.advantages)
+        if any(values is not None and len(values) != len(group.samples) for values in lists):
+            raise ValueError("the lists of a group to train on differ in length")
+        return group
+
+
+def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
+    """The samples of a group as a trainer gets it from `GET /batch`, certificates included, ready to be verified.
+
+    Raises:
+        ValueError: the group was not made by `TrainingGroup.to_atropos`.
+    """
+    try:
+        return [
+            TokenSample.from_record({**overrides[CERTIFICATE], "tokens": tokens, "masks": masks, "logprobs": logprobs})
+            for overrides, tokens, masks, logprobs in zip(
+                group["overrides"], group["tokens"], group["masks"], group["inference_logprobs"], strict=True
+            )
+        ]
+    except MalformedSample:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"a group without the certificates of its samples: {error!r}") from error
+
+
+def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup | Refused:
+    """The group as it goes out, or why it does not. CPU-bound, some milliseconds for each 32k tokens."""
+    refusal = _incomplete(rollouts, settings) or _bad_score(rollouts) or _unproven(rollouts)
+    if refusal is None:
+        group = _shape(rollouts, settings)
+        refusal = _mixed_temperatures(group) or _too_long(group, settings) or _malformed_messages(group)
+        if refusal is None and settings.ensure_scores_are_not_same and len(set(group.scores)) == 1:
+            detail = f"all {len(rollouts)} rewards are {group.scores[0]:g}; env.ensure_scores_are_not_same allows it"
+            refusal = Refusal.SAME_SCORES, detail
+        if refusal is None:
+            return group
+    return Refused(*refusal, {rollout.rollout_id: rollout.sampled for rollout in rollouts})
+
+
+def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup:
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    with_messages = all(rollout.messages is not None for rollout in rollouts)
+    samples: list[TokenSample] = []
+    scores: list[float] = []
+    messages: list[list[dict[str, Any]]] = []
+    advantages: list[float] = []
+    undelivered: dict[str, int] = {}
+    split = settings.split_rollouts is SplitRollouts.ADVANTAGES
+    baseline = rollout_advantages(rewards, normalise=settings.normalise_advantages)
+    for rollout, reward, advantage in zip(rollouts, rewards, baseline, strict=True):
+        # max() takes the first of several.
+        chosen = rollout.samples if split else [max(rollout.samples, key=lambda sample: sample.trained)]
+        left_out = rollout.sampled - sum(sample.trained for sample in chosen)
+        if left_out:
+            undelivered[rollout.rollout_id] = left_out
+        plain = _plain_messages(rollout.messages or ())
+        for sample in chosen:
+            samples.append(sample)
+            scores.append(float(reward))
+            messages.append(plain)
+            advantages.append(sample_advantage(sample, advantage or 0.0, settings.loss_average))
+    return TrainingGroup(
+        samples=tuple(samples),
+        scores=tuple(scores),
+        messages=tuple(messages) if with_messages else None,
+        advantages=tuple(advantages) if split else None,
+        undelivered=undelivered,
+    )
+
+
+_Found = tuple[Refusal, str] | None
+
+
+def _incomplete(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> _Found:
+    if len(rollouts) != settings.group_size:
+        return Refusal.INCOMPLETE, f"{len(rollouts)} rollouts, but the group size is {settings.group_size}"
+    for rollout in rollouts:
+        if rollout.reward is None:
+            return Refusal.INCOMPLETE, f"rollout {rollout.rollout_id} has no reward"
+        if not rollout.samples:
+            return Refusal.INCOMPLETE, f"rollout {rollout.rollout_id} has no sampled tokens"
+    return None
+
+
+def _bad_score(rollouts: Sequence[RolloutSamples]) -> _Found:
+    for rollout in rollouts:
+        if rollout.reward is not None and not abs(rollout.reward) <= LARGEST_REWARD:
+            detail = f"rollout {rollout.rollout_id} has reward {rollout.reward!r}; return a finite number or None"
+            return Refusal.BAD_SCORE, detail
+    return None
+
+
+def _unproven(rollouts: Sequence[RolloutSamples]) -> _Found:
+    for rollout in rollouts:
+        for sample in rollout.samples:
+            if sample.rollout_id != rollout.rollout_id:
+                return Refusal.UNPROVEN, f"rollout {rollout.rollout_id} has a sample of {sample.rollout_id or 'nobody'}"
+    totals = verify_records(sample.to_record() for rollout in rollouts for sample in rollout.samples)
+    if totals.ok and totals.rollouts == len(rollouts):
+        return None
+    if totals.ok:
+        return Refusal.UNPROVEN, f"two of the {len(rollouts)} rollouts have the same id"
+    first = totals.problems[0]
+    more = f" (and {totals.problem_count - 1} more)" if totals.problem_count > 1 else ""
+    return Refusal.UNPROVEN, f"rollout {first.rollout_id}: {first.reason}{more}"
+
+
+def _mixed_temperatures(group: TrainingGroup) -> _Found:
+    for sample in group.samples:
+        found = _temperatures(sample)
+        if len(found) > 1:
+            listed = ", ".join(f"{temperature:g}" for temperature in sorted(found))
+            return (
+                Refusal.MIXED_TEMPERATURES,
+                f"rollout {sample.rollout_id}: one sequence with temperatures {listed}; use one for all turns",
+            )
+    return None
+
+
+def _too_long(group: TrainingGroup, settings: GroupSettings) -> _Found:
+    longest = max(group.samples, key=lambda sample: len(sample.tokens))
+    if 0 < settings.max_token_len <= len(longest.tokens):
+        detail = (
+            f"rollout {longest.rollout_id} has a sequence of {len(longest.tokens)} tokens; the trainer takes less than "
+            f"{settings.max_token_len}; lower env.max_token_length or raise the trainer's max_token_len"
+        )
+        return Refusal.TOO_LONG, detail
+    return None
+
+
+def _malformed_messages(group: TrainingGroup) -> _Found:
+    for sample, messages in zip(group.samples, group.messages or (), strict=False):
+        for at, message in enumerate(messages):
+            if not isinstance(message.get("role"), str):
+                return Refusal.MALFORMED_MESSAGES, f"rollout {sample.rollout_id}: message {at} has no role"
+    return None
+
+
+def _plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies in which `content` is there and is not null: the API takes no others."""
+    plain = [dict(message) for message in messages]
+    for message in plain:
+        if message.get("content") is None:
+            message["content"] = ""
+    return plain
+
+
+def _temperatures(sample: TokenSample) -> set[float]:
+    return {float(span.sampling["temperature"]) for span in sample.spans}
+
+
+def _shared_sampling(samples: Iterable[TokenSample]) -> dict[str, Any]:
+    """The sampling parameters that all spans have in common."""
+    first, *others = [span.sampling for sample in samples for span in sample.spans]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}

@@ -1,0 +1,424 @@
+"""Client of Atropos' rollout API (`run-api`, its wire unchanged), and groups as the bytes that it takes.
+
+The stock API keeps all its state in memory, has no name for its own incarnation and no idempotency key. One of its
+habits is dangerous: a group that reaches a fresh process before a trainer has registered there leaves it unusable. Both
+are met with the same means: one kept-alive connection at a time, and a group travels only over the very connection on
+which the API has just vouched for the environment's registration (`RolloutApi.send`). A new process is a new
+connection, so a group never reaches a process that does not know its environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import zlib
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import aiohttp
+import orjson
+
+from lachesis.inference.scoped import Closing
+
+CHUNK = 1 << 16
+"""Bytes that are handed to the socket at once."""
+
+SLICE = 8192
+"""Numbers that are encoded at once. orjson holds the GIL while it works: this is what bounds the wait of the loop."""
+
+PER_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
+REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
+
+_CONNECT_TIMEOUT = 15.0
+_NOT_NOW = frozenset({408, 425, 429})
+"""What something in front of the API says when it is busy: no word about the group."""
+_GROUP_ID = re.compile(rb'"group_id"\s*:\s*"([^"\\]*)"')
+_ENV_ID = re.compile(rb'"env_id"\s*:\s*(\d+)')
+_EMPTY = re.compile(rb'"tokens"\s*:\s*\[\s*\]')
+
+
+class GroupError(ValueError):
+    """A group that no trainer could use; the message names the field and the reason."""
+
+
+class RolloutApiError(Exception):
+    """Base of what the rollout API does wrong. `url` is its address."""
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url = url
+        self.reason = reason
+        super().__init__(f"rollout API {url}: {reason}")
+
+
+class ApiDown(RolloutApiError):
+    """No answer, a 5xx, or a "not now": may pass by itself, so it is asked again. `status` is that of a 5xx."""
+
+    def __init__(self, url: str, reason: str, *, status: int | None = None) -> None:
+        self.status = status
+        super().__init__(url, reason)
+
+
+class ApiRefused(RolloutApiError):
+    """A 4xx: asking again would not help. `body` says why."""
+
+    def __init__(self, url: str, status: int, body: str) -> None:
+        self.status = status
+        self.body = body
+        super().__init__(url, f"refused with {status}: {body[:500]}")
+
+
+class UnknownEnv(RolloutApiError):
+    """The API cannot tell the status of this env_id: it was restarted, reset, or every environment is disconnected."""
+
+
+class ConnectionReplaced(RolloutApiError):
+    """The connection that the registration was checked on is gone. Nothing was sent: check again first."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvDescription:
+    """What an environment tells the API about itself."""
+
+    desired_name: str
+    max_token_length: int
+    group_size: int
+    weight: float = 1.0
+    min_batch_allocation: float | None = None
+    """Share of each batch, 0 to 1, that has to come from this environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerInfo:
+    """What the trainer has registered with."""
+
+    batch_size: int
+    """Sequences a step."""
+    max_token_len: int
+    """Tokens from which on a sequence is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What the API says to a registered environment."""
+
+    env_id: int
+    wandb_name: str
+    checkpoint_dir: str
+    starting_step: int
+    checkpoint_interval: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnvStatus:
+    """The API's view of one environment. Sizes are in groups of the environment's own size."""
+
+    current_step: int
+    """Batches that were formed, those of the trainer's start included."""
+    queue_size: int
+    self_queue_size: int
+    unallocated_fraction: float
+    max_group_size: int
+    env_weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """Who sent the group that the API has received last; None where it does not say."""
+
+    env_id: int | None
+    group_id: str | None
+    empty: bool
+    """This process has received no group yet."""
+
+
+class RolloutApi(Closing):
+    """One rollout API. All requests go one after the other over one connection.
+
+    Args:
+        timeout: seconds for one answer. The API has one event loop, which forms and encodes whole batches.
+        send_timeout: seconds for a group to be sent and answered.
+    """
+
+    def __init__(self, url: str, *, timeout: float = 120.0, send_timeout: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self.connection = 0
+        """Counts connections: as long as it stays the same, so does the API's process."""
+        self._timeout = timeout
+        self._send_timeout = send_timeout
+        self._session: aiohttp.ClientSession | None = None
+        self._turn = asyncio.Lock()
+
+    async def close(self) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+
+    async def info(self) -> TrainerInfo | None:
+        """The trainer's settings; None while none has registered."""
+        answer = await self._json("GET", "/info")
+        if answer.get("batch_size", -1) == -1:
+            return None
+        return TrainerInfo(self._number(answer, "batch_size"), self._number(answer, "max_token_len"))
+
+    async def wandb_info(self) -> tuple[str | None, str | None]:
+        """The trainer's W&B group and project."""
+        answer = await self._json("GET", "/wandb_info")
+        return answer.get("group"), answer.get("project")
+
+    async def register(self, env: EnvDescription) -> Registration | None:
+        """Register; None while the trainer has not asked for its first batch."""
+        answer = await self._json("POST", "/register-env", asdict(env))
+        if answer.get("status") != "success":
+            return None
+        return Registration(
+            env_id=self._number(answer, "env_id"),
+            wandb_name=str(answer.get("wandb_name", env.desired_name)),
+            checkpoint_dir=str(answer.get("checkpoint_dir") or ""),
+            starting_step=int(answer.get("starting_step", 0)),
+            checkpoint_interval=int(answer.get("checkpoint_interval") or -1),
+            num_steps=int(answer.get("num_steps") or -1),
+        )
+
+    async def status_env(self, env_id: int) -> EnvStatus:
+        """How far the trainer is, and what waits in the queue.
+
+        Raises:
+            UnknownEnv: a 5xx; the stock API has no other word for an id that it does not know.
+        """
+        try:
+            answer = await self._json("GET", "/status-env", {"env_id": env_id})
+        except ApiDown as error:
+            if error.status is None:
+                raise
+            raise UnknownEnv(self.url, f"no status for env_id {env_id} ({error.reason})") from error
+        return EnvStatus(
+            current_step=self._number(answer, "current_step"),
+            queue_size=self._number(answer, "queue_size"),
+            self_queue_size=int(answer.get("self_queue_size", 0)),
+            unallocated_fraction=float(answer.get("unallocated_fraction", 1.0)),
+            max_group_size=int(answer.get("max_group_size", 1)),
+            env_weight=float(answer.get("env_weight", 1.0)),
+        )
+
+    async def latest(self) -> Latest:
+        """Whose group came last. The answer holds that whole group, so this is for cases of doubt."""
+        raw = await self._request("GET", "/latest_example", None)
+        return await asyncio.to_thread(_latest, raw)
+
+    async def disconnect(self, env_id: int, *, connection: int) -> None:
+        """Tell that nothing more will come, so that no batch waits for this environment; as `send` does."""
+        await self._json("POST", "/disconnect-env", {"env_id": env_id}, connection=connection)
+
+    async def send(self, body: bytes, *, connection: int) -> int:
+        """POST one gzipped group over the connection number `connection`, never over another.
+
+        Returns:
+            The sequences of this environment that the API holds back until they make up a whole group; 0 when the
+            group went to the queue.
+
+        Raises:
+            ConnectionReplaced: nothing was sent.
+            ApiRefused: the group was not taken.
+            ApiDown: unknown whether it was taken.
+        """
+        headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Content-Length": str(len(body))}
+        raw = await self._request("POST", "/scored_data", _chunks(body), headers=headers, connection=connection)
+        answer = self._object(raw)
+        return int(answer.get("buffer_size", 0)) if answer.get("status") == "buffered" else 0
+
+    async def _json(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, *, connection: int | None = None
+    ) -> dict[str, Any]:
+        data = None if body is None else orjson.dumps(body)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        return self._object(await self._request(method, path, data, headers=headers, connection=connection))
+
+    def _number(self, answer: Mapping[str, Any], name: str) -> int:
+        if not isinstance(value := answer.get(name), int | float):
+            raise ApiDown(self.url, f"the answer has no number {name}: {str(answer)[:200]}")
+        return int(value)
+
+    def _object(self, raw: bytes) -> dict[str, Any]:
+        try:
+            answer = orjson.loads(raw)
+        except orjson.JSONDecodeError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ApiDown(self.url, f"the answer is no JSON object: {raw[:200]!r}")
+        return answer
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        data: bytes | AsyncIterator[bytes] | None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        connection: int | None = None,
+    ) -> bytes:
+        timeout = self._timeout if connection is None else self._send_timeout
+        async with self._turn:
+            if connection is not None and connection != self.connection:
+                raise ConnectionReplaced(self.url, "the API was reconnected to")
+            try:
+                async with self._open().request(
+                    method,
+                    self.url + path,
+                    data=data,
+                    headers={"Accept-Encoding": "identity", **(headers or {})},
+                    timeout=aiohttp.ClientTimeout(total=timeout, sock_connect=_CONNECT_TIMEOUT),
+                    trace_request_ctx=connection is not None,
+                ) as response:
+                    raw, status = await response.read(), response.status
+            except TimeoutError as error:
+                raise ApiDown(self.url, str(error) or f"no answer to {path} within {timeout:g} s") from error
+            except aiohttp.InvalidURL as error:
+                raise ApiRefused(self.url, 0, "this is not a URL; set rollout_server_url") from error
+            except (aiohttp.ClientError, OSError) as error:
+                raise ApiDown(self.url, f"{type(error).__name__}: {error}") from error
+        if status >= 500:
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}", status=status)
+        if status in _NOT_NOW:
+            raise ApiDown(self.url, f"{path} answered {status}: {_text(raw)}")
+        if status >= 400:
+            raise ApiRefused(self.url, status, _text(raw))
+        return raw
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None or self._session.closed:
+            trace = aiohttp.TraceConfig()
+            trace.on_connection_create_start.append(self._on_connect)
+            trace.on_connection_create_end.append(self._on_connected)
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60.0), trace_configs=[trace]
+            )
+        return self._session
+
+    async def _on_connect(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
+        if context.trace_request_ctx:
+            raise ConnectionReplaced(self.url, "the connection was closed")
+
+    async def _on_connected(self, _: aiohttp.ClientSession, __: SimpleNamespace, ___: Any) -> None:
+        self.connection += 1
+
+
+def encode_group(group: Mapping[str, Any]) -> list[bytes]:
+    """A group in Atropos' shape as JSON, in pieces that are joined. Call it in a thread.
+
+    Each piece takes a millisecond or two, between which other threads run.
+
+    Raises:
+        GroupError: a field is missing, lengths differ, or a number is not finite.
+    """
+    check_shape(group)
+    pieces: list[bytes] = []
+    for name, value in group.items():
+        if value is None:
+            continue
+        pieces += (b"," if pieces else b"{", orjson.dumps(name), b":")
+        pieces += _encode(name, value, numbers=name in PER_TOKEN or name == "scores")
+    return [*pieces, b"}"]
+
+
+def check_shape(group: Mapping[str, Any]) -> None:
+    """What the stock API does not look at, and trainers fail over.
+
+    Raises:
+        GroupError: names the field.
+    """
+    for name in REQUIRED:
+        if not group.get(name):
+            raise GroupError(f"{name} is missing or empty")
+    count = len(group["tokens"])
+    for name in (*PER_TOKEN, "scores", "messages", "overrides"):
+        value = group.get(name)
+        if value is None:
+            continue
+        if len(value) != count:
+            raise GroupError(f"{name} holds {len(value)} entries, tokens {count}")
+        if name in PER_TOKEN:
+            for at, (given, tokens) in enumerate(zip(value, group["tokens"], strict=True)):
+                if len(given) != len(tokens):
+                    raise GroupError(f"{name}[{at}] has {len(given)} positions, tokens[{at}] {len(tokens)}")
+
+
+def encode_json(value: Any) -> bytes:
+    """JSON, with U+FFFD for half surrogate pairs: models write them, and an API that holds one cannot send its batch.
+
+    Raises:
+        GroupError: not JSON.
+    """
+    try:
+        return orjson.dumps(value)
+    except (TypeError, orjson.JSONEncodeError):
+        try:
+            return orjson.dumps(_clean(value))
+        except (TypeError, orjson.JSONEncodeError, RecursionError) as error:
+            raise GroupError(f"cannot become JSON: {error}") from error
+
+
+def compress(body: Iterable[bytes]) -> bytes:
+    """gzip, level 1: a tenth of level 9's time for a tenth more bytes. zlib gives up the GIL. Call it in a thread."""
+    gzip = zlib.compressobj(level=1, wbits=31)
+    return b"".join([*(gzip.compress(piece) for piece in body), gzip.flush()])
+
+
+def _encode(name: str, value: Any, *, numbers: bool) -> Iterator[bytes]:
+    if not isinstance(value, list | tuple):
+        yield encode_json(value)
+        return
+    yield b"["
+    for at, entry in enumerate(value):
+        if at:
+            yield b","
+        if not isinstance(entry, list | tuple) or len(entry) <= SLICE:
+            yield _finite(name, encode_json(entry), numbers)
+            continue
+        yield b"["
+        for start in range(0, len(entry), SLICE):
+            if start:
+                yield b","
+            yield _finite(name, encode_json(entry[start : start + SLICE])[1:-1], numbers)
+        yield b"]"
+    yield b"]"
+
+
+def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
+    if numbers and b"null" in piece:  # what orjson makes of nan and infinity
+        raise GroupError(f"{name} holds a number that is not finite")
+    return piece
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    if isinstance(value, Mapping):
+        return {str(_clean(key)): _clean(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(entry) for entry in value]
+    return value
+
+
+def _latest(raw: bytes) -> Latest:
+    # Found from the end, where the API puts them: the lists before them are megabytes, and a search holds the GIL.
+    end = raw[max(0, raw.rfind(b'"group_overrides"')) :]
+    env_ids, group = _ENV_ID.findall(end), _GROUP_ID.search(end)
+    return Latest(
+        env_id=int(env_ids[-1]) if env_ids else None,
+        group_id=group[1].decode() if group else None,
+        empty=not env_ids and _EMPTY.search(raw[:CHUNK]) is not None,
+    )
+
+
+async def _chunks(body: bytes) -> AsyncIterator[bytes]:
+    """Piece by piece: aiohttp hands bytes to the socket in one go, and the loop waits for the copy."""
+    view = memoryview(body)
+    for start in range(0, len(body), CHUNK):
+        yield bytes(view[start : start + CHUNK])
+
+
+def _text(raw: bytes) -> str:
+    return raw[:2000].decode("utf-8", "replace").strip()

@@ -1,0 +1,126 @@
+"""What happened in a rollout: messages, their history, and the files that it is written down in.
+
+    history = MessageHistory([{"role": "user", "content": "Which Python is installed?"}])
+    history.append(response)                                # a dict, a Message, a ChatResponse or a ToolResponse
+    conversion = to_conversations(history, tools)           # ShareGPT turns, and warnings
+    save_trajectory(conversion, model="...", completed=True)
+
+A leaf of the project: it imports no other room, and nothing outside of the standard library.
+"""
+
+from lachesis.trajectories.advantages import (
+    LARGEST_REWARD,
+    LossAverage,
+    rollout_advantages,
+    sample_advantage,
+    token_advantages,
+)
+from lachesis.trajectories.certificate import Problem, RecordVerifier, Totals, verify, verify_records
+from lachesis.trajectories.editing import StaleMessage
+from lachesis.trajectories.entries import Export, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.errors import (
+    DuplicateCallId,
+    MalformedMessage,
+    MessageError,
+    RoleOrder,
+    UnansweredToolCall,
+    UnexpectedToolResult,
+    UnknownRole,
+)
+from lachesis.trajectories.history import MessageHistory
+from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
+from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.trajectories.markup import convert_scratchpad_to_think, has_incomplete_scratchpad
+from lachesis.trajectories.messages import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageLike,
+    OpenAIMessage,
+    ToolCall,
+    ToolResponse,
+    Usage,
+    message_from_openai,
+)
+from lachesis.trajectories.nodes import Discarded, Node
+from lachesis.trajectories.samples import (
+    SAMPLE_SCHEMA,
+    MalformedSample,
+    NoTokens,
+    SampledHistory,
+    Span,
+    TokenSample,
+    logprobs_digest,
+    samples,
+)
+from lachesis.trajectories.saving import load_trajectories, save_trajectory
+from lachesis.trajectories.sharegpt import Conversion, ConversionWarning, WarningKind, system_prompt, to_conversations
+from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of, sampling_problem
+from lachesis.trajectories.validation import validate_messages
+
+__all__ = [
+    "LARGEST_REWARD",
+    "MASKED",
+    "MASKED_LOGPROB",
+    "SAMPLE_SCHEMA",
+    "ChatResponse",
+    "Conversion",
+    "ConversionWarning",
+    "Discarded",
+    "DuplicateCallId",
+    "Export",
+    "FinishReason",
+    "JsonlError",
+    "JsonlWriter",
+    "LossAverage",
+    "MalformedMessage",
+    "MalformedSample",
+    "Message",
+    "MessageError",
+    "MessageHistory",
+    "MessageLike",
+    "NoTokens",
+    "Node",
+    "OpenAIMessage",
+    "Problem",
+    "RecordVerifier",
+    "RoleOrder",
+    "SampledHistory",
+    "SampledTokens",
+    "Span",
+    "StaleMessage",
+    "TokenPrefix",
+    "TokenSample",
+    "ToolCall",
+    "ToolResponse",
+    "Totals",
+    "UnansweredToolCall",
+    "UnexpectedToolResult",
+    "UnknownRole",
+    "Usage",
+    "WarningKind",
+    "append_line",
+    "convert_scratchpad_to_think",
+    "digest_of",
+    "from_sharegpt",
+    "has_incomplete_scratchpad",
+    "load_trajectories",
+    "logprobs_digest",
+    "message_from_openai",
+    "read_lines",
+    "rollout_advantages",
+    "sample_advantage",
+    "samples",
+    "sampling_problem",
+    "save_trajectory",
+    "system_prompt",
+    "to_batch_entry",
+    "to_conversations",
+    "to_dataset_entry",
+    "to_trajectory_entry",
+    "token_advantages",
+    "tools_from_sharegpt",
+    "validate_messages",
+    "verify",
+    "verify_records",
+]

@@ -1,0 +1,394 @@
+"""Proof, offline, that samples are what was sampled: each span behind its very prefix, each token once, nothing else.
+
+`verify` looks at one sample. `RecordVerifier` is fed the records of a file and also finds what only several samples
+together show: a token that is trained twice, and one that is in no sample at all. Nothing here raises on a malformed
+record: it says what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from lachesis.trajectories.samples import MalformedSample, Span, TokenSample, logprobs_digest
+from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, TokenPrefix, sampling_problem
+
+
+def verify(sample: TokenSample | Mapping[str, Any]) -> list[str]:
+    """Why this sample, or record of one, must not be trained on. Empty where all of it holds."""
+    if isinstance(sample, TokenSample):
+        return _examine(sample).reasons
+    try:
+        return _examine(TokenSample.from_record(sample)).reasons
+    except MalformedSample as error:
+        return [str(error)]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong in a file."""
+
+    line: int | None
+    """From 1; None for what no single line shows."""
+    rollout_id: str
+    """Empty where the record does not say."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """What a set of records holds. Tokens, unless it says otherwise."""
+
+    samples: int
+    """Samples, refused ones included."""
+    rollouts: int
+    """Rollouts that are named in a sample or under `undelivered`."""
+    sampled: int
+    """Sampled by the models."""
+    delivered: int
+    """Of those, trained in a sample that verifies; each counted once."""
+    duplicated: int
+    """Trained once more, in a second sample of the rollout or in a sample that stands there twice."""
+    wrong_prefix: int
+    """Trained behind another prefix than the one that they were sampled behind."""
+    undelivered: int
+    """Left out on purpose, as the groups say."""
+    lost: int
+    """Neither delivered nor left out on purpose."""
+    refused: int
+    """Samples that do not verify. Their tokens are lost."""
+    problem_count: int
+    problems: tuple[Problem, ...] = ()
+    """The first of them."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing at all is wrong."""
+        return not self.problem_count
+
+
+def verify_records(records: Iterable[Any], *, max_problems: int = 20) -> Totals:
+    """Totals over the parsed lines of a file; see `RecordVerifier`. Lines are numbered from 1."""
+    verifier = RecordVerifier(max_problems=max_problems)
+    for line, record in enumerate(records, 1):
+        verifier.feed(record, line)
+    return verifier.totals()
+
+
+@dataclass(slots=True)
+class _Rollout:
+    sampled: int | None = None
+    count: int | None = None
+    claimed: int = 0
+    """What samples that do not verify say was sampled: believed only where no better one says it."""
+    delivered: int = 0
+    undelivered: int | None = None
+    turns: set[int] = field(default_factory=set)
+
+
+class RecordVerifier:
+    """Takes the records of a file one at a time: samples, and groups that hold `samples`.
+
+    A group may say under `undelivered` how many sampled tokens of which rollout were left out on purpose
+    (`{rollout_id: tokens}`). Keeps a few numbers for each rollout and turn, never the tokens.
+    """
+
+    def __init__(self, *, max_problems: int = 20) -> None:
+        self._max_problems = max_problems
+        self._problems: list[Problem] = []
+        self._problem_count = 0
+        self._rollouts: dict[str, _Rollout] = {}
+        self._records = self._samples = self._refused = self._duplicated = self._wrong_prefix = 0
+
+    def feed(self, record: Any, line: int | None = None) -> None:
+        """One parsed line."""
+        self._records += 1
+        if not isinstance(record, Mapping):
+            self.reject(f"is {type(record).__name__}, not an object", line)
+        elif isinstance(record.get("samples"), (list, tuple)):
+            for at, sample in enumerate(record["samples"]):
+                self._feed_sample(sample, line, f"samples[{at}]: ")
+            if record.get("undelivered") is not None:
+                self._feed_undelivered(record["undelivered"], line)
+        elif "tokens" in record and "spans" in record:
+            self._feed_sample(record, line, "")
+        else:
+            self.reject("is neither a sample (with tokens and spans) nor a group with samples", line)
+
+    def reject(self, reason: str, line: int | None = None, rollout_id: str = "") -> None:
+        """Notes a problem that was found elsewhere, such as a line that is not JSON."""
+        self._problem_count += 1
+        if len(self._problems) < self._max_problems:
+            self._problems.append(Problem(line, rollout_id, reason))
+
+    def totals(self) -> Totals:
+        """Of everything fed so far."""
+        found = list(self._problems)
+        count = self._problem_count
+        sampled = lost = 0
+        for rollout_id, rollout in self._rollouts.items():
+            kept = rollout.delivered + (rollout.undelivered or 0)
+            of_rollout = rollout.sampled if rollout.sampled is not None else max(rollout.claimed, kept)
+            sampled += of_rollout
+            lost += max(0, of_rollout - kept)
+            if kept != of_rollout:
+                count += 1
+                if len(found) < self._max_problems:
+                    found.append(Problem(None, rollout_id, _imbalance(of_rollout, rollout)))
+        if not self._records and not count:
+            count += 1
+            found.append(Problem(None, "", "holds no samples"))
+        return Totals(
+            samples=self._samples,
+            rollouts=len(self._rollouts),
+            sampled=sampled,
+            delivered=sum(rollout.delivered for rollout in self._rollouts.values()),
+            duplicated=self._duplicated,
+            wrong_prefix=self._wrong_prefix,
+            undelivered=sum(rollout.undelivered or 0 for rollout in self._rollouts.values()),
+            lost=lost,
+            refused=self._refused,
+            problem_count=count,
+            problems=tuple(found),
+        )
+
+    def _feed_sample(self, record: Any, line: int | None, at: str) -> None:
+        self._samples += 1
+        try:
+            sample = TokenSample.from_record(record)
+        except MalformedSample as error:
+            self._refused += 1
+            self.reject(f"{at}{error}", line)
+            return
+        examined = _examine(sample)
+        self._wrong_prefix += examined.wrong_prefix
+        reasons = list(examined.reasons)
+        if not sample.rollout_id:
+            reasons.append("rollout_id is empty, so it is unknown which samples belong together; name it in samples()")
+        else:
+            rollout = self._rollouts.setdefault(sample.rollout_id, _Rollout())
+            reasons += _disagreements(sample, rollout)
+        for reason in reasons:
+            self.reject(f"{at}{reason}", line, sample.rollout_id)
+        if reasons:
+            self._refused += 1
+            if sample.rollout_id:
+                rollout.claimed = max(rollout.claimed, sample.sampled)
+            return
+        rollout.sampled, rollout.count = sample.sampled, sample.count
+        twice = [span for span in sample.spans if span.turn in rollout.turns]
+        if twice:
+            tokens = sum(map(len, twice))
+            self._duplicated += tokens
+            turns = _listed([span.turn for span in twice])
+            self.reject(f"{at}{turns} ({tokens} tokens) trained once more", line, sample.rollout_id)
+        for span in sample.spans:
+            if span.turn not in rollout.turns:
+                rollout.turns.add(span.turn)
+                rollout.delivered += len(span)
+
+    def _feed_undelivered(self, undelivered: Any, line: int | None) -> None:
+        if not isinstance(undelivered, Mapping):
+            self.reject(f"undelivered is {type(undelivered).__name__}, not an object", line)
+            return
+        for rollout_id, tokens in undelivered.items():
+            if not isinstance(rollout_id, str) or type(tokens) is not int or tokens < 0:
+                self.reject(f"undelivered: {rollout_id!r}: {tokens!r} is no number of tokens", line)
+                continue
+            rollout = self._rollouts.setdefault(rollout_id, _Rollout())
+            if rollout.undelivered is None:
+                rollout.undelivered = tokens
+            else:
+                self.reject("what is undelivered of this rollout is told once more", line, rollout_id)
+
+
+@dataclass(slots=True)
+class _Examined:
+    reasons: list[str] = field(default_factory=list)
+    wrong_prefix: int = 0
+
+
+def _examine(sample: TokenSample) -> _Examined:
+    """Each check relies on the ones before it, so that the first thing wrong is the one that is told."""
+    found = _Examined(_list_problems(sample) or _span_problems(sample))
+    if not found.reasons:
+        _check_digests(sample, found)
+        found.reasons += _mask_problems(sample)
+        found.reasons += _turn_problems(sample)
+        found.reasons += _weight_problems(sample)
+    return found
+
+
+def _list_problems(sample: TokenSample) -> list[str]:
+    lengths = {"tokens": len(sample.tokens), "masks": len(sample.masks), "logprobs": len(sample.logprobs)}
+    if len(set(lengths.values())) > 1:
+        return ["lengths differ: " + ", ".join(f"{length} {name}" for name, length in lengths.items())]
+    for name, values, allowed in (
+        ("tokens", sample.tokens, _INTEGERS),
+        ("masks", sample.masks, _INTEGERS),
+        ("logprobs", sample.logprobs, _NUMBERS),
+    ):
+        wrong = set(map(type, values)) - allowed
+        if wrong:
+            at = next(place for place, value in enumerate(values) if type(value) in wrong)
+            return [f"{name}[{at}] is {type(values[at]).__name__}, not a number of the right kind"]
+    if sample.tokens and not (min(sample.tokens) >= 0 and max(sample.tokens) < _ID_LIMIT):
+        at = next(place for place, token in enumerate(sample.tokens) if not 0 <= token < _ID_LIMIT)
+        return [f"tokens[{at}] is {_cut(sample.tokens[at])}: token ids go from 0 to {_ID_LIMIT - 1}"]
+    return []
+
+
+def _span_problems(sample: TokenSample) -> list[str]:
+    if not sample.spans:
+        return ["it trains nothing: there are no spans"]
+    turns: set[int] = set()
+    at = 0
+    for place, span in enumerate(sample.spans):
+        if not at <= span.start < span.end <= len(sample.tokens):
+            before = f", the one before ends at {at}" if at else ""
+            where = f"{_cut(span.start)} to {_cut(span.end)} of {len(sample.tokens)} tokens{before}"
+            return [f"spans[{place}] is out of order, empty or beyond the end: {where}"]
+        if span.turn < 0 or span.turn in turns:
+            return [f"spans[{place}]: turn {_cut(span.turn)} is {'negative' if span.turn < 0 else 'there twice'}"]
+        turns.add(span.turn)
+        at = span.end
+    if at != len(sample.tokens):
+        return [f"{len(sample.tokens) - at} tokens stand behind the last sampled one"]
+    return []
+
+
+def _check_digests(sample: TokenSample, found: _Examined) -> None:
+    misplaced: list[int] = []
+    altered: list[int] = []
+    prefix = TokenPrefix()
+    for span in sample.spans:
+        prefix = prefix.extend(sample.tokens[prefix.length : span.start])
+        in_place = prefix.digest == span.prefix_digest
+        prefix = prefix.extend(sample.tokens[span.start : span.end])
+        if not in_place:
+            misplaced.append(span.turn)
+            found.wrong_prefix += len(span)
+        elif prefix.digest != span.digest:
+            altered.append(span.turn)
+    if misplaced:
+        found.reasons.append(f"{_listed(misplaced)} behind another prefix than when it was sampled")
+    if altered:
+        found.reasons.append(f"{_listed(altered)} with other ids than those that were sampled")
+
+
+def _mask_problems(sample: TokenSample) -> list[str]:
+    found: list[str] = []
+    untold: list[int] = []
+    at = 0
+    for span in (*sample.spans, None):
+        end = span.start if span is not None else len(sample.tokens)
+        if sample.masks[at:end].count(MASKED) != end - at:
+            place = next(p for p in range(at, end) if sample.masks[p] != MASKED)
+            found.append(f"masks[{place}] is {_cut(sample.masks[place])}, but no span trains it")
+        if sample.logprobs[at:end].count(MASKED_LOGPROB) != end - at:
+            place = next(p for p in range(at, end) if sample.logprobs[p] != MASKED_LOGPROB)
+            found.append(f"logprobs[{place}] is {_cut(sample.logprobs[place])} where nothing is trained, not 1.0")
+        if span is None:
+            break
+        at = span.end
+        if sample.masks[span.start : at] != sample.tokens[span.start : at]:
+            place = next(p for p in range(span.start, at) if sample.masks[p] != sample.tokens[p])
+            wanted = f"the trained token is {sample.tokens[place]}"
+            found.append(f"masks[{place}] is {_cut(sample.masks[place])}, but {wanted}")
+        values = sample.logprobs[span.start : at]
+        wrong = _logprob_problem(values)
+        if wrong is not None:
+            found.append(f"logprobs[{span.start + wrong}] is {_cut(values[wrong])}, no logprob of a trained token")
+        elif logprobs_digest(values) != span.logprobs_digest:
+            untold.append(span.turn)
+    if untold:
+        found.append(f"{_listed(untold)} with other logprobs than those that were reported")
+    return found
+
+
+def _logprob_problem(values: Sequence[float]) -> int | None:
+    """The place of the first value that is not finite or is positive."""
+    try:
+        if all(map(math.isfinite, values)) and max(values) <= 0:
+            return None
+    except OverflowError:  # an integer beyond float64
+        pass
+    return next(place for place, value in enumerate(values) if not -_FLOAT_LIMIT <= value <= 0)
+
+
+def _turn_problems(sample: TokenSample) -> list[str]:
+    found: list[str] = []
+    ends = frozenset(sample.end_of_turn)
+    sampling: dict[str, list[int]] = {}
+    for span in sample.spans:
+        ids = sample.tokens[span.start : span.end]
+        last = ids.pop()
+        if not ends.isdisjoint(ids):
+            place = next(place for place, token in enumerate(ids) if token in ends)
+            found.append(
+                f"turn {span.turn} goes on behind its end-of-turn token (tokens[{span.start + place}] = {ids[place]}): "
+                f"the server did not stop there, tell it to (stop_token_ids [{ids[place]}])"
+            )
+        if last in ends and span.end < len(sample.tokens) and sample.tokens[span.end] == last:
+            found.append(f"the end-of-turn token of turn {span.turn} stands there twice (tokens[{span.end}] = {last})")
+        reason = _sampling_problem(span)
+        if reason is not None:
+            sampling.setdefault(reason, []).append(span.turn)
+    return found + [f"{_listed(turns)}: {reason}" for reason, turns in sampling.items()]
+
+
+def _sampling_problem(span: Span) -> str | None:
+    try:
+        return sampling_problem(span.sampling)
+    except (ArithmeticError, TypeError, ValueError) as error:
+        return f"the sampling record cannot be read: {error}"
+
+
+def _weight_problems(sample: TokenSample) -> list[str]:
+    trained = sample.trained
+    found: list[str] = []
+    if not 0 < sample.weight <= 1:
+        found.append(f"weight {_cut(sample.weight)} is not in (0, 1]")
+    elif sample.sampled < trained:
+        found.append(f"it trains {trained} tokens of a rollout that sampled {_cut(sample.sampled)}")
+    elif not math.isclose(sample.weight, trained / sample.sampled, rel_tol=1e-9):
+        found.append(f"weight {sample.weight!r} is not its share, {trained} of {sample.sampled} sampled tokens")
+    if not 0 <= sample.index < sample.count:
+        found.append(f"index {_cut(sample.index)} is none of {_cut(sample.count)} samples")
+    return found
+
+
+def _disagreements(sample: TokenSample, rollout: _Rollout) -> list[str]:
+    """What it says of its rollout otherwise than an earlier sample of it."""
+    found: list[str] = []
+    for name, value in (("sampled", sample.sampled), ("count", sample.count)):
+        before = getattr(rollout, name)
+        if before not in (None, value):
+            found.append(f"{name} is {_cut(value)}, but {before} in an earlier sample of the rollout")
+    return found
+
+
+def _imbalance(sampled: int, rollout: _Rollout) -> str:
+    left_out = f", {rollout.undelivered} left out on purpose" if rollout.undelivered else ""
+    if rollout.delivered + (rollout.undelivered or 0) > sampled:
+        return f"{rollout.delivered} tokens delivered{left_out}: more than the {sampled} that were sampled"
+    return f"{rollout.delivered} of {sampled} sampled tokens delivered{left_out}"
+
+
+def _listed(turns: Sequence[int]) -> str:
+    shown = ", ".join(map(_cut, turns[:5])) + (f" and {len(turns) - 5} more" if len(turns) > 5 else "")
+    return f"turn{'s' if len(turns) > 1 else ''} {shown}"
+
+
+def _cut(value: Any) -> str:
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a huge number"  # its decimal form is refused beyond 4300 digits
+    return repr(value)
+
+
+_INTEGERS: Final[frozenset[type]] = frozenset({int})
+_NUMBERS: Final[frozenset[type]] = frozenset({float, int})
+_ID_LIMIT: Final = 1 << 32
+_FLOAT_LIMIT: Final = 1.7976931348623157e308

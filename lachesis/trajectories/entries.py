@@ -1,0 +1,123 @@
+"""Whole lines of trajectory files: the three variants that Hermes Agent writes.
+
+A conversation in which a tool call had to be written with other arguments than the model's is never marked completed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from lachesis.trajectories.markup import dump_json
+from lachesis.trajectories.messages import MessageLike
+from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, Tools, to_conversations, tool_function
+
+
+class Export(NamedTuple):
+    """An entry, ready for a JSONL file, and what it does not keep as it was."""
+
+    entry: dict[str, Any]
+    warnings: tuple[ConversionWarning, ...]
+
+
+def to_dataset_entry(
+    messages: Iterable[MessageLike],
+    tools: Tools = (),
+    *,
+    completed: bool = True,
+    system: SystemTurn = "actual",
+    source: str = "hermes-agent",
+) -> Export:
+    """`{conversations, tools, source}`: the conversation as it was, with the tool definitions beside it as JSON text.
+
+    The system turn is the conversation's own, turns without reasoning have no think block, and tool results are bare.
+    """
+    tools = list(tools)
+    conversations, warnings = to_conversations(
+        messages, tools, completed=completed, system=system, empty_think=False, tool_payload="raw"
+    )
+    definitions = dump_json([{"type": "function", "function": dict(tool_function(tool))} for tool in tools])
+    return Export({"conversations": conversations, "tools": definitions, "source": source}, warnings)
+
+
+def to_trajectory_entry(
+    messages: Iterable[MessageLike],
+    tools: Tools = (),
+    *,
+    model: str,
+    completed: bool,
+    timestamp: datetime | str | None = None,
+    system: SystemTurn = "generated",
+    **metadata: Any,
+) -> Export:
+    """`{conversations, timestamp, model, completed}` and the keys of `metadata`.
+
+    `timestamp` defaults to now, in local time without a zone, as the format has it.
+    """
+    conversion = to_conversations(messages, tools, completed=completed, system=system)
+    entry = trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
+    return Export(merge(entry, metadata), conversion.warnings)
+
+
+def to_batch_entry(
+    messages: Iterable[MessageLike],
+    tools: Tools = (),
+    *,
+    prompt_index: int,
+    metadata: Mapping[str, Any],
+    completed: bool,
+    partial: bool,
+    api_calls: int,
+    toolsets_used: Sequence[str],
+    tool_stats: Mapping[str, Mapping[str, int]],
+    all_tools: Iterable[str],
+    system: SystemTurn = "generated",
+    **extra: Any,
+) -> Export:
+    """The line of a batch run.
+
+    `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row of its own,
+    zeros where the run did not use it, so that all lines of a file have the same columns.
+    """
+    conversion = to_conversations(messages, tools, completed=completed, system=system)
+    names = dict.fromkeys([*all_tools, *tool_stats])
+    stats = {
+        name: {key: tool_stats.get(name, {}).get(key, 0) for key in ("count", "success", "failure")} for name in names
+    }
+    entry = {
+        "prompt_index": prompt_index,
+        "conversations": conversion.conversations,
+        "metadata": dict(metadata),
+        "completed": completed and not conversion.malformed,
+        "partial": partial,
+        "api_calls": api_calls,
+        "toolsets_used": list(toolsets_used),
+        "tool_stats": stats,
+        "tool_error_counts": {name: row["failure"] for name, row in stats.items()},
+    }
+    return Export(merge(entry, extra), conversion.warnings)
+
+
+def trajectory_entry(
+    conversations: Sequence[Mapping[str, str]], model: str, completed: bool, timestamp: datetime | str | None = None
+) -> dict[str, Any]:
+    """The four keys that every trajectory line has, around turns that exist already."""
+    if timestamp is None:
+        timestamp = datetime.now()
+    if isinstance(timestamp, datetime):
+        timestamp = timestamp.isoformat(timespec="microseconds")
+    return {
+        "conversations": [dict(turn) for turn in conversations],
+        "timestamp": timestamp,
+        "model": model,
+        "completed": completed,
+    }
+
+
+def merge(entry: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """`entry` with further keys; ValueError where one would replace a key of its own."""
+    taken = sorted(set(entry) & set(extra))
+    if taken:
+        raise ValueError(f"metadata may not replace the entry's own keys: {', '.join(taken)}")
+    return {**entry, **extra}

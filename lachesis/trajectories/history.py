@@ -1,0 +1,448 @@
+"""What a model was shown and what it said: a list to its user, an immutable graph inside.
+
+Every node knows its parent, and the head is one leaf. Appending adds a node; an edit makes new nodes from its place on
+and leaves the old ones as a branch. So nothing that was recorded is ever changed or lost, and every completion stays
+reachable in the exact context in which it was sampled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from operator import index as as_index
+from typing import Any, NamedTuple, SupportsIndex, overload
+from weakref import WeakValueDictionary
+
+from lachesis.trajectories import drawing, pickling
+from lachesis.trajectories.editing import MessageView, StaleMessage
+from lachesis.trajectories.frozen import thaw
+from lachesis.trajectories.messages import ChatResponse, Message, MessageLike, OpenAIMessage, ToolResponse, as_message
+from lachesis.trajectories.nodes import Discarded, Item, Node, Origin, nearest_sampled
+from lachesis.trajectories.tokens import TokenPrefix
+
+
+class _Written(NamedTuple):
+    """A message on its way into the history, and the node that it copies, edits or replaces."""
+
+    message: Message
+    origin: Origin = None
+    source: Node | None = None
+
+
+class MessageHistory(MutableSequence[OpenAIMessage]):
+    """A conversation with the face of a list of OpenAI dicts.
+
+    It can be used as a list: indices, slices, iteration, `in`, `+`, `==` (with any list of messages), `append`,
+    `insert`, `del`, `pop`, assignment to indices and slices. `history[2]["content"] = text` edits a message, as do
+    changes further in (`history[4]["tool_calls"][0]["function"]["arguments"] = text`); every change is checked as a
+    whole, and MessageError names the index where a message would be malformed. Iteration and slices give read-only
+    dicts. Messages are kept in one canonical form, in which `content` is always present, nulls are left out and
+    reasoning stands under `reasoning`; `==` compares in that form, and what says the same is no edit.
+
+    An edit costs O(messages behind it): these become copies, context that no longer counts as sampled
+    (`Node.sampled`), and what they copy goes to `discarded`. `completions()` still has everything.
+
+    Ephemeral messages (system prompts, prefill) do not belong here; whoever sends the request adds them there.
+    Not thread-safe: one rollout, one history.
+    """
+
+    __slots__ = ("_discarded", "_homes", "_nodes", "_path", "_prompts", "_views")
+
+    def __init__(self, messages: Iterable[MessageLike] = ()) -> None:
+        self._path: list[Node] = []  # root to head; the graph itself lives in the nodes' parent pointers
+        self._nodes: list[Node] = []  # all, in the order in which they were made
+        self._discarded: list[Discarded] = []
+        self._homes: dict[int, Node] = {}  # id of an origin or of a completion's ids -> the node that it came in with
+        self._prompts: dict[int, tuple[TokenPrefix, Node | None]] = {}  # id of a prompt -> what it was the prompt of
+        self._views: WeakValueDictionary[Node, MessageView] | None = None
+        self.extend(messages)
+
+    # The list
+
+    def __len__(self) -> int:
+        return len(self._path)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> OpenAIMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[OpenAIMessage]: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> OpenAIMessage | list[OpenAIMessage]:
+        """A dict that writes through (for an index), or read-only dicts (for a slice)."""
+        if isinstance(index, slice):
+            return [node.item for node in self._path[index]]
+        return self._view(self._place(index))
+
+    def __iter__(self) -> Iterator[OpenAIMessage]:
+        for node in self._path:
+            yield node.item
+
+    def __reversed__(self) -> Iterator[OpenAIMessage]:
+        for node in reversed(self._path):
+            yield node.item
+
+    def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
+        """The first place from `start` to before `stop` where a message equals `value`, else ValueError."""
+        for place in range(*slice(start, stop).indices(len(self._path))):
+            if self._path[place].item == value:
+                return place
+        raise ValueError("no message of the history equals this one")
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, MessageHistory):
+            return len(self) == len(other) and (not self._path or self._path[-1].digest == other._path[-1].digest)
+        if not isinstance(other, (list, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(_same(node, item) for node, item in zip(self._path, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __add__(self, other: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """A plain list for one request; the history stays as it is."""
+        return [*self, *other]
+
+    def __radd__(self, other: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        return [*other, *self]
+
+    def __iadd__(self, other: Iterable[MessageLike]) -> MessageHistory:
+        self.extend(other)
+        return self
+
+    def __repr__(self) -> str:
+        dropped = f", {len(self._discarded)} discarded branches" if self._discarded else ""
+        return f"<MessageHistory of {len(self)} messages{dropped}>"
+
+    def append(self, message: MessageLike) -> None:
+        """Adds one message at the head. Raises MessageError, naming the index, where it is malformed.
+
+        A completion counts as sampled here (`Node.sampled`) unless its tokens, or an earlier appearance in this
+        history, say that its context was another one.
+        """
+        self._push(self._written(message, len(self._path)))
+
+    def extend(self, messages: Iterable[MessageLike]) -> None:
+        """Adds all of the messages, or none where one of them is malformed."""
+        for written in self._all_written(messages, len(self._path)):
+            self._push(written)
+
+    # Edits
+
+    @overload
+    def __setitem__(self, index: SupportsIndex, message: MessageLike) -> None: ...
+    @overload
+    def __setitem__(self, index: slice, message: Iterable[MessageLike]) -> None: ...
+    def __setitem__(self, index: SupportsIndex | slice, message: Any) -> None:
+        if not isinstance(index, slice):
+            place = self._place(index)
+            written = self._written(message, place, self._path[place])
+            self._edit(place, [written, *self._path[place + 1 :]], f"replacement of message {place}")
+            return
+        places = range(*index.indices(len(self._path)))
+        if places.step == 1:
+            start, stop = places.start, max(places.start, places.stop)
+            written_all = self._all_written(message, start, self._path[start:stop])
+            reason = f"replacement of {_named(start, stop)}" if stop > start else f"insertion at {start}"
+            self._edit(start, [*written_all, *self._path[stop:]], reason)
+            return
+        given = list(message)
+        if len(given) != len(places):
+            raise ValueError(f"{len(given)} messages for an extended slice of {len(places)}")
+        written_all = [self._written(item, place, self._path[place]) for item, place in zip(given, places, strict=True)]
+        if written_all:
+            start = min(places)
+            tail: list[Node | _Written] = [*self._path[start:]]
+            for place, written in zip(places, written_all, strict=True):
+                tail[place - start] = written
+            self._edit(start, tail, f"replacement of {len(places)} messages from {start} on")
+
+    def __delitem__(self, index: SupportsIndex | slice) -> None:
+        if isinstance(index, slice):
+            places = range(*index.indices(len(self._path)))
+        else:
+            place = self._place(index)
+            places = range(place, place + 1)
+        if not places:
+            return
+        start, stop = min(places), max(places) + 1
+        if len(places) == stop - start:
+            self._edit(start, self._path[stop:], f"deletion of {_named(start, stop)}")
+        else:
+            tail = [node for place, node in enumerate(self._path[start:], start) if place not in places]
+            self._edit(start, tail, f"deletion of {len(places)} messages from {start} on")
+
+    def insert(self, index: SupportsIndex, message: MessageLike) -> None:
+        """Adds a message before `index`. What stood there and behind it is copied behind the new one."""
+        place, _, _ = slice(index, None).indices(len(self._path))
+        self._edit(place, [self._written(message, place), *self._path[place:]], f"insertion at {place}")
+
+    def pop(self, index: SupportsIndex = -1) -> OpenAIMessage:
+        """Deletes a message and gives it as a plain dict."""
+        node = self._path[self._place(index)]
+        del self[index]
+        message: OpenAIMessage = thaw(node.item)
+        return message
+
+    def clear(self) -> None:
+        self._edit(0, [], "clear")
+
+    def reverse(self) -> None:
+        self._edit(0, self._path[::-1], "reverse")
+
+    def rewind(self, length: int, reason: str) -> None:
+        """Takes the conversation back to its first `length` messages. What is dropped goes to `discarded`."""
+        if not 0 <= length <= len(self._path):
+            raise ValueError(f"cannot rewind to {length} messages: the history has {len(self._path)}")
+        self._edit(length, [], reason)
+
+    # The graph
+
+    @property
+    def head(self) -> Node | None:
+        """The leaf at which the conversation stands; None while it is empty."""
+        return self._path[-1] if self._path else None
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes of the current path, first to last."""
+        return tuple(self._path)
+
+    def all_nodes(self) -> tuple[Node, ...]:
+        """Every node of every branch, in the order in which they were made: parents and sources come first."""
+        return tuple(self._nodes)
+
+    def responses(self) -> Iterator[ChatResponse]:
+        """The completions on the current path, first to last, also those that stand there as context only."""
+        return (node.origin for node in tuple(self._path) if isinstance(node.origin, ChatResponse))
+
+    def completions(self) -> tuple[ChatResponse, ...]:
+        """Every completion ever recorded here, whatever became of it, in order, and each once: of all branches, of
+        what a fork took over, and of sub-agents (`ToolResponse.chat`), which stand where their result came in."""
+        found: dict[int, ChatResponse] = {}
+        seen = {id(self)}
+        below: list[Iterator[Node]] = [iter(self._nodes)]
+        while below:
+            for node in below[-1]:
+                origin = node.origin
+                if isinstance(origin, ChatResponse):
+                    # A message can be replaced in a response (dataclasses.replace): its tokens stay the same ones.
+                    found.setdefault(id(origin.tokens.after if origin.tokens is not None else origin), origin)
+                elif isinstance(origin, ToolResponse) and origin.chat is not None and id(origin.chat) not in seen:
+                    seen.add(id(origin.chat))
+                    below.append(iter(origin.chat._nodes))
+                    break
+            else:
+                below.pop()
+        return tuple(found.values())
+
+    @property
+    def discarded(self) -> tuple[Discarded, ...]:
+        """The branches that were left or not followed, in that order."""
+        return tuple(self._discarded)
+
+    def branch(self, response: ChatResponse, reason: str) -> Node:
+        """Records a completion that was sampled behind the head and is not gone on with: one of n, a failed attempt.
+
+        The conversation stays where it is; the node is the only one of a new entry of `discarded`. Appending the same
+        response behind the same head goes on with it after all.
+        """
+        node = self._made(self._written(response, len(self._path)))
+        self._discarded.append(Discarded(reason, len(self._path), (node,)))
+        return node
+
+    def record_prompt(self, prompt: TokenPrefix) -> None:
+        """Notes that `prompt` stands for the conversation as it is now.
+
+        It then decides whether a completion of this very prompt was sampled in the context that it is appended to,
+        also where the conversation was edited in between, or `prompt` shares no piece with earlier ones.
+        """
+        self._prompts[id(prompt)] = prompt, self.head
+
+    def to_mermaid(self, *, width: int = 60) -> str:
+        """The graph as a Mermaid flowchart: messages, completions with their metadata, tool results with a sub-agent's
+        chat, discarded branches by their reason; dashed lines lead to what a node copies, edits or replaces. Texts are
+        cut to `width` characters."""
+        return drawing.to_mermaid(self, width=width)
+
+    def to_dot(self, *, width: int = 60) -> str:
+        """The graph as `to_mermaid` draws it, in Graphviz' language."""
+        return drawing.to_dot(self, width=width)
+
+    # Copies
+
+    def to_openai(self, reasoning_field: str | None = None) -> list[OpenAIMessage]:
+        """New plain dicts for a request; see `Message.to_openai` for `reasoning_field`."""
+        return [node.message.to_openai(reasoning_field) for node in self._path]
+
+    def fork(self) -> MessageHistory:
+        """A history that shares everything recorded so far and grows on its own."""
+        other = MessageHistory()
+        other._path = list(self._path)
+        other._nodes = list(self._nodes)
+        other._discarded = list(self._discarded)
+        other._homes = dict(self._homes)
+        other._prompts = dict(self._prompts)
+        return other
+
+    def __copy__(self) -> MessageHistory:
+        return self.fork()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> MessageHistory:
+        return self.fork()  # the nodes are immutable
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_unpickled, (pickling.flatten(self),))
+
+    def _restore(self, nodes: list[Node], path: list[Node], discarded: list[Discarded]) -> None:
+        self._nodes, self._path, self._discarded = nodes, path, discarded
+        for node in nodes:
+            self._note(node)
+
+    # How nodes are made
+
+    def _written(self, given: MessageLike, index: int, replaces: Node | None = None) -> _Written:
+        """`given`, read. A completion or tool result of this history is known by identity, as response or as item."""
+        origin: Origin = None
+        if isinstance(given, (ChatResponse, ToolResponse)):
+            origin = given
+        elif isinstance(given, (Item, MessageView)) and id(given.origin) in self._homes:
+            origin = given.origin
+        return _Written(as_message(given, index), origin, self._home(origin) or replaces)
+
+    def _home(self, origin: Origin) -> Node | None:
+        """The node that a completion, told by its tokens, or a tool result was first recorded in."""
+        if isinstance(origin, ChatResponse) and origin.tokens is not None:
+            return self._homes.get(id(origin.tokens.after))
+        return self._homes.get(id(origin))
+
+    def _all_written(self, given: Iterable[MessageLike], start: int, replaced: Iterable[Node] = ()) -> list[_Written]:
+        sources = iter(replaced)
+        return [self._written(message, place, next(sources, None)) for place, message in enumerate(given, start)]
+
+    def _made(self, written: _Written) -> Node:
+        origin, head = written.origin, self.head
+        sampled = isinstance(origin, ChatResponse) and self._is_sampled_here(origin)
+        node = Node.after(head, written.message, origin, sampled=sampled, source=written.source)
+        self._nodes.append(node)
+        self._note(node)
+        return node
+
+    def _push(self, written: _Written) -> None:
+        self._path.append(self._made(written))
+
+    def _note(self, node: Node) -> None:
+        origin = node.origin
+        if origin is None:
+            return
+        self._homes.setdefault(id(origin), node)  # the node keeps it alive, so its id stays taken
+        if isinstance(origin, ChatResponse) and origin.tokens is not None:
+            self._homes.setdefault(id(origin.tokens.after), node)
+            if node.sampled:
+                self._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
+
+    def _is_sampled_here(self, response: ChatResponse) -> bool:
+        """Whether the head is the context that `response` was sampled in, as far as identities can tell."""
+        head = self.head
+        if response.tokens is None:
+            home = self._homes.get(id(response))
+            return home is None or _same_context(home.parent, head)
+        prompt = response.tokens.prompt
+        if id(prompt) in self._prompts:
+            return _same_context(self._prompts[id(prompt)][1], head)
+        # Only turns with the same tools and template can be gone on from; others are rendered anew.
+        nearest, behind = nearest_sampled(head, response.tokens.context)
+        # A prompt adds one piece to what it continues, a few where context is spliced in or an answer is opened. Many
+        # more than the messages explain hold turns that are not on this path.
+        pieces_left = 2 * behind + 2
+        for piece in prompt.lineage():
+            if id(piece) in self._homes:
+                return piece is nearest
+            pieces_left -= 1
+            if pieces_left < 0:
+                return False
+        return nearest is None
+
+    # How the path is changed
+
+    def _place(self, index: SupportsIndex) -> int:
+        place = as_index(index)
+        length = len(self._path)
+        if not -length <= place < length:
+            raise IndexError(f"no message {place}: the history has {length}")
+        return place % length
+
+    def _edit(self, start: int, tail: Sequence[Node | _Written], reason: str) -> None:
+        """Lets the path end in `tail` from `start` on: nodes in their place stay, all others are made or copied."""
+        kept = 0
+        for entry, node in zip(tail, self._path[start:], strict=False):
+            if entry is not node and not (isinstance(entry, _Written) and _is_no_edit(entry, node)):
+                break
+            kept += 1
+        start += kept
+        left = tuple(self._path[start:])
+        if left:
+            self._discarded.append(Discarded(reason, start, left))
+            del self._path[start:]
+        for entry in tail[kept:]:
+            if isinstance(entry, _Written):
+                self._push(entry)
+            else:
+                copy = Node.copied(self.head, entry)
+                self._nodes.append(copy)
+                self._path.append(copy)
+                self._move_view(entry, copy, len(self._path) - 1)
+
+    def _view(self, place: int) -> MessageView:
+        if self._views is None:
+            self._views = WeakValueDictionary()
+        node = self._path[place]
+        view = self._views.get(node)
+        if view is None:
+            view = self._views[node] = MessageView(node, place, self._rewrite)
+        return view
+
+    def _move_view(self, node: Node, to: Node, place: int) -> None:
+        view = self._views.pop(node, None) if self._views else None
+        if view is not None and self._views is not None:
+            view._moved(to, place)
+            self._views[to] = view
+
+    def _rewrite(self, node: Node, place: int, plain: OpenAIMessage) -> Node:
+        if place >= len(self._path) or self._path[place] is not node:
+            raise StaleMessage(
+                f"this message is no longer part of the conversation (it was message {place}); "
+                "read the one to change from the history again"
+            )
+        message = as_message(plain, place)
+        if node.says(message):
+            return node
+        said = message.to_openai(reasoning_field="reasoning")
+        keys = [key for key in {**node.item, **said} if node.item.get(key) != said.get(key)]
+        reason = f"edit of message {place}: {', '.join(keys)}"
+        self._edit(place, [_Written(message, None, node), *self._path[place + 1 :]], reason)
+        self._move_view(node, self._path[place], place)
+        return self._path[place]
+
+
+def _is_no_edit(written: _Written, node: Node) -> bool:
+    return (written.origin is None or written.origin is node.origin) and node.says(written.message)
+
+
+def _same_context(one: Node | None, other: Node | None) -> bool:
+    """Whether two nodes end the same conversation, with the same completion as the last sampled one."""
+    if one is None or other is None or one is other:
+        return one is other
+    return one.digest == other.digest and nearest_sampled(one)[0] is nearest_sampled(other)[0]
+
+
+def _same(node: Node, item: Any) -> bool:
+    if node.item == item:
+        return True
+    try:
+        return as_message(item).to_openai(reasoning_field="reasoning") == node.item
+    except ValueError:
+        return False
+
+
+def _named(start: int, stop: int) -> str:
+    return f"message {start}" if stop == start + 1 else f"messages {start} to {stop - 1}"
+
+
+def _unpickled(flat: pickling.FlatHistories) -> MessageHistory:
+    return pickling.unflatten(flat)[0]

@@ -1,0 +1,156 @@
+"""From ShareGPT entries back to API messages.
+
+Reading is the inverse of writing for all that the format holds. It does not hold: trailing white space of the
+assistant's text, where reasoning stood (it comes back in `reasoning`), the spelling of arguments and JSON results
+(they come back in Python's default spacing), ids of calls without a structured result (they come back as `call_<n>`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lachesis.trajectories.errors import MalformedMessage, UnexpectedToolResult, UnknownRole
+from lachesis.trajectories.markup import NotJson, inside, load_json, unescape_text
+from lachesis.trajectories.messages import OpenAIMessage
+from lachesis.trajectories.sharegpt import conversation_tools, is_structured_result
+
+_CALL = re.compile(r"<tool_call>(.*?)</tool_call>\n?", re.DOTALL)
+_RESULT = re.compile(r"<tool_response>(.*?)</tool_response>", re.DOTALL)
+_THINK = re.compile(r"<think>(.*?)</think>\n?", re.DOTALL)
+
+
+def from_sharegpt(entry: Mapping[str, Any]) -> list[OpenAIMessage]:
+    """The API messages of an entry of any variant, reasoning under `reasoning`.
+
+    A generated system turn is left out: it belongs to the format, not to the conversation (`tools_from_sharegpt` reads
+    its tools). Raises MessageError, naming the turn, for what is not in the format.
+    """
+    turns: Sequence[Mapping[str, str]] = entry["conversations"]
+    reader = _Reader(_known_ids(turns))
+    generated = conversation_tools(turns) is not None
+    for index, turn in enumerate(turns):
+        role, value = turn.get("from"), turn.get("value")
+        if not isinstance(value, str):
+            raise MalformedMessage("a turn without a text value", index=index)
+        if role == "system":
+            if index or not generated:
+                reader.messages.append({"role": "system", "content": value})
+        elif role == "human":
+            reader.messages.append({"role": "user", "content": value})
+        elif role == "gpt":
+            reader.gpt(index, value)
+        elif role == "tool":
+            reader.tool(index, value)
+        else:
+            raise UnknownRole(f"unknown turn {role!r}, expected one of system, human, gpt, tool", index=index)
+    return reader.messages
+
+
+def tools_from_sharegpt(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """OpenAI tool definitions of an entry: those of its `tools`, else those of its generated system turn."""
+    if isinstance(entry.get("tools"), str):
+        return list(json.loads(entry["tools"]))
+    signatures = conversation_tools(entry["conversations"]) or []
+    keys = ("name", "description", "parameters")
+    return [{"type": "function", "function": {key: signature[key] for key in keys}} for signature in signatures]
+
+
+class _Reader:
+    """Collects messages, and pairs calls with results. One entry, one reader."""
+
+    def __init__(self, known_ids: set[str]) -> None:
+        self.messages: list[OpenAIMessage] = []
+        self._known_ids = known_ids
+        self._number = 0
+        self._open: list[dict[str, Any]] = []  # calls of the latest gpt turn that have no result yet
+
+    def gpt(self, index: int, value: str) -> None:
+        message: OpenAIMessage = {"role": "assistant", "content": None}
+        thought = _THINK.match(value)
+        if thought:
+            value = value[thought.end() :]
+        blocks = list(_CALL.finditer(value))
+        calls = [self._call(index, block[1]) for block in blocks]
+        content = _CALL.sub("", value)
+        if blocks:
+            first = blocks[0].start()
+            if not content[first:].strip():
+                # The newline between the text and the calls is the format's. Text elsewhere, which only other writers
+                # have, is kept as it stands.
+                content = content[:first].removesuffix("\n")
+            message["tool_calls"] = calls
+        if content or not calls:
+            message["content"] = unescape_text(content)
+        if thought and thought[1].strip():
+            message["reasoning"] = unescape_text(inside(thought[1]), think=True)
+        self._open = list(calls)
+        self.messages.append(message)
+
+    def tool(self, index: int, value: str) -> None:
+        payloads = [inside(payload) for payload in _RESULT.findall(value)]
+        if not payloads or _RESULT.sub("", value).strip():
+            raise MalformedMessage("a tool turn with text outside of <tool_response>", index=index)
+        for payload in payloads:
+            result = _structured(payload)
+            if result is None:
+                call = self._answered(index, None)
+                self.messages.append(_result(call["id"], unescape_text(payload)))
+                continue
+            call = self._answered(index, result["name"])
+            if result["tool_call_id"]:
+                call["id"] = str(result["tool_call_id"])
+            content = result["content"]
+            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            self.messages.append(_result(call["id"], text))
+
+    def _call(self, index: int, payload: str) -> dict[str, Any]:
+        try:
+            call = load_json(payload)
+        except NotJson as error:
+            raise MalformedMessage(f"a <tool_call> that is not JSON: {error}", index=index) from None
+        if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+            raise MalformedMessage("a <tool_call> without a name", index=index)
+        arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
+        return {"id": self._id(), "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+
+    def _id(self) -> str:
+        while (new := f"call_{self._number}") in self._known_ids:
+            self._number += 1
+        self._number += 1
+        return new
+
+    def _answered(self, index: int, name: str | None) -> dict[str, Any]:
+        """The call that the next result answers. Results come in the order of the calls; some may be missing."""
+        if not self._open:
+            raise UnexpectedToolResult("a result for a call that no gpt turn before it made", index=index)
+        names = [call["function"]["name"] for call in self._open]
+        place = names.index(name) if name in names else 0
+        call = self._open[place]
+        del self._open[: place + 1]
+        return call
+
+
+def _structured(payload: str) -> dict[str, Any] | None:
+    """The result that a payload holds in the JSON form, None where the payload is bare text."""
+    if not payload.startswith("{"):
+        return None
+    try:
+        result = load_json(payload, unique_keys=True)
+    except NotJson:
+        return None
+    return result if is_structured_result(result) else None
+
+
+def _known_ids(turns: Sequence[Mapping[str, str]]) -> set[str]:
+    """Ids in the entry that look like those that are made up: none of them may be given out again."""
+    return {known for turn in turns if turn.get("from") == "tool" for known in _MADE_UP.findall(str(turn.get("value")))}
+
+
+_MADE_UP = re.compile(r'"tool_call_id": ?"(call_\d+)"')
+
+
+def _result(call_id: str, content: str) -> OpenAIMessage:
+    return {"role": "tool", "tool_call_id": call_id, "content": content}

@@ -1,0 +1,327 @@
+"""Immutable messages, and the plain OpenAI dicts that they stand for.
+
+One invariant: `Message.from_openai(m).to_openai()` says what `m` said. Arguments of tool calls stay the text that the
+model wrote; nothing here parses and re-serialises them. Fields that the classes do not name travel in `extra`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from lachesis.trajectories.errors import MalformedMessage, MessageError, UnknownRole
+from lachesis.trajectories.frozen import FrozenDict, freeze, freeze_dict, thaw
+from lachesis.trajectories.tokens import SampledTokens
+
+if TYPE_CHECKING:
+    from lachesis.trajectories.history import MessageHistory
+
+__all__ = [
+    "REASONING_FIELDS",
+    "ROLES",
+    "ChatResponse",
+    "FinishReason",
+    "Message",
+    "MessageError",
+    "MessageLike",
+    "Messages",
+    "OpenAIMessage",
+    "Role",
+    "ToolCall",
+    "ToolResponse",
+    "Usage",
+    "as_message",
+    "message_from_openai",
+]
+
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+OpenAIMessage: TypeAlias = dict[str, Any]
+
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+"""Where servers put reasoning, in the order in which they are believed; the last is a list of `{"text": ...}`."""
+
+
+_NOTHING = FrozenDict()
+"""Most messages and calls have no further fields; they all share this one."""
+
+
+class FinishReason(StrEnum):
+    """Why the server stopped. Never invented: what a server does not say is `UNKNOWN`."""
+
+    STOP = "stop"
+    """The model ended its turn."""
+    TOOL_CALLS = "tool_calls"
+    """The model ended its turn with tool calls."""
+    LENGTH = "length"
+    """The token limit cut the turn off."""
+    CONTENT_FILTER = "content_filter"
+    """The server withheld the rest."""
+    UNKNOWN = "unknown"
+    """The server gave none, or one that this list does not have (kept in `ChatResponse.raw_finish_reason`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One call that the model asked for. `arguments` is the JSON text as the model wrote it, valid or not."""
+
+    id: str
+    name: str
+    arguments: str
+    extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
+    """What else the server said of the call (e.g. a provider's signature that it wants back)."""
+
+    @classmethod
+    def from_openai(cls, call: Any, *, at: str = "tool_calls[0]", index: int | None = None) -> ToolCall:
+        """Reads `{"id", "type": "function", "function": {"name", "arguments"}}`. `at` is its name in errors.
+
+        Arguments are text in this format. Servers that send an object are met half-way: it is kept as compact JSON,
+        and null, which some send for a call without arguments, is kept as `{}`.
+        """
+        if not isinstance(call, Mapping):
+            raise MalformedMessage(f"{at} is {_kind(call)}, not an object", index=index)
+        if call.get("type") not in (None, "function"):
+            raise MalformedMessage(f"{at} has type {call['type']!r}; only 'function' is supported", index=index)
+        call_id = call.get("id")
+        if not isinstance(call_id, str) or not call_id:
+            raise MalformedMessage(f"{at} has no id (a text that its result will name)", index=index)
+        function = call.get("function")
+        if not isinstance(function, Mapping):
+            raise MalformedMessage(f"{at}.function is {_kind(function)}, not an object", index=index)
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            raise MalformedMessage(f"{at}.function has no name", index=index)
+        arguments = function.get("arguments")
+        if arguments is None:
+            arguments = "{}"
+        elif isinstance(arguments, Mapping):
+            try:
+                arguments = json.dumps(thaw(arguments), ensure_ascii=False, separators=(",", ":"))
+            except (TypeError, ValueError) as error:
+                raise MalformedMessage(f"{at}.function.arguments cannot become JSON: {error}", index=index) from None
+        elif not isinstance(arguments, str):
+            raise MalformedMessage(f"{at}.function.arguments is {_kind(arguments)}, not text", index=index)
+        extra = _extra(call, ("id", "type", "function"), at, index)
+        return cls(call_id, name, arguments, extra)
+
+    def to_openai(self) -> dict[str, Any]:
+        """A new plain dict."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function, **thaw(self.extra)}
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation. `content` is text, a tuple of OpenAI content parts, or None."""
+
+    role: Role
+    content: str | tuple[Mapping[str, Any], ...] | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    """What the model thought before it answered; kept apart from `content`, sent back only as the server takes it."""
+    extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
+    """Fields of the API message that this class does not name, as they came (nulls left out)."""
+
+    @classmethod
+    def from_openai(cls, message: Any, index: int | None = None) -> Message:
+        """Reads one API message; `index` is its place in the list, for errors.
+
+        Reasoning is taken from the first of `REASONING_FIELDS` that holds any. Raises UnknownRole or MalformedMessage.
+        """
+        if not isinstance(message, Mapping):
+            raise MalformedMessage(f"is {_kind(message)}, not an object", index=index)
+        role = message.get("role")
+        if role not in ROLES:
+            hint = "; use 'system'" if role == "developer" else ""
+            raise UnknownRole(f"unknown role {role!r}, expected one of {', '.join(ROLES)}{hint}", index=index)
+        assistant = role == "assistant"
+        for key in ("tool_calls", *REASONING_FIELDS):
+            if not assistant and message.get(key):
+                raise MalformedMessage(f"{key} in a {role} message; only the assistant has them", index=index)
+        if message.get("function_call"):
+            raise MalformedMessage("function_call is the retired form of tool_calls; use tool_calls", index=index)
+        tool_call_id = message.get("tool_call_id")
+        if role == "tool":
+            if not isinstance(tool_call_id, str) or not tool_call_id:
+                raise MalformedMessage("a tool message needs the tool_call_id that it answers", index=index)
+        elif tool_call_id is not None:
+            raise MalformedMessage(f"tool_call_id in a {role} message", index=index)
+        name = message.get("name")
+        if name is not None and not isinstance(name, str):
+            raise MalformedMessage(f"name is {_kind(name)}, not text", index=index)
+        return cls(
+            role=role,
+            content=_content(message.get("content"), role, index),
+            tool_calls=_tool_calls(message.get("tool_calls"), index) if assistant else (),
+            tool_call_id=tool_call_id,
+            name=name,
+            reasoning=_reasoning(message, index) if assistant else None,
+            extra=_extra(message, _NAMED, "the message", index),
+        )
+
+    def to_openai(self, reasoning_field: str | None = None) -> OpenAIMessage:
+        """A new plain dict, free to edit.
+
+        Reasoning is left out unless `reasoning_field` names the key that it goes under: "reasoning" for the internal
+        full form, what the server takes ("reasoning_content" or "reasoning") for a request to one that wants it back.
+        """
+        plain: OpenAIMessage = {"role": self.role}
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            plain["name"] = self.name
+        plain["content"] = thaw(self.content)
+        if self.tool_calls:
+            plain["tool_calls"] = [call.to_openai() for call in self.tool_calls]
+        if reasoning_field is not None and self.reasoning:
+            plain[reasoning_field] = self.reasoning
+        plain.update(thaw(self.extra))
+        return plain
+
+    @property
+    def text(self) -> str:
+        """The content as text: parts joined, None as the empty string."""
+        if self.content is None:
+            return ""
+        if isinstance(self.content, str):
+            return self.content
+        return "".join(str(part.get("text", "")) for part in self.content)
+
+
+_NAMED = ("role", "content", "tool_calls", "tool_call_id", "name", "function_call", *REASONING_FIELDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the server counted them; None where it did not say."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResponse:
+    """One completion by the model, and how it came about."""
+
+    message: Message
+    finish_reason: FinishReason
+    raw_finish_reason: str | None = None
+    model: str | None = None
+    """The model that the server says answered."""
+    usage: Usage = Usage()
+    latency: float = 0.0
+    """Seconds from the request to the whole answer, without earlier failed attempts."""
+    attempts: int = 1
+    """Requests that it took, failed ones included."""
+    server: str = ""
+    """Base URL of the server that answered."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters as they were sent."""
+    malformed_calls: tuple[str, ...] = ()
+    """Raw text of tool calls that were begun and are no usable calls."""
+    tokens: SampledTokens | None = field(default=None, repr=False)
+    """What was sampled, token by token; None where the server does not tell (Phase 1)."""
+    model_version: str | None = None
+    """The weights that it was sampled from, as the server names them; None where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResponse:
+    """The result of one tool call, as the model gets to see it."""
+
+    message: Message
+    tool: str
+    duration: float = 0.0
+    """Seconds."""
+    error: str | None = None
+    """Why the call failed, None when it did not."""
+    chat: MessageHistory | None = field(default=None, repr=False, compare=False)
+    """The whole conversation of a sub-agent, where the tool was one. Its samples belong to the same rollout."""
+
+    @property
+    def length(self) -> int:
+        """Characters of the result."""
+        return len(self.message.text)
+
+
+MessageLike: TypeAlias = Message | ChatResponse | ToolResponse | Mapping[str, Any]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
+
+
+def message_from_openai(message: Any, index: int | None = None) -> Message:
+    """`Message.from_openai` as a function."""
+    return Message.from_openai(message, index)
+
+
+def as_message(item: MessageLike, index: int | None = None) -> Message:
+    """The message of whatever stands for one: a Message, a response that carries one, or a plain OpenAI dict."""
+    if isinstance(item, Message):
+        return item
+    if isinstance(item, (ChatResponse, ToolResponse)):
+        return item.message
+    return Message.from_openai(item, index)
+
+
+def _content(content: Any, role: str, index: int | None) -> str | tuple[Mapping[str, Any], ...] | None:
+    if isinstance(content, str):
+        return content
+    if content is None:
+        if role == "assistant":
+            return None
+        raise MalformedMessage(f"a {role} message needs content", index=index)
+    if not isinstance(content, (list, tuple)):
+        raise MalformedMessage(f"content is {_kind(content)}, not text, a list of parts or null", index=index)
+    parts = []
+    for at, part in enumerate(content):
+        if not isinstance(part, Mapping) or not isinstance(part.get("type"), str):
+            raise MalformedMessage(f"content[{at}] is not an object with a type", index=index)
+        if part["type"] == "text" and not isinstance(part.get("text"), str):
+            raise MalformedMessage(f"content[{at}] is a text part without text", index=index)
+        try:
+            parts.append(freeze_dict(part))
+        except TypeError as error:
+            raise MalformedMessage(f"content[{at}]: {error}", index=index) from None
+    return tuple(parts)
+
+
+def _tool_calls(calls: Any, index: int | None) -> tuple[ToolCall, ...]:
+    if calls is None:
+        return ()
+    if not isinstance(calls, (list, tuple)):
+        raise MalformedMessage(f"tool_calls is {_kind(calls)}, not a list", index=index)
+    return tuple(ToolCall.from_openai(call, at=f"tool_calls[{at}]", index=index) for at, call in enumerate(calls))
+
+
+def _reasoning(message: Mapping[str, Any], index: int | None) -> str | None:
+    for key in REASONING_FIELDS[:2]:
+        reasoning = message.get(key)
+        if reasoning is not None and not isinstance(reasoning, str):
+            raise MalformedMessage(f"{key} is {_kind(reasoning)}, not text", index=index)
+        if reasoning:
+            return reasoning
+    details = message.get("reasoning_details")
+    if details is None:
+        return None
+    if not isinstance(details, (list, tuple)):
+        raise MalformedMessage(f"reasoning_details is {_kind(details)}, not a list", index=index)
+    texts = [detail.get("text") for detail in details if isinstance(detail, Mapping)]
+    return "".join(text for text in texts if isinstance(text, str)) or None
+
+
+def _extra(mapping: Mapping[str, Any], named: tuple[str, ...], at: str, index: int | None) -> Mapping[str, Any]:
+    extra = {key: value for key, value in mapping.items() if key not in named and value is not None}
+    if not extra:
+        return _NOTHING
+    try:
+        return FrozenDict({key: freeze(value) for key, value in extra.items()})
+    except TypeError as error:
+        raise MalformedMessage(f"a field of {at} ({', '.join(map(repr, extra))}): {error}", index=index) from None
+
+
+def _kind(value: Any) -> str:
+    return "missing" if value is None else type(value).__name__

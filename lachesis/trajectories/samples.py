@@ -1,0 +1,315 @@
+"""What a trainer gets of a rollout: every sampled token once, in the context that it was sampled in.
+
+The pieces of a rollout's tokens form a tree (`TokenPrefix`). A sample is one path of it, from the root to a sampled
+piece that no other sampled piece stands behind. Where two paths share a sampled piece, the first one trains it and the
+others show it masked. Nothing here compares text or ids: two completions that say the same are two.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, Protocol
+
+from lachesis.trajectories.frozen import thaw
+from lachesis.trajectories.messages import ChatResponse
+from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, Floats, SampledTokens, TokenPrefix
+
+SAMPLE_SCHEMA: Final = "lachesis.sample/1"
+"""Value of `schema` in the record of a sample."""
+
+
+class NoTokens(ValueError):
+    """A completion came without token ids, so nobody knows what was sampled."""
+
+
+class MalformedSample(ValueError):
+    """A record that is no sample: names the field and what it holds."""
+
+
+class SampledHistory(Protocol):
+    """What samples are made of; `MessageHistory` is one."""
+
+    def completions(self) -> Sequence[ChatResponse]:
+        """Every completion that was sampled, on all branches and by sub-agents, in the order of sampling."""
+        ...
+
+    def responses(self) -> Iterable[ChatResponse]:
+        """The completions on the path to the head, first to last."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One completion that a sample trains: `tokens[start:end]`."""
+
+    turn: int
+    """Which completion of the rollout it is, in the order of sampling, from 0."""
+    start: int
+    end: int
+    prefix_digest: str
+    """`digest_of(tokens[:start])` of the prompt as it was recorded: what the model was given."""
+    digest: str
+    """`digest_of(tokens[:end])`."""
+    logprobs_digest: str
+    """`logprobs_digest` of `logprobs[start:end]`."""
+    model: str | None
+    model_version: str | None
+    """The weights, as the server names them; None where it does not."""
+    finish_reason: str
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters and the kind of the logprobs; see `sampling_problem`."""
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain JSON."""
+        record: dict[str, Any] = {name: getattr(self, name) for name in _SPAN_FIELDS}
+        record["sampling"] = thaw(self.sampling)
+        return record
+
+    @classmethod
+    def from_record(cls, record: Any, at: str = "span") -> Span:
+        """Reads `to_record()`; `at` is its name in errors. Raises MalformedSample."""
+        if not isinstance(record, Mapping):
+            raise MalformedSample(f"{at} is {_kind(record)}, not an object")
+        return cls(**{name: _read(record, name, types, at) for name, types in _SPAN_FIELDS.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSample:
+    """One sequence for a trainer. It ends with its last sampled token; what followed was never a context."""
+
+    tokens: list[int]
+    masks: list[int]
+    """The token id where it is trained, -100 elsewhere. As long as `tokens`."""
+    logprobs: list[float]
+    """Natural logarithms as the engine reported them where it is trained, 1.0 elsewhere. As long as `tokens`."""
+    spans: tuple[Span, ...]
+    """The completions that it trains, in order, disjoint."""
+    rollout_id: str
+    weight: float
+    """Its share of the tokens that the rollout sampled. The weights of a rollout add up to 1, and weighting the mean
+    loss of each sample with them gives the mean loss of a sampled token of the rollout, however it splits."""
+    outcome: str
+    """How the rollout ended."""
+    index: int
+    """Which of the rollout's samples it is, from 0."""
+    count: int
+    """Samples of the rollout."""
+    sampled: int
+    """Tokens that were sampled in the whole rollout, in all of its samples."""
+    end_of_turn: tuple[int, ...] = ()
+    """Ids that end a turn of the model."""
+
+    @property
+    def trained(self) -> int:
+        """Tokens that it trains."""
+        return sum(map(len, self.spans))
+
+    def certificate(self) -> dict[str, Any]:
+        """The record without the three lists: what proves them."""
+        return {
+            "schema": SAMPLE_SCHEMA,
+            "rollout_id": self.rollout_id,
+            "index": self.index,
+            "count": self.count,
+            "sampled": self.sampled,
+            "weight": self.weight,
+            "outcome": self.outcome,
+            "end_of_turn": list(self.end_of_turn),
+            "spans": [span.to_record() for span in self.spans],
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain JSON. Shares the lists with the sample."""
+        return {**self.certificate(), "tokens": self.tokens, "masks": self.masks, "logprobs": self.logprobs}
+
+    @classmethod
+    def from_record(cls, record: Any) -> TokenSample:
+        """Reads `to_record()`. What the three lists hold is looked at by `verify` only. Raises MalformedSample."""
+        if not isinstance(record, Mapping):
+            raise MalformedSample(f"is {_kind(record)}, not an object")
+        if record.get("schema") != SAMPLE_SCHEMA:
+            raise MalformedSample(f"schema is {_short(record.get('schema'))}, not {SAMPLE_SCHEMA!r}")
+        read: dict[str, Any] = {name: _read(record, name, types, "") for name, types in _SAMPLE_FIELDS.items()}
+        spans, end_of_turn = read.pop("spans"), read.pop("end_of_turn")
+        if any(type(token) is not int for token in end_of_turn):
+            raise MalformedSample(f"end_of_turn is {_short(end_of_turn)}, not a list of token ids")
+        found = tuple(Span.from_record(span, f"spans[{at}]") for at, span in enumerate(spans))
+        return cls(**read, spans=found, end_of_turn=tuple(end_of_turn))
+
+
+def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "") -> list[TokenSample]:
+    """The fewest sequences that train every sampled token of a rollout exactly once, behind its very prefix.
+
+    The path of the head comes first and trains what it shares with others; then they come in the order of sampling. A
+    completion that is listed twice counts once; one without a single token makes no sample. O(tokens of the samples).
+
+    Raises:
+        NoTokens: a completion has no tokens. They are never made up from its text.
+    """
+    completions = _completions(history)
+    open_: dict[TokenPrefix, tuple[int, ChatResponse, SampledTokens]] = {
+        tokens.after: (turn, response, tokens) for turn, (response, tokens) in enumerate(completions) if len(tokens)
+    }
+    sampled = sum(piece.own_length for piece in open_)
+    leaves = _head_first(_leaves(open_), history)
+    found = []
+    for index, leaf in enumerate(leaves):
+        tokens: list[int] = []
+        masks: list[int] = []
+        logprobs: list[float] = []
+        spans: list[Span] = []
+        end_of_turn: dict[int, None] = {}
+        for piece in reversed(list(leaf.lineage())):
+            ids = piece.own_ids
+            trained = open_.pop(piece, None)
+            if trained is None:
+                masks += [MASKED] * len(ids)
+                logprobs += [MASKED_LOGPROB] * len(ids)
+            else:
+                turn, response, told = trained
+                spans.append(_span(turn, response, told))
+                masks += ids
+                logprobs += told.logprobs[:]
+                end_of_turn.update(dict.fromkeys(told.end_of_turn))
+            tokens += ids
+        found.append(
+            TokenSample(
+                tokens=tokens,
+                masks=masks,
+                logprobs=logprobs,
+                spans=tuple(spans),
+                rollout_id=rollout_id,
+                weight=sum(map(len, spans)) / sampled,
+                outcome=str(outcome),
+                index=index,
+                count=len(leaves),
+                sampled=sampled,
+                end_of_turn=tuple(end_of_turn),
+            )
+        )
+    return found
+
+
+def logprobs_digest(logprobs: Iterable[float]) -> str:
+    """Hex digest of logprobs: blake2b over their little-endian float64.
+
+    Raises:
+        TypeError, OverflowError: one is no number, or none that a float64 can hold.
+    """
+    values = array("d")
+    if isinstance(logprobs, Floats):
+        values.frombytes(logprobs.packed)
+    else:
+        values.extend(logprobs)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return blake2b(values.tobytes(), digest_size=16).hexdigest()
+
+
+def _completions(history: SampledHistory) -> list[tuple[ChatResponse, SampledTokens]]:
+    found: dict[TokenPrefix, tuple[ChatResponse, SampledTokens]] = {}
+    for turn, response in enumerate(history.completions()):
+        if response.tokens is None:
+            raise NoTokens(
+                f"completion {turn} (model {response.model or 'unnamed'}, server {response.server or 'unnamed'}) has "
+                "no token ids, so there is nothing to train on; sample it with a server of Phase 2, that is, one that "
+                "takes token ids and reports the ids and logprobs that it sampled"
+            )
+        found.setdefault(response.tokens.after, (response, response.tokens))
+    return list(found.values())
+
+
+def _leaves(sampled: Iterable[TokenPrefix]) -> list[TokenPrefix]:
+    """The pieces that none of the others stands behind, in the same order."""
+    pieces = list(sampled)
+    passed: set[TokenPrefix] = set()
+    for piece in pieces:
+        ancestor = piece.parent
+        while ancestor is not None and ancestor not in passed:
+            passed.add(ancestor)
+            ancestor = ancestor.parent
+    return [piece for piece in pieces if piece not in passed]
+
+
+def _head_first(leaves: list[TokenPrefix], history: SampledHistory) -> list[TokenPrefix]:
+    head = None
+    for response in history.responses():
+        if response.tokens is not None and len(response.tokens):
+            head = response.tokens.after
+    if head is None:
+        return leaves
+    # The head itself is no leaf where the conversation was taken back to it: then a path through it.
+    first = next((leaf for leaf in leaves if any(piece is head for piece in leaf.lineage())), None)
+    if first is None:
+        return leaves
+    return [first, *(leaf for leaf in leaves if leaf is not first)]
+
+
+def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> Span:
+    return Span(
+        turn=turn,
+        start=tokens.prompt.length,
+        end=tokens.after.length,
+        prefix_digest=tokens.prompt.digest,
+        digest=tokens.after.digest,
+        logprobs_digest=logprobs_digest(tokens.logprobs),
+        model=response.model,
+        model_version=response.model_version,
+        finish_reason=str(response.finish_reason),
+        sampling=response.sampling,
+    )
+
+
+_TEXT_OR_NULL: Final = (str, type(None))
+_SPAN_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "turn": (int,),
+    "start": (int,),
+    "end": (int,),
+    "prefix_digest": (str,),
+    "digest": (str,),
+    "logprobs_digest": (str,),
+    "model": _TEXT_OR_NULL,
+    "model_version": _TEXT_OR_NULL,
+    "finish_reason": (str,),
+    "sampling": (dict,),
+}
+_SAMPLE_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "rollout_id": (str,),
+    "index": (int,),
+    "count": (int,),
+    "sampled": (int,),
+    "weight": (float, int),
+    "outcome": (str,),
+    "end_of_turn": (list,),
+    "spans": (list,),
+    "tokens": (list,),
+    "masks": (list,),
+    "logprobs": (list,),
+}
+
+
+def _read(record: Mapping[str, Any], name: str, types: tuple[type, ...], at: str) -> Any:
+    where = f"{at}.{name}" if at else name
+    if name not in record:
+        raise MalformedSample(f"{where} is missing")
+    value = record[name]
+    if not isinstance(value, types) or isinstance(value, bool):
+        wanted = " or ".join("null" if kind is type(None) else kind.__name__ for kind in types)
+        raise MalformedSample(f"{where} is {_kind(value)}, not {wanted}")
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "null" if value is None else type(value).__name__
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,192 @@
+"""Rollouts of the agent loop over a fake server that misbehaves: every token that was sampled is delivered once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.agent.outcome import Outcome
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.testing.fake_server import Lengths, RandomWords, ToolUser
+from lachesis.testing.fake_server.tokenizer import fake_tokenizer
+from lachesis.tools import ToolResult
+from lachesis.trajectories import MASKED, ToolCall, samples, verify
+from tests.support.exactness import Stack, assert_exact, stack
+
+EXAMPLES = 15
+"""Rollouts of the agent loop. Raise it by hand."""
+KEPT = (
+    *("thinking", "trailing_space", "spelled_special", "broken_utf8_middle", "broken_utf8_end", "ambiguous"),
+    *("cut_tool_call", "no_end_of_turn", "empty", "no_tokens"),
+)
+"""What a model may do to its tokens and still be trained."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": "Look <up>.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        },
+    }
+    for name in ("search", "ping")
+]
+QUESTION = {"role": "user", "content": "When is the tide high in Zürich?"}
+PREFILL = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Ahoy."}]
+
+
+async def execute(calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Results that spell markup, and some that fail."""
+    return [
+        ToolResult(content=f"{call.name}: <tool_call> <|im_end|>\n 東京", error=None if call.name == "search" else "no")
+        for call in calls
+    ]
+
+
+def loop_of(world: Stack, **more: Any) -> HermesAgentLoop:
+    settings = {"execute": execute, "max_turns": 12, "limits": LoopLimits(max_resamples=20)} | more
+    return HermesAgentLoop(world.tokens.for_rollout(), TOOLS, **settings)
+
+
+def test_rollouts_of_a_misbehaving_model_are_exact() -> None:
+    """Malformed turns are sampled again, calls renamed, turns rolled back, ephemeral messages shown: all is kept."""
+    with asyncio.Runner() as runner:
+        closing = AsyncExitStack()
+        policy = ToolUser(turns=6, calls=2, answer=RandomWords(Lengths(2, 12)))
+        mischief = dict.fromkeys(KEPT, 0.06) | {"server_error": 0.03, "cut_body": 0.03, "rate_limited": 0.03}
+        world = runner.run(
+            closing.enter_async_context(stack(policy=policy.reply, mischief=mischief, vary=True, retry_after=0.001))
+        )
+
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(
+            ephemeral=st.sampled_from([None, "Be brief."]),
+            prefilled=st.booleans(),
+            system=st.booleans(),
+            turns=st.integers(1, 12),
+            faulty=st.integers(1, 3),
+        )
+        def examples(ephemeral: str | None, prefilled: bool, system: bool, turns: int, faulty: int) -> None:
+            world.fake.requests.clear()
+            loop = loop_of(
+                world,
+                max_turns=turns,
+                ephemeral_system_prompt=ephemeral,
+                prefill_messages=PREFILL if prefilled else (),
+                limits=LoopLimits(max_resamples=20, max_faulty_turns=faulty),
+            )
+            messages = [{"role": "system", "content": "You tell tides."}] if system else []
+            result = runner.run(loop.run([*messages, QUESTION]))
+            assert result.error is None, result.reason
+            assert_exact(world, result.history)
+            assert len(result.history.completions()) == result.api_calls
+
+        try:
+            examples()
+        finally:
+            runner.run(closing.aclose())
+
+
+async def test_a_rollout_without_mischief_is_one_sample() -> None:
+    policy = ToolUser(turns=8, thinking=True, calls=2)
+    async with stack(policy=policy.reply) as world:
+        result = await loop_of(world).run([QUESTION])
+        (sample,) = assert_exact(world, result.history)
+        assert len(sample.spans) == result.turns_used == 9
+        assert result.tokens.completion_tokens == sample.trained
+
+
+async def test_ephemeral_messages_are_in_every_context_and_in_no_conversation() -> None:
+    """The tokens are those of the context that the model was shown, ephemeral messages included."""
+    policy = ToolUser(turns=4)
+    async with stack(policy=policy.reply) as world:
+        loop = loop_of(world, ephemeral_system_prompt="Be brief.", prefill_messages=PREFILL)
+        result = await loop.run([QUESTION])
+        (sample,) = assert_exact(world, result.history)
+        text = world.text(sample.tokens)
+        assert text.count("Be brief.") == text.count("Ahoy.") == 1
+        assert not any("Be brief." in message["content"] for message in result.messages if message["content"])
+        assert "Ahoy." not in world.text(token for token in sample.masks if token != MASKED)
+
+
+async def test_a_retried_turn_shares_its_prompt_and_both_attempts_are_trained() -> None:
+    policy = ToolUser(turns=5)
+    async with stack(policy=policy.reply, mischief={"cut_tool_call": [1, 3]}, vary=True) as world:
+        result = await loop_of(world).run([QUESTION])
+        found = assert_exact(world, result.history)
+        assert len(found) == 3 and len(result.history.discarded) == 2
+        assert [sample.spans[0].finish_reason for sample in found[1:]] == ["length", "length"]
+        main = found[0]
+        for other in found[1:]:
+            start = other.spans[0].start
+            assert other.tokens[:start] == main.tokens[:start]
+            assert other.masks[:start] == [MASKED] * start
+
+
+AT_MOST = """{%- for m in messages %}{% if m.tool_calls | default([], true) | length > MOST %}
+{{- raise_exception('too many calls') }}{% endif %}{% endfor -%}"""
+
+
+def taking(most: int) -> PromptBuilder:
+    """Prompts of a template that takes so many calls in a turn."""
+    tokenizer = fake_tokenizer()
+    return PromptBuilder(tokenizer, chat_template=AT_MOST.replace("MOST", str(most)) + tokenizer.chat_template)
+
+
+async def test_a_turn_that_the_template_cannot_show_is_the_models_doing_and_is_trained() -> None:
+    """Two calls at once, where the template has room for one. A template that has none for any is nobody's lesson."""
+    policy = ToolUser(turns=3, calls=2)
+    async with stack(policy=policy.reply, prompts=taking(1)) as world:
+        result = await loop_of(world).run([QUESTION])
+        assert result.outcome is Outcome.MODEL_ERROR and "too many calls" in result.reason
+        assert [message["role"] for message in result.messages] == ["user"]
+        (sample,) = assert_exact(world, result.history)
+        assert len(sample.spans) == 1
+    async with stack(policy=policy.reply, prompts=taking(0)) as world:
+        assert (await loop_of(world).run([QUESTION])).outcome is Outcome.INFRA_ERROR
+
+
+async def test_a_model_that_goes_on_behind_its_end_is_refused_with_the_reason() -> None:
+    async with stack(policy=lambda ask: "At noon.", mischief=["double_end_of_turn"]) as world:
+        result = await loop_of(world).run([QUESTION])
+        found = samples(result.history, rollout_id="r")
+        assert [reason for sample in found for reason in verify(sample) if "behind its end-of-turn" in reason]
+        assert_exact(world, result.history, verifies=False)
+
+
+async def test_many_rollouts_at_once_keep_their_tokens_apart() -> None:
+    policy = ToolUser(turns=3, answer=RandomWords(Lengths(2, 8)))
+    async with stack(policy=policy.reply, vary=True, latency=(0.0, 0.01)) as world:
+        results = await asyncio.gather(*(loop_of(world).run([QUESTION]) for _ in range(24)))
+        sampled = sum(world.sampled().values())
+        assert sampled == sum(len(result.history.completions()) for result in results) == 24 * 4
+        together = _All([result.history for result in results])
+        assert_exact(world, together)
+
+
+class _All:
+    """Several rollouts as one."""
+
+    def __init__(self, histories: Sequence[Any]) -> None:
+        self.histories = histories
+
+    def completions(self) -> list[Any]:
+        return [response for history in self.histories for response in history.completions()]
+
+    def responses(self) -> list[Any]:
+        return []

@@ -1,0 +1,504 @@
+"""What an environment inherits: rollouts are isolated, rewards see the sandbox, and failure is never zero."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from benchmarks.agent_loop import tokenizer_folder
+from lachesis.inference import TokenTrackingUnavailable, Unauthorized
+from lachesis.runs import command_line as cli
+from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, ServerBaseline
+from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig
+from lachesis.runs.process import RunResult, RunStopped
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import (
+    ROOT,
+    SortWords,
+    does_nothing,
+    lines,
+    make,
+    process,
+    rollouts,
+    sandboxes,
+    served,
+    sorts,
+)
+
+
+async def test_every_attribute_of_an_atropos_environment_is_there(tmp_path: Path) -> None:
+    class Real(BaseEnv):  # type: ignore[misc]
+        name = "real"
+
+        async def setup(self) -> None: ...
+
+        async def get_next_item(self) -> Any: ...
+
+        async def evaluate(self, *args: Any, **kwargs: Any) -> None: ...
+
+    config = BaseEnvConfig(tokenizer_name=str(tokenizer_folder(tmp_path)), use_wandb=False)
+    server = ServerConfig(base_url="http://127.0.0.1:1/v1", api_key="x", model_name="m", health_check=False)
+    real = Real(config, [server], testing=True)
+    ours = make(SortWords, "http://127.0.0.1:1/v1", tmp_path)
+    assert isinstance(ours, BaseEnv)
+    missing = {name for name in vars(real) if name not in vars(ours) and not hasattr(type(ours), name)}
+    assert missing == set()
+    plain = [name for name in vars(real) if name not in ("config", "server", "tokenizer", "items_sent_this_step")]
+    kinds = {name: (type(vars(real)[name]), type(getattr(ours, name))) for name in plain}
+    assert {name: kind for name, kind in kinds.items() if kind[0] is not kind[1]} == {}
+
+
+async def test_an_environment_in_ten_lines_works(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    async with ScriptedServer(sorts) as server:
+        env = make(SortWords, server, tmp_path, total_steps=3)
+        result = await env.process_manager()
+    assert isinstance(result, RunResult)
+    assert (result.summary.items, result.summary.rollouts, result.summary.reward.mean) == (3, 6, 1.0)
+    assert sandboxes() == set()
+    assert env._tokenizer is None, "Phase 1 loads no tokenizer"
+    assert dict(os.environ) == before
+    assert all("tools" in request for request in server.requests)
+
+
+async def test_one_rollout_one_sandbox(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Marked(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            found = await ctx.terminal("ls ~ /workspace /tmp; cat /workspace/mark")
+            seen.append(found["output"])
+            return 1.0
+
+    def marks(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "tool":
+            return say("Done.")
+        marks.count += 1  # type: ignore[attr-defined]
+        return call(("terminal", {"command": f"echo rollout-{marks.count} >> mark; sleep 0.2"}))  # type: ignore[attr-defined]
+
+    marks.count = 0  # type: ignore[attr-defined]
+    await process(Marked, tmp_path, marks, total_steps=1, group_size=4)
+    assert sorted(text.split()[-1] for text in seen) == [f"rollout-{number}" for number in (1, 2, 3, 4)]
+    assert all(text.count("rollout-") == 1 for text in seen)
+
+
+# Rewards.
+
+
+async def test_async_all_the_way_a_plain_reward_waits_in_a_thread_of_its_own(tmp_path: Path) -> None:
+    told: dict[str, Any] = {}
+    (tmp_path / "up" / "deep").mkdir(parents=True)
+    (tmp_path / "up" / "deep" / "a.bin").write_bytes(bytes(range(256)))
+
+    class Plain(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            told["thread"] = threading.current_thread() is not threading.main_thread()
+            told["terminal"] = ctx.terminal("pwd; echo oops >&2; exit 3")
+            told["slow"] = ctx.terminal("sleep 30", timeout=0.3)
+            ctx.write_file("made/by/reward.txt", "needle\n")
+            told["read"] = ctx.read_file("made/by/reward.txt")
+            told["missing"] = ctx.read_file("nowhere.txt")
+            told["search"] = str(ctx.search("need.e"))
+            ctx.upload_dir(tmp_path / "up", "arrived")
+            told["uploaded"] = ctx.terminal("ls arrived/deep")["output"].split()
+            ctx.upload_file(tmp_path / "up" / "deep" / "a.bin", "~/a.bin")
+            ctx.download_file("/home/agent/a.bin", tmp_path / "down" / "a.bin")
+            ctx.download_dir("arrived", tmp_path / "downdir")
+            told["tool"] = ctx.call_tool("read_file", {"path": "made/by/reward.txt"})
+            told["no tool"] = ctx.web_search("x")
+            with pytest.raises(FileNotFoundError):
+                ctx.read_file("nowhere.txt", default=None)
+            with pytest.raises(AttributeError):
+                ctx._session  # noqa: B018
+            return 0.25
+
+    # The agent leaves its shell in another folder: paths of the reward start at the workspace all the same.
+    script = [call(("terminal", {"command": "mkdir -p /tmp/elsewhere && cd /tmp/elsewhere"})), say("Done.")]
+    result = await process(Plain, tmp_path, script, total_steps=1, group_size=1)
+    assert rollouts(result.files.groups)[0]["traceback"] is None
+    assert told["thread"]
+    assert told["terminal"] == {"output": "/workspace\noops\n", "exit_code": 3, "error": None}
+    assert told["slow"]["exit_code"] == 124
+    assert "longer than 0.3 s" in told["slow"]["error"]
+    assert (told["read"], told["missing"]) == ("needle\n", "")
+    assert "reward.txt" in told["search"]
+    assert told["uploaded"] == ["a.bin"]
+    assert (tmp_path / "down" / "a.bin").read_bytes() == bytes(range(256))
+    assert (tmp_path / "downdir" / "deep" / "a.bin").read_bytes() == bytes(range(256))
+    assert "needle" in told["tool"]
+    assert "web_search" in str(told["no tool"])
+    assert result.summary.reward.mean == 0.25
+
+
+async def test_a_reward_may_fetch_several_folders_at_once(tmp_path: Path) -> None:
+    class Fetches(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            names = [str(number) for number in range(4)]
+            for name in names:
+                await ctx.write_file(f"{name}/file.txt", name * 1_000_000)
+            await asyncio.gather(*(ctx.download_dir(name, tmp_path / "down" / name) for name in names))
+            return float(all((tmp_path / "down" / n / "file.txt").read_text() == n * 1_000_000 for n in names))
+
+    result = await process(Fetches, tmp_path, does_nothing, total_steps=1, group_size=1)
+    assert result.summary.reward.mean == 1.0
+
+
+async def test_a_plain_reward_that_hands_over_to_a_coroutine_does_not_stop_the_run(tmp_path: Path) -> None:
+    class Handed(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:  # type: ignore[override]
+            return super().compute_reward(item, result, ctx)
+
+    result = await asyncio.wait_for(process(Handed, tmp_path), 60)
+    assert result.summary.reward.mean == 1.0
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_failure_is_not_zero_an_exception_in_a_reward_touches_no_sibling(tmp_path: Path, kind: str) -> None:
+    def judge(self: SortWords) -> float:
+        self.judged = getattr(self, "judged", 0) + 1  # type: ignore[attr-defined]
+        if self.judged == 2:  # type: ignore[attr-defined]
+            raise ZeroDivisionError("the judge is broken")
+        return 0.75
+
+    class Async(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return judge(self)
+
+    class Plain(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            return judge(self)
+
+    result = await process(Async if kind == "async" else Plain, tmp_path, total_steps=1, group_size=3)
+    (group,) = lines(result.files.groups)
+    assert group["scores"] == [0.75, 0.75]
+    assert sorted(str(rollout["reward"]) for rollout in group["rollouts"]) == ["0.75", "0.75", "None"]
+    (broken,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+    assert "ZeroDivisionError: the judge is broken" in broken["traceback"]
+    assert len(broken["messages"]) == 4, "what the agent did is kept"
+    assert result.summary.reward.mean == 0.75
+    assert result.exceptions == 1
+    assert "the judge is broken" in (tmp_path / "console.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "trace"),
+    [
+        (float("nan"), "has to be finite"),
+        (float("inf"), "has to be finite"),
+        ("1.0", "has to be a number"),
+        ([1.0], "has to be a number"),
+        (10**400, "has to be a number"),
+        (None, None),
+        (TimeoutError("the judge's own"), "the judge's own"),
+        (SystemExit(0), "SystemExit"),
+    ],
+)
+async def test_a_reward_that_is_no_number_leaves_the_rollout_out(tmp_path: Path, given: Any, trace: str | None) -> None:
+    class Strange(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            if isinstance(given, BaseException):
+                raise given
+            return given if "apple" in item else 0.5
+
+        async def setup(self) -> None:
+            self.items = iter(["pear apple", "b a"])
+
+        async def get_next_item(self) -> Any:
+            return next(self.items, None)
+
+    result = await process(Strange, tmp_path, does_nothing, group_size=1)
+    found = [*rollouts(result.files.failures), *rollouts(result.files.groups)]
+    assert found[0]["reward"] is None
+    if trace is None:
+        assert found[0]["traceback"] is None
+    else:
+        assert trace in found[0]["traceback"]
+    assert all(rollout["reward"] != 0.0 for rollout in found)
+
+
+async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_path: Path) -> None:
+    unwound: list[str] = []
+
+    class Hangs(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            if "apple" not in item:
+                return 1.0
+            try:
+                ctx.terminal("sleep 300", timeout=300)
+            except BaseException as error:
+                unwound.append(type(error).__name__)
+                raise
+            return 0.0
+
+    class Sleeps(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            time.sleep(300)
+            return 0.0
+
+    result = await process(Hangs, tmp_path, does_nothing, group_size=1, reward_timeout=4)
+    (late,) = rollouts(result.files.failures)
+    assert late["reward"] is None
+    assert "reward_timeout = 4 s" in late["traceback"]
+    assert result.summary.reward.mean == 1.0
+    assert unwound == ["RewardIsOver"]
+
+    (tmp_path / "sleeps").mkdir()
+    began = time.monotonic()
+    settings = {"total_steps": 1, "group_size": 1, "reward_timeout": 0.5}
+    await process(Sleeps, tmp_path / "sleeps", does_nothing, **settings)
+    assert time.monotonic() - began < 200, "nobody waits for the thread"
+
+
+async def test_a_cancelled_error_of_the_rewards_own_doing_is_an_exception_and_no_rollout_is_lost(
+    tmp_path: Path,
+) -> None:
+    class Leaks(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            if "apple" in item:
+                inner = asyncio.create_task(asyncio.sleep(9))
+                await asyncio.sleep(0)
+                inner.cancel()
+                await inner
+            return 1.0
+
+    class LeaksInPrompt(SortWords):
+        def format_prompt(self, item: Any) -> str:
+            raise asyncio.CancelledError
+
+    result = await process(Leaks, tmp_path, does_nothing, group_size=1)
+    (lost,) = rollouts(result.files.failures)
+    assert (lost["outcome"], lost["reward"]) == ("completed", None)
+    assert "CancelledError" in lost["traceback"]
+    assert (result.played, result.failed_groups, result.exceptions) == (1, 1, 1)
+
+    (tmp_path / "prompt").mkdir()
+    result = await process(LeaksInPrompt, tmp_path / "prompt", does_nothing, total_steps=1)
+    assert (result.failed_groups, result.exceptions) == (1, 2)
+
+
+async def test_a_reward_that_edits_the_messages_changes_no_record(tmp_path: Path) -> None:
+    class Edits(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            result.messages[-1]["content"] = result.messages.pop(0)["content"]
+            return 1.0
+
+    result = await process(Edits, tmp_path, does_nothing, total_steps=1)
+    (group,) = lines(result.files.groups)
+    assert [[message["role"] for message in messages] for messages in group["messages"]] == [["user", "assistant"]] * 2
+    assert group["messages"][0][-1]["content"] == "I would rather not."
+
+
+async def test_a_call_without_a_name_neither_stops_the_run_nor_spoils_its_folder(tmp_path: Path) -> None:
+    result = await process(SortWords, tmp_path, lambda _: call(("", {})))
+    assert result.summary.outcomes == {"model_error": 4}
+    assert (await process(SortWords, tmp_path, does_nothing, total_steps=3)).played == 1
+
+
+async def test_figures_that_cannot_be_computed_keep_the_reward_and_show_the_exception(tmp_path: Path) -> None:
+    class Measured(SortWords):
+        def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+            return {"share": 0.5} if "apple" in item else {"share": float("nan")}
+
+    result = await process(Measured, tmp_path, group_size=1)
+    good, bad = sorted(rollouts(result.files.groups), key=lambda rollout: rollout["traceback"] is not None)
+    assert (good["reward"], good["metrics"]) == (1.0, {"share": 0.5})
+    assert (bad["reward"], bad["metrics"]) == (1.0, {})
+    assert "share" in bad["traceback"]
+
+
+# What the infrastructure breaks.
+
+
+DEADLY = "kill -9 $PPID; sleep 1000"
+"""Where nothing walls it off, the executor is the shell's parent."""
+
+
+async def test_a_sandbox_that_dies_is_played_again_in_a_fresh_one(tmp_path: Path) -> None:
+    attempts: list[str] = []
+
+    def deadly_once(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "tool":
+            return say("Done.")
+        attempts.append("")
+        return call(("terminal", {"command": DEADLY if len(attempts) == 1 else "echo quick > sorted.txt"}))
+
+    settings = {"total_steps": 1, "group_size": 1, "sandbox": "none", "max_infra_retries": 2}
+    result = await process(SortWords, tmp_path, deadly_once, **settings)
+    (rollout,) = rollouts(result.files.groups)
+    assert (rollout["attempts"], rollout["reward"], rollout["outcome"]) == (2, 0.0, "completed")
+    assert result.summary.retried == 1
+    assert len(rollout["retried_after"]) == 1
+    assert result.tokens == rollout["completion_tokens"] + rollout["lost_completion_tokens"] == 15
+
+
+async def test_failure_is_not_zero_what_stays_broken_is_left_out_and_counted(tmp_path: Path) -> None:
+    def first_is_deadly(request: dict[str, Any]) -> Any:
+        return call(("terminal", {"command": DEADLY})) if len(server.requests) == 1 else sorts(request)
+
+    settings = {"total_steps": 1, "group_size": 3, "sandbox": "none"}
+    async with ScriptedServer(first_is_deadly) as server:
+        result = await make(SortWords, server, tmp_path, **settings).process_manager()
+    (group,) = lines(result.files.groups)
+    assert group["scores"] == [1.0, 1.0]
+    (broken,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+    assert broken["outcome"] == "infra_error"
+    assert result.summary.outcomes == {"completed": 2, "infra_error": 1}
+    assert (result.summary.reward.mean, result.summary.rollouts, result.summary.scored) == (1.0, 3, 2)
+    assert result.exceptions == 0
+    assert sandboxes() == set()
+
+
+async def test_a_sandbox_that_dies_under_a_reward_which_hides_it_is_no_zero(tmp_path: Path) -> None:
+    class Hides(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            try:
+                await ctx.terminal("sleep 100")
+            except Exception:
+                return 0.0
+            return 1.0
+
+    settings = {"total_steps": 1, "group_size": 1, "terminal_lifetime": 1, "max_infra_retries": 1}
+    result = await process(Hides, tmp_path, does_nothing, **settings)
+    (rollout,) = rollouts(result.files.failures)
+    assert (rollout["reward"], rollout["outcome"], rollout["attempts"]) == (None, "infra_error", 2)
+
+
+def test_a_server_that_goes_down_stops_the_run_with_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def goes_down(request: dict[str, Any]) -> Any:
+        return sorts(request) if len(server.requests) <= 4 else 503
+
+    class Listed(SortWords):
+        async def setup(self) -> None:
+            self.items = iter([f"b a {number}" for number in range(20)])
+
+        async def get_next_item(self) -> Any:
+            return next(self.items, None)
+
+    with served(goes_down) as server:
+        arguments = ["process", "--env.total_steps", "20", "--env.group_size", "1", "--env.max_num_workers", "1"]
+        arguments += ["--openai.base_url", server.base_url, "--openai.model_name", "scripted", "--openai.max_retries=0"]
+        arguments += ["--env.max_infra_retries", "0", "--env.max_failed_groups", "2"]
+        arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
+        assert cli.main(Listed, arguments) == 1
+        requests = len(server.requests)
+    told = capsys.readouterr().err
+    assert "2 groups in a row without a scored rollout" in told
+    assert "503" in told
+    assert "start again to continue" in told
+    assert requests == 6
+    assert len(lines(tmp_path / "groups.jsonl")) == 2
+    assert [rollout["outcome"] for rollout in rollouts(tmp_path / "groups.failed.jsonl")] == ["infra_error"] * 2
+    assert (tmp_path / "groups.html").exists()
+
+
+async def test_a_key_that_is_refused_stops_the_run_at_once(tmp_path: Path) -> None:
+    async with ScriptedServer(lambda _: 401) as server:
+        env = make(SortWords, server, tmp_path, total_steps=50, max_num_workers=2, max_infra_retries=5)
+        with pytest.raises(RunStopped, match="api_key"):
+            await env.process_manager()
+    assert len(server.requests) <= 4, "two groups of two rollouts, none of them again"
+
+
+async def test_a_key_that_is_refused_is_found_before_the_first_rollout(tmp_path: Path) -> None:
+    class Closed(ScriptedServer):
+        async def _models(self, _: web.Request) -> web.Response:
+            return web.json_response({"error": {"message": "bad key"}}, status=401)
+
+    async with Closed(sorts) as server:
+        with pytest.raises(Unauthorized, match="api_key"):
+            await make(SortWords, server, tmp_path).process_manager()
+    assert server.requests == []
+
+
+# What Phase 1 does not have.
+
+
+async def test_serve_refuses_to_send_made_up_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    env = make(SortWords, "http://127.0.0.1:1/v1", tmp_path)
+    with pytest.raises(Phase1CannotTrain, match="Phase 2"):
+        await env.env_manager()
+    with pytest.raises(TokenTrackingUnavailable, match="Phase 2"):
+        env.server.managed_server()
+
+
+def test_serve_exits_with_2_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    server = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]
+    assert cli.main(SortWords, ["serve", *server]) == 2
+    told = capsys.readouterr().err
+    assert "Phase 1" in told
+    assert "use `process`" in told
+
+
+async def test_a_group_outside_of_a_run_is_refused_not_silently_left_out(tmp_path: Path) -> None:
+    env = make(SortWords, "http://127.0.0.1:1/v1", tmp_path)
+    with pytest.raises(BaseException) as raised:
+        await env.collect_trajectories("b a")
+    told = [str(error) for error in getattr(raised.value, "exceptions", [raised.value])]
+    assert any("env.running()" in text for text in told)
+
+
+async def test_a_group_in_atropos_shape(tmp_path: Path) -> None:
+    async with ScriptedServer(sorts) as server:
+        env = make(SortWords, server, tmp_path)
+        async with env.running():
+            group, backlog = await env.collect_trajectories("b a")
+    assert group is not None
+    assert (group["scores"], group["tokens"], backlog) == ([1.0, 1.0], None, [])
+    assert [message["role"] for message in group["messages"][0]] == ["user", "assistant", "tool", "assistant"]
+
+
+# No global state.
+
+
+async def test_environments_with_different_servers_live_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    (tmp_path / "lazy").mkdir()
+    good, lazy = await asyncio.gather(
+        process(SortWords, tmp_path / "good", sorts), process(SortWords, tmp_path / "lazy", does_nothing)
+    )
+    assert (good.summary.reward.mean, lazy.summary.reward.mean) == (1.0, 0.0)
+
+
+async def test_one_environment_can_run_twice(tmp_path: Path) -> None:
+    async with ScriptedServer(sorts) as server:
+        env = make(SortWords, server, tmp_path, eval_items=2)
+        first = await env._run_evaluate()
+        second = await env.process_manager()
+    assert (first.summary.reward.mean, second.summary.reward.mean) == (1.0, 1.0)
+
+
+def test_a_single_server_configuration_stays_what_it_says(tmp_path: Path) -> None:
+    baseline = ServerBaseline(model_name="m", timeout=7)
+    env = SortWords(SortWords.env_config_cls(), baseline)
+    assert [server.timeout for server in env.server_configs] == [7]
+    one = ServerConfig(base_url="http://127.0.0.1:7/v1", model_name="m", api_key="k")
+    assert SortWords(SortWords.env_config_cls(), one).server_configs == [one]  # type: ignore[arg-type]
+
+
+def test_leaving_in_the_middle_of_a_reward_takes_no_longer_than_the_program(tmp_path: Path) -> None:
+    """A program whose reward hangs ends when it is told to."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import asyncio, time\n"
+        "from lachesis.agent.reward_threads import RewardThreads\n"
+        "async def main():\n"
+        "    try:\n"
+        "        async with asyncio.timeout(0.2):\n"
+        "            await RewardThreads(1).run(time.sleep, 600)\n"
+        "    except TimeoutError:\n"
+        "        print('left')\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run([sys.executable, str(program)], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "left\n"

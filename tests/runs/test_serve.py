@@ -1,0 +1,511 @@
+"""`serve` against Atropos' own rollout API: what is finished reaches the trainer once, whoever is killed when."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import orjson
+import pytest
+from rich.console import Console
+
+from lachesis.runs.items import ItemError
+from lachesis.runs.process import RunStopped
+from lachesis.training.groups import Refusal, Refused
+from lachesis.training.rollout_api import RolloutApi
+from lachesis.training.serve_settings import Sendable, Unsendable, verdict_of
+from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
+from tests.support.small_envs import ROOT
+from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
+
+__all__ = ["run_api"]
+
+GROUPS = 100
+"""Of two rollouts each."""
+
+
+async def started(server: StockRunApi, **options) -> Trainer:
+    trainer = Trainer(server.url, batch_size=8, **options)
+    await trainer.register()
+    await trainer.poll()
+    return trainer
+
+
+async def spawn(server: StockRunApi, folder, *options: str, count: int = GROUPS):
+    command = [sys.executable, "-m", "tests.support.fake_serving", server.url, str(folder), str(count), *options]
+    return await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
+
+
+def once(trainer: Trainer, count: int) -> bool:
+    return Counter(map(number_of, trainer.groups)) == Counter(range(count))
+
+
+async def test_groups_arrive_whole_and_as_they_were_made(tmp_path, run_api):
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 12)
+        result, _ = await asyncio.gather(run.run(), trainer.take(12))
+        assert once(trainer, 12)
+        for group in trainer.groups:
+            made = payload(number_of(group))
+            assert {name: group[name] for name in made if name != "group_overrides"} == {
+                name: value for name, value in made.items() if name != "group_overrides"
+            }
+            assert group["env_id"] == 0
+        assert len({group["group_overrides"]["group_id"] for group in trainer.groups}) == 12
+        assert (result.sent, result.waiting, result.refused, result.reward) == (12, 0, {}, 0.5)
+        assert result.rollouts == 24
+
+
+async def test_kill_9_of_the_environment_loses_and_doubles_nothing(tmp_path, run_api):
+    """200 rollouts; killed four times, two of them while nobody knows whether a group arrived."""
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        taking = asyncio.create_task(trainer.take(GROUPS))
+        moments = ["after", "any", "before", "any"]
+        for moment in moments:
+            if moment == "any":
+                wanted = len(trainer.groups) + 16
+                process = await spawn(server, tmp_path)
+                await until(lambda wanted=wanted: len(trainer.groups) >= wanted, taking)
+                await asyncio.sleep(0.05 * random.random())
+                process.kill()
+            else:
+                process = await spawn(server, tmp_path, "--when", moment, "--at", str(random.randint(1, 9)))
+            assert await asyncio.wait_for(process.wait(), LIVENESS) == -signal.SIGKILL
+        assert 0 < len(trainer.groups) < GROUPS, "killed in the middle"
+        process = await spawn(server, tmp_path)
+        await taking
+        assert await asyncio.wait_for(process.wait(), LIVENESS) == 0
+        assert once(trainer, GROUPS)
+        assert not await trainer.poll()
+
+
+@pytest.mark.parametrize("moment", ["queued", "queued, trainer begins at 0", "just taken"])
+async def test_an_api_that_is_killed_and_restarted_loses_and_doubles_nothing(tmp_path, moment):
+    pace = replace(PACE, poll=0.4) if moment == "just taken" else PACE
+    may_ask = asyncio.Event()
+    may_ask.set()
+
+    class Held(RolloutApi):
+        async def _request(self, *args, **kwargs):
+            await may_ask.wait()
+            return await super()._request(*args, **kwargs)
+
+    async with StockRunApi() as server:
+        trainer = await started(server)
+        api = Held(server.url)
+        run = make_run(server.url, tmp_path, 28, api=api, max_batches_offpolicy=2, pace=pace)
+        state = run.spool.state
+        task = asyncio.create_task(run.run())
+        for killed in range(1, 3):
+            await trainer.take(8 * killed)
+            # A whole batch lies in its memory, and the environment has seen the one before leave.
+            await until(lambda: state.known.step == trainer.steps and state.in_api.total() == 8, task)
+            if moment == "just taken":
+                may_ask.clear()
+                assert await trainer.poll(), "which the environment will not have seen"
+            server.kill()
+            may_ask.set()
+            await server.start()
+            await trainer.register(starting_step=0 if "0" in moment else len(trainer.batches))
+        await trainer.take(28)
+        result = await task
+        assert once(trainer, 28)
+        assert result.requeued == (0 if moment == "just taken" else 8)
+        assert result.maybe_doubled == 0
+
+
+async def test_environment_and_api_killed_together(tmp_path):
+    async with StockRunApi() as server:
+        trainer = await started(server)
+        process = await spawn(server, tmp_path, count=40)
+        await trainer.take(16)
+        await asyncio.sleep(0.3)
+        process.kill()
+        server.kill()
+        await process.wait()
+        await server.start()
+        await trainer.register(starting_step=len(trainer.batches))
+        process = await spawn(server, tmp_path, count=40)
+        await trainer.take(40)
+        assert await asyncio.wait_for(process.wait(), LIVENESS) == 0
+        assert once(trainer, 40)
+
+
+async def test_rollouts_go_on_while_the_api_is_down_and_a_late_trainer_is_waited_for(tmp_path):
+    server = StockRunApi()
+    run = make_run(server.url, tmp_path, 8)
+    task = asyncio.create_task(run.run())
+    await until(lambda: run.delivery.trouble, task)
+    assert server.url in run.delivery.trouble
+    try:
+        await server.start()
+        await until(lambda: "no trainer" in run.delivery.trouble, task)
+        trainer = Trainer(server.url, batch_size=8)
+        await trainer.register()
+        await until(lambda: "first batch" in run.delivery.trouble, task)
+        assert not run.tally.groups
+        await trainer.take(8)
+        await task
+        assert once(trainer, 8)
+    finally:
+        server.kill()
+
+
+async def test_a_clean_stop_leaves_and_the_next_start_goes_on(tmp_path, run_api):
+    """What lies in the API's queue when the only environment disconnects is neither lost nor posted again."""
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        process = await spawn(server, tmp_path, count=40)
+        await trainer.take(8)
+        process.send_signal(signal.SIGTERM)
+        out, _ = await asyncio.wait_for(process.communicate(), LIVENESS)
+        assert process.returncode == 0
+        sent, waiting, reason = out.split()
+        assert reason == b"SIGTERM"
+        assert int(sent) + int(waiting) < 40
+        statuses = (tmp_path / "spool/marks.jsonl").read_bytes().splitlines()
+        assert orjson.loads(statuses[-1])["do"] == "disconnected"
+        process = await spawn(server, tmp_path, count=40)
+        await trainer.take(40)
+        assert await asyncio.wait_for(process.wait(), LIVENESS) == 0
+        assert once(trainer, 40)
+
+
+async def test_a_group_that_finishes_while_the_trainer_is_away_is_kept(tmp_path, run_api):
+    class Reset(RolloutApi):
+        resets = 0
+
+        async def info(self):
+            told = await super().info()
+            self.resets -= 1
+            return None if self.resets >= 0 else told
+
+    finish = asyncio.Event()
+
+    async def slow(item, key):
+        await finish.wait()
+        return item["number"]
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        api = Reset(server.url)
+        run = make_run("", tmp_path, 4, api=api, play=slow)
+        task = asyncio.create_task(run.run())
+        await until(lambda: len(run._playing) == 4, task)
+        api.resets = 3
+        await api.close()  # on a new connection it asks who the trainer is
+        await until(lambda: run.delivery.trouble, task)
+        finish.set()
+        await trainer.take(4)
+        await task
+        assert once(trainer, 4)
+
+
+async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancelled_and_release(tmp_path, run_api):
+    released = []
+
+    async def slow(item, key):
+        try:
+            await asyncio.sleep(0.5 if item["number"] % 2 else 3600)
+            return item["number"]
+        finally:
+            released.append(item["number"])
+
+    async with run_api.wiped() as server:
+        await started(server)
+        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, max_workers=6)
+        task = asyncio.create_task(run.run())
+        await until(lambda: len(run._playing) == 6, task)
+        os.kill(os.getpid(), signal.SIGTERM)
+        result = await asyncio.wait_for(task, LIVENESS)
+        assert result.reason == "SIGTERM"
+        assert result.sent + result.waiting == 3
+        assert sorted(released) == list(range(6))
+
+
+async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_path, run_api):
+    begun, cancelled = [], []
+
+    async def counted(item, key):
+        begun.append(item["number"])
+        try:
+            return await play(item, key)
+        except asyncio.CancelledError:
+            cancelled.append(item["number"])
+            raise
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 100, play=counted, max_workers=50, max_batches_offpolicy=3)
+        task = asyncio.create_task(run.run())
+        await until(lambda: run.spool.state.undelivered == 12, task)
+        await asyncio.sleep(1.0)
+        assert len(begun) == 12, "three batches of four groups"
+        await trainer.take(4)
+        await until(lambda: run.spool.state.undelivered == 12 and run.spool.state.delivered == 4, task)
+        assert len(begun) == 16
+        run.stop("enough")
+        await task
+        assert not cancelled
+
+
+async def test_every_evaluation_boundary_counts_once_also_when_steps_jump(tmp_path, run_api):
+    seen = []
+    async with run_api.wiped() as server:
+        trainer = await started(server, num_steps=9)
+
+        async def evaluate():
+            step = run.spool.state.known.step
+            await asyncio.sleep(0.1)
+            seen.append(step)
+
+        run = make_run(
+            server.url, tmp_path, 1000, steps_per_eval=3, window=3, max_batches_offpolicy=3, evaluate=evaluate
+        )
+        task = asyncio.create_task(run.run())
+        for jump in range(3):  # the API forms three batches at once: 0, 3, 6, 9
+            await until(lambda: run.spool.state.in_api.total() == 24, task)
+            await trainer.take(4 + 12 * jump)
+            if jump < 2:
+                await until(lambda jump=jump: run.spool.state.known.step == 3 * (jump + 1), task)
+            await trainer.take(12 + 12 * jump)
+        result = await asyncio.wait_for(task, LIVENESS)
+        assert seen == [3, 6, 9]
+        assert result.reason == "the trainer has made 9 of 9 steps"
+
+
+async def test_an_evaluation_stops_training_if_it_is_told_to(tmp_path, run_api):
+    for handling, plays_on in (("STOP_TRAIN", False), ("NONE", True)):
+        evaluating, go_on = asyncio.Event(), asyncio.Event()
+
+        async def evaluate(evaluating=evaluating, go_on=go_on):
+            evaluating.set()
+            await go_on.wait()
+
+        async with run_api.wiped() as server:
+            trainer = await started(server)
+            run = make_run(
+                server.url,
+                tmp_path / handling,
+                1000,
+                steps_per_eval=1,
+                eval_handling=handling,
+                max_batches_offpolicy=4,
+                evaluate=evaluate,
+            )
+            task = asyncio.create_task(run.run())
+            await trainer.take(4)
+            await until(evaluating.is_set, task)
+            await until(lambda run=run: not run._playing and not run._drawing, task)
+            before = run.tally.groups
+            await trainer.take(8)
+            if plays_on:
+                await until(lambda run=run, before=before: run.tally.groups > before, task)
+            else:
+                await asyncio.sleep(0.5)
+                assert run.tally.groups == before
+            go_on.set()
+            await until(lambda run=run, before=before: run.tally.groups > before, task)
+            run.stop("enough")
+            await task
+
+
+async def test_what_is_not_sent_is_written_down_with_the_reason(tmp_path, run_api):
+    def verdicts(number, info):
+        made = build(number, info)
+        if number == 0:
+            return Unsendable("same scores", "all 2 rewards are 1", tokens=70, rewards=[1.0, 1.0], record={"why": "x"})
+        if number == 1:
+            return Sendable({**made.payload, "messages": [[{"role": "user"}]] * 2}, tokens=76)
+        if number == 2:
+            return Sendable({**made.payload, "scores": [0.0, float("nan")]}, tokens=76)
+        return made
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 7, build=verdicts)
+        result, _ = await asyncio.gather(run.run(), trainer.take(4))
+        assert sorted(map(number_of, trainer.groups)) == [3, 4, 5, 6]
+        assert result.refused == {"same scores": 1, "refused by the rollout API": 1, "malformed": 1}
+        assert result.undelivered_tokens == 70 + 76 + 76
+        lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
+        by_reason = {line["reason"].split(":")[0]: line for line in lines}
+        assert by_reason["same scores"]["detail"] == "all 2 rewards are 1"
+        assert by_reason["same scores"]["why"] == "x"
+        assert "not finite" in by_reason["malformed"]["detail"]
+        set_aside = by_reason["the rollout API answered 422"]
+        assert "content" in set_aside["reason"]
+        assert set_aside["group"]["tokens"] == payload(1)["tokens"]
+        # A second start neither plays nor counts them again.
+        result = await make_run(server.url, tmp_path, 7, build=verdicts).run()
+        assert (result.groups, sum(result.refused.values())) == (0, 3)
+
+
+async def test_why_groups_are_not_sent_is_told_once_a_reason(tmp_path, run_api):
+    def verdicts(number, info):
+        if number % 2:
+            return Unsendable("unproven", f"rollout {number}: turn 0 goes on behind its end-of-turn token")
+        return Unsendable("same scores", f"all 2 rewards are {number}")
+
+    console = Console(file=io.StringIO(), width=1000)
+    async with run_api.wiped() as server:
+        await started(server)
+        result = await make_run(server.url, tmp_path, 8, build=verdicts, console=console).run()
+    assert result.refused == {"unproven": 4, "same scores": 4}
+    said = [line for line in console.file.getvalue().splitlines() if "is not sent" in line]
+    assert len(said) == 2
+    assert any("unproven: rollout " in line and "goes on behind its end-of-turn token" in line for line in said)
+    assert all("groups.refused.jsonl" in line for line in said)
+
+
+async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
+    down, tries = True, Counter()
+
+    async def flaky(item, key):
+        tries[item["number"]] += 1
+        if down:
+            raise ConnectionError("the model server is gone")
+        if item["number"] == 5:
+            raise RuntimeError("this item breaks its sandbox")
+        return await play(item, key)
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 17, play=flaky, max_workers=4)
+        task = asyncio.create_task(run.run())
+        await until(lambda: tries.total() > 4, task)
+        assert len(run._playing) <= 1
+        down = False
+        result, _ = await asyncio.gather(task, trainer.take(16))
+        assert sorted(map(number_of, trainer.groups)) == [number for number in range(17) if number != 5]
+        assert result.refused == {"failed": 1}
+        assert b"breaks its sandbox" in (tmp_path / "groups.refused.jsonl").read_bytes()
+
+
+async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(tmp_path, run_api):
+    times = Counter()
+
+    def verdicts(number, info):
+        times[number] += 1
+        if times[number] == 1 or number == 2:
+            return Unsendable("incomplete", "the sandbox was lost", tokens=100, again=True)
+        return build(number, info) if number != 1 else Unsendable("same scores", "all are 0", tokens=10)
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 10, build=verdicts, max_workers=2)
+        result, _ = await asyncio.gather(run.run(), trainer.take(8))
+        assert result.refused == {"same scores": 1, "failed": 1}
+        lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
+        of_two = 100 * times[2]
+        assert {line["reason"]: line["tokens"] for line in lines} == {"same scores": 110, "failed": of_two}
+        of_sent = sum(entry.undelivered for queue in run.spool.state.accepted.values() for entry in queue)
+        assert result.undelivered_tokens + of_sent == 110 + of_two + 8 * 100
+
+
+async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api):
+    async def stuck(item, key):
+        return await play(item, key) if item["number"] else await asyncio.sleep(3600)
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 5, play=stuck, worker_timeout=4)
+        result, _ = await asyncio.gather(run.run(), trainer.take(4))
+        assert result.refused == {"worker timeout": 1}
+
+
+async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_api):
+    async def refused_key(item, key):
+        if item["number"] == 3:
+            await until(lambda: run.spool.state.undelivered == 3)
+            raise RunStopped("the model server refuses the key")
+        return await play(item, key)
+
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 4, play=refused_key)
+        with pytest.raises(RunStopped, match="refuses the key"):
+            await run.run()
+        run = make_run(server.url, tmp_path, 4)
+        await asyncio.gather(run.run(), trainer.take(4))
+        assert once(trainer, 4)
+
+
+async def test_an_environment_that_cannot_give_an_item_ends_the_run(tmp_path, run_api):
+    items = Items(6)
+
+    async def broken_at_the_seventh():
+        item = await items()
+        if item is None:
+            raise LookupError("row 7 of the dataset is broken")
+        return item
+
+    async def gives_objects():
+        return object()
+
+    async with run_api.wiped() as server:
+        await started(server)
+        run = make_run(server.url, tmp_path, 0, next_item=broken_at_the_seventh)
+        with pytest.raises(LookupError, match="row 7"):
+            await asyncio.wait_for(run.run(), LIVENESS)
+        run = make_run(server.url, tmp_path, 0, next_item=gives_objects)
+        with pytest.raises(ItemError, match="object"):
+            await asyncio.wait_for(run.run(), LIVENESS)
+
+
+async def test_a_wrong_address_is_told(tmp_path, run_api):
+    async with run_api.wiped() as server:
+        run = make_run("", tmp_path, 4, api=RolloutApi(f"{server.url}/elsewhere"))
+        with pytest.raises(RunStopped, match="rollout_server_url"):
+            await run.run()
+
+
+async def test_a_min_batch_allocation_is_kept_free_for_others_and_told_to_the_api(tmp_path, run_api):
+    async with run_api.wiped() as server:
+        trainer = await started(server)
+        run = make_run(server.url, tmp_path, 4)
+        run.delivery.env = run.env = run.env.__class__("fake", 40, GROUP_SIZE, weight=2.0, min_batch_allocation=0.5)
+        task = asyncio.create_task(run.run())
+        await until(lambda: run.delivery.status is not None, task)
+        assert run.delivery.status.unallocated_fraction == 0.5
+        await trainer.take(4)
+        await task
+
+
+async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
+    groups, steps = [], []
+
+    async def on_group(group, verdict):
+        groups.append((group, type(verdict)))
+
+    async def on_step(step):
+        steps.append(step)
+
+    async with run_api.wiped() as server:
+        trainer = await started(server, num_steps=2)
+        run = make_run(server.url, tmp_path, 8, on_group=on_group, on_step=on_step)
+        await asyncio.gather(run.run(), trainer.take(8))
+        assert sorted(groups) == [(number, Sendable) for number in range(8)]
+        assert steps[-1] in (1, 2)
+        assert steps == sorted(set(steps))
+
+
+def test_refused_groups_keep_the_builders_words():
+    refused = Refused(Refusal.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
+    verdict = verdict_of(refused, rewards=[1.0, 1.0])
+    assert (verdict.reason, verdict.detail, verdict.tokens) == ("same scores", "all 2 rewards are 1", 70)
+    assert not verdict.again
+
+
+def test_the_fake_environment_is_what_it_says():
+    assert PACE.poll < 5
+    assert number_of(payload(3)) == 3
+    assert asyncio.run(Items(1)()) == {"number": 0}

@@ -1,0 +1,105 @@
+"""`environment.py serve`, Atropos' own rollout API and a trainer: what arrives is what the model sampled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError
+from lachesis.runs.process import RunStopped
+from lachesis.testing.fake_server import FakeServer, ToolUser
+from tests.support.stock_run_api import StockRunApi, Trainer, run_api
+from tests.support.training_runs import proven, serving, trained
+
+__all__ = ["run_api"]
+
+
+@pytest.mark.model
+async def test_serve_sends_what_the_embedded_model_sampled(tmp_path: Path, run_api: StockRunApi) -> None:
+    async with run_api.wiped() as api:
+        server = ServerConfig(model_name="embedded", parallel=2, context=2048)
+        env = serving(tmp_path, api, server, include_messages=True)
+        samples = proven(await trained(env, api, groups=2, steps=1))
+    assert len({sample.rollout_id for sample in samples}) == len(samples) == 4
+    for sample in samples:
+        assert sample.trained > 0
+        assert {span.sampling["temperature"] for span in sample.spans} == {1.0}
+        assert {span.sampling["top_k"] for span in sample.spans} == {0}
+
+
+async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: StockRunApi) -> None:
+    """The server's own record says which ids it sampled after which: the trainer gets exactly these."""
+    async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = ServerConfig(
+            base_url=model.base_url,
+            model_name="fake",
+            server_type="vllm",
+            tokenizer_name=str(tmp_path / "tokenizer"),
+        )
+        env = serving(tmp_path, api, server, max_agent_turns=6, max_token_length=120)
+        samples = proven(await trained(env, api, groups=6, steps=3))
+        sampled = {
+            (tuple(seen.call.prompts[completion.prompt]), tuple(completion.ids))
+            for seen in model.requests
+            for completion in seen.completions
+        }
+    spans = 0
+    for sample in samples:
+        for span in sample.spans:
+            spans += 1
+            assert (tuple(sample.tokens[: span.start]), tuple(sample.tokens[span.start : span.end])) in sampled
+    assert spans > len(samples), "rollouts of several turns"
+
+
+@pytest.mark.parametrize(
+    ("server", "settings", "error", "told"),
+    [
+        (ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m"), {}, Phase1CannotTrain, "server_type vllm"),
+        (ServerConfig(model_name="reference"), {}, Phase1CannotTrain, "Phase 1"),
+        (
+            ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m", server_type="vllm"),
+            {"agent_temperature": 0.7},
+            ServerConfigError,
+            "logprobs_mode",
+        ),
+        (
+            ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m", server_type="vllm"),
+            {"extra_body": {"top_p": 0.9}},
+            ServerConfigError,
+            "top_p",
+        ),
+    ],
+)
+async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
+    tmp_path: Path, server: ServerConfig, settings: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    async with FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = server.model_copy(
+            update={"base_url": model.base_url, "tokenizer_name": str(tmp_path / "tokenizer")}
+            if server.server_type == "vllm"
+            else {}
+        )
+        api = StockRunApi()  # never started: nothing may be sent
+        with pytest.raises(error, match=told):
+            await serving(tmp_path, api, server, **settings).env_manager()
+
+
+async def test_a_model_that_the_server_does_not_know_ends_the_run(tmp_path: Path, run_api: StockRunApi) -> None:
+    """Every request would fail alike, however often it is made."""
+    async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = ServerConfig(
+            base_url=model.base_url,
+            model_name="another",
+            server_type="vllm",
+            tokenizer_name=str(tmp_path / "tokenizer"),
+        )
+        trainer = Trainer(api.url, batch_size=4)
+        await trainer.register()
+        await trainer.poll()
+        with pytest.raises(RunStopped, match="check model_name"):
+            await serving(tmp_path, api, server).env_manager()

@@ -1,0 +1,104 @@
+"""Rules of the house that no linter knows: one door to Atropos, light leaves, no global state, no prints."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("backends", "environments", "lachesis", "tool_call_parsers")
+HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "torch", "transformers", "wandb"}
+LIGHT = (
+    *("backends", "lachesis.tools", "lachesis.trajectories", "tool_call_parsers", "lachesis.inference"),
+    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "environments.math_answer"),
+)
+SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
+TALKS = {"lachesis/runs/command_line.py", "environments/math_child.py", "lachesis/tools/repl_driver.py"}
+"""Modules that print: a command line, and programs of their own whose standard output is read by the project."""
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def nodes(path: Path) -> Iterator[ast.AST]:
+    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+
+
+def imported(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in nodes(path):
+        if isinstance(node, ast.Import):
+            found.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def _is_environ(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and node.attr == "environ"
+
+
+def test_atropos_is_imported_in_one_module_only() -> None:
+    assert [name(path) for path in SOURCES if "atroposlib" in imported(path)] == ["lachesis/runs/atropos.py"]
+
+
+def test_importing_a_leaf_the_loop_or_the_report_loads_nothing_heavy() -> None:
+    program = (
+        "import importlib, json, sys\n"
+        f"for module in {LIGHT!r}: importlib.import_module(module)\n"
+        "print(json.dumps(sorted({module.split('.')[0] for module in sys.modules})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout))
+    assert "tool_call_parsers" in loaded
+    assert loaded & HEAVY == set()
+
+
+def writes_environment(tree: ast.AST) -> list[int]:
+    """Lines that change `os.environ`."""
+    found: list[int] = []
+    for node in ast.walk(tree):
+        changed = False
+        if isinstance(node, ast.Subscript):
+            changed = _is_environ(node.value) and not isinstance(node.ctx, ast.Load)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            reads = ("get", "items", "keys", "values", "copy")
+            changed = node.func.attr in ("putenv", "unsetenv")
+            changed = changed or (_is_environ(node.func.value) and node.func.attr not in reads)
+        elif isinstance(node, ast.Assign):
+            changed = any(map(_is_environ, node.targets))
+        elif isinstance(node, ast.AugAssign):
+            changed = _is_environ(node.target)
+        if changed:
+            found.append(getattr(node, "lineno", 0))
+    return found
+
+
+@pytest.mark.parametrize(
+    "breach", ["os.environ['A'] = 'b'", "del os.environ['A']", "os.environ.update(a='b')", "os.environ |= {}"]
+)
+def test_a_change_of_the_environment_is_noticed(breach: str) -> None:
+    assert writes_environment(ast.parse(breach)) == [1]
+
+
+def test_no_global_state_no_module_changes_the_environment_of_its_process() -> None:
+    written = {name(path): writes_environment(ast.parse(path.read_text(encoding="utf-8"))) for path in SOURCES}
+    assert {path: found for path, found in written.items() if found} == {}
+
+
+def test_libraries_do_not_print() -> None:
+    printing = {
+        name(path)
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    }
+    assert {module for module in printing if not module.startswith("lachesis/cli/")} - TALKS == set()

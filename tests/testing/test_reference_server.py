@@ -1,0 +1,117 @@
+"""The scripted policy: whole rollouts over HTTP without a model, and where its steps come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from lachesis.inference import OpenAIServer, RequestRejected, Router
+from lachesis.testing.reference_server import (
+    MODEL_NAME,
+    UNKNOWN_PROBLEM,
+    ReferenceServer,
+    WorkedSolution,
+    WorkedSolutionPolicy,
+    arithmetic_steps,
+    gsm8k_steps,
+)
+from lachesis.testing.worked_solutions import evaluate
+from lachesis.trajectories.messages import FinishReason, Message
+
+TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]
+QUESTION = "Natalia sold clips to 48 of her friends in April, and half as many in May. How many altogether?"
+GSM8K = (
+    "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nNatalia sold 48+24 = <<48+24=72>>72 clips altogether.\n#### 72"
+)
+
+
+async def test_a_whole_rollout_is_played_step_by_step():
+    policy = WorkedSolutionPolicy({QUESTION: gsm8k_steps(GSM8K), "Natalia sold clips": WorkedSolution(["1"], "0")})
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": f"Solve:\n\n{QUESTION}\nUse tools."}]
+    async with ReferenceServer(policy) as reference, Router([OpenAIServer(reference.settings())]) as router:
+        assert await router.check() == [[MODEL_NAME]]
+        played = []
+        for _ in range(5):
+            response = await router.chat(messages, tools=TOOLS)
+            assert (response.model, response.usage.prompt_tokens) == (MODEL_NAME, None)
+            messages.append(response.message.to_openai())
+            if not response.message.tool_calls:
+                break
+            assert response.finish_reason is FinishReason.TOOL_CALLS
+            (call,) = response.message.tool_calls
+            played.append(call.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": "24"})
+    assert played == ['{"code": "print(48/2)"}', '{"code": "print(48+24)"}']
+    assert response.message.text.endswith("\\boxed{72}")
+    assert response.finish_reason is FinishReason.STOP
+    assert reference.requests == 3
+
+
+async def test_an_unknown_problem_is_answered_honestly():
+    policy = WorkedSolutionPolicy({QUESTION: gsm8k_steps(GSM8K)})
+    for asked in ("What is love?", "", QUESTION[:-1]):
+        assert policy([{"role": "user", "content": asked}], TOOLS) == Message("assistant", UNKNOWN_PROBLEM)
+    assert WorkedSolutionPolicy({})([], None).content == UNKNOWN_PROBLEM
+
+
+async def test_without_the_tool_only_the_answer_is_given():
+    policy = WorkedSolutionPolicy({QUESTION: gsm8k_steps(GSM8K)})
+    message = policy([{"role": "user", "content": [{"type": "text", "text": QUESTION}]}], None)
+    assert (message.tool_calls, message.text) == ((), "The result is \\boxed{72}")
+
+
+async def test_a_policy_may_be_async_and_its_failure_is_no_retry():
+    async def policy(messages, tools):
+        if messages[0]["content"] == "fail":
+            raise KeyError("oops")
+        return Message("assistant", messages[0]["content"].upper(), reasoning="why")
+
+    async with ReferenceServer(policy) as reference, OpenAIServer(reference.settings()) as server:
+        response = await server.chat([{"role": "user", "content": "abc"}])
+        assert (response.message.text, response.message.reasoning) == ("ABC", "why")
+        with pytest.raises(RequestRejected, match="the policy failed: KeyError"):
+            await server.chat([{"role": "user", "content": "fail"}])
+        with pytest.raises(RequestRejected, match="stream"):
+            await server.chat([{"role": "user", "content": "x"}], extra_body={"stream": True})
+        assert reference.requests == 3
+
+
+def test_a_server_that_is_not_running_says_so():
+    with pytest.raises(RuntimeError, match="not running"):
+        _ = ReferenceServer(lambda *_: Message("assistant", "x")).base_url
+
+
+@pytest.mark.parametrize(
+    ("prose", "steps"),
+    [
+        ("David spent 6 x €9.5 = €57 for the notebooks.", ["6 * 9.5"]),
+        ("pay 240 * 1/2 = €120 for it", ["240 * 1 / 2"]),
+        ("19 roses x £2 = £38", ["19 * 2"]),
+        ("2 * €5 = €10", ["2 * 5"]),
+        ("earns $155/day * 16 days/month = $2480/month", ["155 * 16"]),
+        ("length: 385 meters / 55 meters/minute = 7 minutes", ["385 / 55"]),
+        ("each serving has 40 oz/5 = 8 oz", ["40 / 5"]),
+        ("Her 3 friends ate 3 + 9 = 12 slices. Then 12 + 1,000 = 1,012.", ["3 + 9", "12 + 1000"]),
+        ("There are 25% of 80 = 20 left", ["(25 / 100) * 80"]),
+        ("Warm water mile = 5+2(16)=37.0 minutes", ["5 + 2 * (16)"]),
+        ("56 + 26 = 82\n56 + 26 = 82\n82 − 2 = 80", ["56 + 26", "82 - 2"]),
+        ("he had 16.833333333333336 - 2 - 1/3 = 14.500000000000002 hours", ["16.833333333333336 - 2 - 1 / 3"]),
+        ("48=48 emails", []),
+        ("wrong: 2 + 2 = 5", []),
+        ("x + 100 = 184, 1/0 = 0, = 5, 3 =", []),
+    ],
+)
+def test_arithmetic_in_prose_is_taken_only_where_it_holds(prose, steps):
+    solution = arithmetic_steps(prose + "\n#### 1,057.0")
+    assert solution.answer == "1057"
+    assert list(solution.steps) == [f"print({step})" for step in steps or ["1057"]]
+
+
+def test_gsm8k_annotations_that_are_no_arithmetic_are_left_out():
+    solution = gsm8k_steps("a <<x*2=4>> b <<20*.5=10>> c <<__import__('os')=1>> d <<2**9**9=1>>\n#### 10")
+    assert (list(solution.steps), solution.answer) == (["print(20*.5)"], "10")
+    assert list(gsm8k_steps("no steps\n#### 1,234").steps) == ["print(1234)"]
+
+
+@pytest.mark.parametrize("text", ["", "(" * 300, "1/0", "a", "2**3", "True", "1e999", "[1]", "9" * 5000, "1 or 2"])
+def test_the_evaluator_knows_arithmetic_only(text):
+    assert evaluate(text) is None

@@ -1,0 +1,251 @@
+"""Groups as they go to a trainer: proven, of one length, each rollout counted once, or refused with the reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from atroposlib.api.server import ScoredData
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.training.groups import (
+    GroupSettings,
+    Refusal,
+    Refused,
+    RolloutSamples,
+    SplitRollouts,
+    TrainingGroup,
+    build_group,
+    samples_from_atropos,
+)
+from lachesis.trajectories import MASKED, LossAverage, TokenPrefix, samples, verify, verify_records
+from tests.support.token_trees import END, SAMPLING, UNTIMED, Tree, trees
+
+START = TokenPrefix([1, 2, 3])
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "user", "content": "go"},
+    {"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]},
+]
+ADVANTAGES = SplitRollouts.ADVANTAGES
+
+
+def rollout(name: str, reward: float | None, *, split: bool = False, **more: Any) -> RolloutSamples:
+    """5 sampled tokens in one sample; with `split`, 7 in two."""
+    tree = Tree()
+    sampling = {**SAMPLING, **more.pop("sampling", {})}
+    first = tree.sample(START, [4, 4, END], sampling=sampling)
+    tree.sample(first.extend([5, 6]), [7, END], sampling={**sampling, **more.pop("later", {})})
+    if split:
+        tree.sample(START.extend([8]), [7, END], sampling=sampling)
+    return RolloutSamples(name, reward, samples(tree, rollout_id=name), more.pop("messages", MESSAGES))
+
+
+def four(**more: Any) -> list[RolloutSamples]:
+    return [rollout("r0", 1, split=True, **more), rollout("r1", 1), rollout("r2", 1), rollout("r3", 0)]
+
+
+def built(rollouts: Sequence[RolloutSamples], **settings: Any) -> TrainingGroup:
+    group = build_group(rollouts, GroupSettings(len(rollouts), **settings))
+    assert isinstance(group, TrainingGroup), group
+    return group
+
+
+def refused(rollouts: Sequence[RolloutSamples], **settings: Any) -> Refused:
+    group = build_group(rollouts, GroupSettings(**{"group_size": len(rollouts), **settings}))
+    assert isinstance(group, Refused)
+    return group
+
+
+def test_the_longest_sample_of_each_rollout_makes_a_group_of_the_exact_size() -> None:
+    group = built(four())
+    body = group.to_atropos(env_id=3)
+    assert [len(body[key]) for key in ("tokens", "masks", "inference_logprobs", "scores", "overrides")] == [4] * 5
+    assert body["tokens"][0] == [1, 2, 3, 4, 4, END, 5, 6, 7, END]
+    assert body["masks"][0] == [*[-100] * 3, 4, 4, END, -100, -100, 7, END]
+    assert body["inference_logprobs"][0] == [1.0, 1.0, 1.0, -0.25, -0.5, -0.75, 1.0, 1.0, -0.25, -0.5]
+    assert body["scores"] == [1.0, 1.0, 1.0, 0.0]
+    assert body["advantages"] is None
+    assert body["group_overrides"] == {}
+    assert body["env_id"] == 3
+    assert (group.delivered, group.undelivered) == (20, {"r0": 2})
+
+
+def test_of_equally_long_samples_the_first_goes_out() -> None:
+    tree = Tree()
+    tree.sample(START, [4, 5])
+    tree.sample(START, [6, 7])
+    of_two = RolloutSamples("r0", 1, samples(tree, rollout_id="r0"))
+    assert built([of_two, rollout("r1", 0)]).samples[0].masks[3:] == [4, 5]
+
+
+def test_all_samples_go_out_with_advantages_of_their_rollouts_and_the_true_size() -> None:
+    group = built(four(), split_rollouts=ADVANTAGES)
+    body = group.to_atropos()
+    assert body["group_overrides"] == {"group_size": 5}
+    assert body["scores"] == [1, 1, 1, 1, 0]
+    # The baseline is 0.75, not 0.8; the first rollout's share of it is cut 5 to 2.
+    constants = [max(row, key=abs) for row in body["advantages"]]
+    assert constants == pytest.approx([0.25 * 5 / 7, 0.25 * 2 / 7, 0.25, 0.25, -0.75])
+    for row, mask, constant in zip(body["advantages"], body["masks"], constants, strict=True):
+        assert row == [0.0 if token == MASKED else constant for token in mask]
+    assert (group.delivered, group.undelivered) == (22, {})
+
+
+def test_a_trainer_that_averages_over_tokens_gets_the_advantage_as_it_is() -> None:
+    group = built(four(), split_rollouts=ADVANTAGES, loss_average=LossAverage.TOKEN)
+    assert group.advantages == (0.25, 0.25, 0.25, 0.25, -0.75)
+    group = built(four(), split_rollouts=ADVANTAGES, loss_average=LossAverage.TOKEN, normalise_advantages=True)
+    assert group.advantages == pytest.approx((*[3**-0.5] * 4, -(3**0.5)))
+
+
+@UNTIMED
+@given(st.lists(trees(max_completions=5), min_size=2, max_size=4), st.sampled_from(list(SplitRollouts)))
+def test_what_goes_out_and_what_is_left_out_is_all_that_was_sampled(
+    of_rollouts: list[Tree], split: SplitRollouts
+) -> None:
+    rollouts = [
+        RolloutSamples(f"r{at}", float(at), samples(tree, rollout_id=f"r{at}")) for at, tree in enumerate(of_rollouts)
+    ]
+    group = build_group(rollouts, GroupSettings(len(rollouts), split))
+    if not all(rollout.samples for rollout in rollouts):
+        assert isinstance(group, Refused)
+        return
+    assert isinstance(group, TrainingGroup)
+    totals = verify_records([json.loads(json.dumps(group.to_record()))])
+    assert totals.ok
+    assert totals.sampled == sum(rollout.sampled for rollout in rollouts)
+    assert (totals.delivered, totals.undelivered) == (group.delivered, sum(group.undelivered.values()))
+    assert split is SplitRollouts.LONGEST or not totals.undelivered
+    assert len(group.samples) == (totals.rollouts if split is SplitRollouts.LONGEST else totals.samples)
+
+
+@pytest.mark.parametrize("split", list(SplitRollouts))
+def test_a_trainer_can_verify_every_sample_of_the_group_that_it_gets(split: SplitRollouts) -> None:
+    group = built(four(), split_rollouts=split)
+    body = json.loads(json.dumps(group.to_atropos(1), allow_nan=False))
+    received = json.loads(ScoredData(**body).model_dump_json())  # Atropos' own model of the request
+    assert received == body | {"distill_token_ids": None, "distill_logprobs": None}
+    found = samples_from_atropos(received)
+    assert found == list(group.samples)
+    assert [verify(sample) for sample in found] == [[]] * len(found)
+
+
+def test_a_group_that_says_nothing_of_its_samples_is_an_error() -> None:
+    body = built(four()).to_atropos()
+    broken: list[Any] = [None, [{}] * 4, [{"lachesis": {"schema": "?"}}] * 4]
+    for overrides in broken:
+        with pytest.raises(ValueError, match=r"certificate|schema"):
+            samples_from_atropos({**body, "overrides": overrides})
+
+
+@pytest.mark.parametrize("split", list(SplitRollouts))
+def test_a_group_comes_back_from_its_record(split: SplitRollouts) -> None:
+    group = built(four(), split_rollouts=split)
+    record = json.loads(json.dumps(group.to_record()))
+    assert TrainingGroup.from_record(record) == group
+    for broken in ({}, {**record, "scores": [1]}, {key: record[key] for key in ("schema", "samples")}, None):
+        with pytest.raises(ValueError, match=r"group to train on"):
+            TrainingGroup.from_record(broken)
+
+
+def test_messages_have_a_role_and_content_and_are_sent_by_all_rollouts_or_none() -> None:
+    body = built(four()).to_atropos()
+    assert [message["content"] for message in body["messages"][0]] == ["go", ""]
+    assert MESSAGES[1]["content"] is None
+    assert built([rollout("a", 1), rollout("b", 0, messages=None)]).to_atropos()["messages"] is None
+    found = refused([rollout("a", 1), rollout("b", 0, messages=[{"content": "hello"}])])
+    assert found.reason is Refusal.MALFORMED_MESSAGES
+    assert found.detail == "rollout b: message 0 has no role"
+
+
+def test_the_temperature_travels_where_atropos_looks_for_it() -> None:
+    cool = {"temperature": 0.7, "logprobs": "processed", "max_tokens": 9}
+    body = built([rollout("a", 1, sampling=cool), rollout("b", 0)]).to_atropos()
+    assert [overrides["temperature"] for overrides in body["overrides"]] == [0.7, 1.0]
+    assert body["generation_params"] == {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    body = built([rollout("a", 1, sampling=cool), rollout("b", 0, sampling=cool)]).to_atropos()
+    assert body["generation_params"] == {**SAMPLING, **cool}
+
+
+def test_one_sequence_with_two_temperatures_is_refused() -> None:
+    cool = {"temperature": 0.7, "logprobs": "processed"}
+    found = refused([rollout("a", 1, sampling={"logprobs": "processed"}, later=cool), rollout("b", 0)])
+    assert found.reason is Refusal.MIXED_TEMPERATURES
+    assert "rollout a: one sequence with temperatures 0.7, 1" in found.detail
+
+
+@pytest.mark.parametrize(
+    ("rollouts", "detail"),
+    [
+        ([rollout("a", 1)], "1 rollouts, but the group size is 2"),
+        ([rollout("a", 1), rollout("b", None)], "rollout b has no reward"),
+        ([rollout("a", 1), RolloutSamples("b", 0, [])], "rollout b has no sampled tokens"),
+    ],
+)
+def test_an_incomplete_group_is_refused(rollouts: list[RolloutSamples], detail: str) -> None:
+    found = refused(rollouts, group_size=2)
+    assert (found.reason, found.detail) == (Refusal.INCOMPLETE, detail)
+    assert found.undelivered["a"] == 5
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, 1e200])
+def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
+    found = refused([rollout("a", 1), rollout("b", reward)])
+    assert found.reason is Refusal.BAD_SCORE
+    assert found.detail.startswith("rollout b has reward")
+
+
+def test_equal_rewards_are_refused_unless_that_is_allowed() -> None:
+    same = [rollout("a", 0.5), rollout("b", 0.5)]
+    found = refused(same)
+    assert found.reason is Refusal.SAME_SCORES
+    assert found.detail.startswith("all 2 rewards are 0.5")
+    assert built(same, ensure_scores_are_not_same=False).scores == (0.5, 0.5)
+
+
+def test_a_sequence_has_to_be_shorter_than_what_the_trainer_takes() -> None:
+    pair = [rollout("a", 1), rollout("b", 0)]
+    found = refused(pair, max_token_len=10)
+    assert found.reason is Refusal.TOO_LONG
+    assert "a sequence of 10 tokens" in found.detail
+    for allowed in (11, 0, -1):
+        assert built(pair, max_token_len=allowed)
+
+
+def _changed(of: RolloutSamples, **changes: Any) -> RolloutSamples:
+    return dataclasses.replace(of, samples=[dataclasses.replace(of.samples[0], **changes), *of.samples[1:]])
+
+
+def test_what_cannot_be_proven_is_refused_with_the_reason() -> None:
+    good = rollout("b", 0)
+    bad = rollout("a", 1)
+    swapped = _changed(bad, tokens=[3, 2, 1, *bad.samples[0].tokens[3:]])
+    halved = dataclasses.replace(rollout("a", 1, split=True), samples=rollout("a", 1, split=True).samples[:1])
+    for broken, reason in (
+        (swapped, "rollout a: turns 0, 1 behind another prefix"),
+        (_changed(bad, logprobs=bad.samples[0].logprobs[:-1]), "rollout a: lengths differ"),
+        (rollout("a", 1, sampling={"top_p": 0.9}), "rollout a: turns 0, 1: top_p = 0.9"),
+        (rollout("a", 1, sampling={"temperature": 0.5}), "rollout a: turns 0, 1: sampled at temperature 0.5"),
+        (halved, "rollout a: 5 of 7 sampled tokens delivered"),
+        (
+            dataclasses.replace(bad, samples=[*bad.samples, *bad.samples]),
+            "rollout a: turns 0, 1 (5 tokens) trained once more",
+        ),
+        (_changed(bad, rollout_id="x"), "rollout a has a sample of x"),
+        (rollout("b", 1), "rollout b: "),
+    ):
+        found = refused([broken, good])
+        assert found.reason is Refusal.UNPROVEN
+        assert found.detail.startswith(reason)
+
+
+def test_one_rollout_does_not_stand_for_two() -> None:
+    whole = rollout("a", 1, split=True)
+    halves = [dataclasses.replace(whole, samples=[sample], reward=at) for at, sample in enumerate(whole.samples)]
+    found = refused(halves)
+    assert (found.reason, found.detail) == (Refusal.UNPROVEN, "two of the 2 rollouts have the same id")
