@@ -1,0 +1,88 @@
+"""Registries of plug-ins: backends, token engines and exports are found by name, and nobody has to edit our tables.
+
+A name is, in this order, one of the project's own, one that a program registered, or an entry point of an installed
+package. `package.module:attribute` works without any registration.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import Any, Generic, TypeVar, cast
+
+from lachesis.errors import LachesisError
+
+T = TypeVar("T")
+
+
+class UnknownPlugin(LachesisError, ValueError):
+    """No plug-in has this name, or `module:attribute` leads nowhere."""
+
+
+class Registry(Generic[T]):
+    """Plug-ins of one kind.
+
+    Args:
+        kind: what error messages call one, such as "backend".
+        group: the entry point group that other packages use, such as "lachesis.backends".
+        own: name -> "module:attribute" of the project's own. A module is imported when it is asked for.
+    """
+
+    def __init__(self, kind: str, group: str, own: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.group = group
+        self._own = dict(own)
+        self._registered: dict[str, T | str] = {}
+
+    def register(self, name: str, plugin: T | str) -> None:
+        """Add a plug-in, or the "module:attribute" where it is found. Raises `ValueError` for a name that is taken."""
+        if name in self._own or self._registered.get(name, plugin) != plugin:
+            raise ValueError(f"the {self.kind} {name!r} exists already; register yours under another name")
+        self._registered[name] = plugin
+
+    def names(self) -> list[str]:
+        """Every known name: the project's own, then the others by name. Loads no plug-in."""
+        others = {*self._registered, *(point.name for point in entry_points(group=self.group))}
+        return [*self._own, *sorted(others - self._own.keys())]
+
+    def load(self, name: str) -> T:
+        """The plug-in called `name`, or at `package.module:attribute`.
+
+        Raises:
+            UnknownPlugin: there is none; the message lists the names, nearest first.
+            ImportError: its module, or one that it needs, cannot be imported.
+        """
+        if ":" in name:
+            return self._at(name)
+        if name in self._own:
+            return self._at(self._own[name])
+        if name in self._registered:
+            plugin = self._registered[name]
+            return self._at(plugin) if isinstance(plugin, str) else plugin
+        for point in entry_points(group=self.group, name=name):
+            return cast(T, point.load())
+        names = self.names()
+        near = get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise UnknownPlugin(
+            f"there is no {self.kind} called {name!r}.{hint} Known are: {', '.join(names)}. One of your own is given as "
+            f"'package.module:attribute', or by an entry point in the group {self.group!r}"
+        )
+
+    def _at(self, target: str) -> T:
+        module_name, _, path = target.partition(":")
+        try:
+            found: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            # A module that the plug-in needs is another matter: the caller may know the package that has it.
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            raise UnknownPlugin(f"{self.kind} {target!r}: there is no module {error.name!r}") from error
+        for attribute in path.split("."):
+            try:
+                found = getattr(found, attribute)
+            except AttributeError as error:
+                raise UnknownPlugin(f"{self.kind} {target!r}: {module_name} has no {path!r}") from error
+        return cast(T, found)

@@ -1,0 +1,66 @@
+"""Plug-ins are found by every route that the documentation names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lachesis.errors import LachesisError
+from lachesis.plugins import Registry, UnknownPlugin
+
+
+def registry() -> Registry[type]:
+    return Registry("shape", "lachesis_test.shapes", {"fraction": "fractions:Fraction"})
+
+
+def test_a_plugin_is_found_by_own_name_registered_name_and_path() -> None:
+    shapes = registry()
+    shapes.register("text", str)
+    shapes.register("decimal", "decimal:Decimal")
+    assert [shapes.load(name).__name__ for name in ("fraction", "text", "decimal", "pathlib:PurePath")] == [
+        *("Fraction", "str", "Decimal", "PurePath")
+    ]
+    assert shapes.names() == ["fraction", "decimal", "text"]
+
+
+def test_a_plugin_is_found_by_the_entry_point_of_an_installed_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "third_party-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: third-party\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lachesis_test.shapes]\nround = third_party_shapes:Round\n")
+    (tmp_path / "third_party_shapes.py").write_text("class Round: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert registry().names() == ["fraction", "round"]
+    assert "third_party_shapes" not in sys.modules
+    assert registry().load("round").__name__ == "Round"
+
+
+@pytest.mark.parametrize("name", ["fractoin", "no_such_module:X", "fractions:NoSuch"])
+def test_an_unknown_plugin_is_named_with_the_next_step(name: str) -> None:
+    with pytest.raises(UnknownPlugin, match=name.partition(":")[0]) as raised:
+        registry().load(name)
+    assert isinstance(raised.value, LachesisError)
+    if ":" not in name:
+        assert "'fraction'" in str(raised.value)
+
+
+def test_a_name_is_given_once() -> None:
+    shapes = registry()
+    shapes.register("text", str)
+    shapes.register("text", str)
+    for name, plugin in (("text", int), ("fraction", int)):
+        with pytest.raises(ValueError, match="exists already"):
+            shapes.register(name, plugin)
+
+
+def test_a_missing_dependency_of_a_plugin_is_not_mistaken_for_a_missing_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "needs_more.py").write_text("import a_package_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
+        registry().load("needs_more:X")
