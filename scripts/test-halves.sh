@@ -18,7 +18,9 @@ apart() { # FOLDER COMMAND...: /tmp is a folder on the disk, since files in memo
     mkdir -p /run/lock /run/sshd
     ip link set lo up
     shift
-    exec "$@"' sh "$@"
+    set +e
+    "$@" # not exec: the shell stays process 1, and reaps what loses its parent
+    exit "$?"' sh "$@"
 }
 
 mkdir -m 1777 "$folders/1" "$folders/2"
