@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from lachesis.errors import LachesisError
 from lachesis.trajectories.errors import MalformedMessage
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.nodes import Node, Origin
@@ -17,7 +18,7 @@ Rewrite: TypeAlias = Callable[[Node, int, dict[str, Any]], Node]
 """Puts a message in place of a node at an index and gives the new node; raises StaleMessage, MessageError."""
 
 
-class StaleMessage(RuntimeError):
+class StaleMessage(LachesisError, RuntimeError):
     """A write to a message that is no longer part of its conversation."""
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lachesis.errors import LachesisError
 
-class MessageError(ValueError):
+
+class MessageError(LachesisError, ValueError):
     """A message, or a list of them, that is not OpenAI-shaped. `index` is its place in the list, where it has one."""
 
     def __init__(self, reason: str, *, index: int | None = None) -> None:

@@ -20,13 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lachesis.errors import LachesisError
+
 StrPath = str | os.PathLike[str]
 
 _CHUNK = 1 << 16
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-class JsonlError(Exception):
+class JsonlError(LachesisError):
     """A JSONL file that cannot be read or written: names the file, the reason and, where there is one, a next step."""
 
     def __init__(self, path: StrPath, reason: str, *, line: int | None = None) -> None:
@@ -174,7 +176,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
                     if torn_tail:
                         return
-                    reason = "the last line is torn; pass torn_tail=True to read what is before it"
+                    reason = "the last line is torn: its writer was killed or is still writing (torn_tail=True reads the others)"
                     raise JsonlError(path, reason, line=number) from error
                 yield value
     except OSError as error:

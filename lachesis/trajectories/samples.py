@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
+from lachesis.errors import LachesisError
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.messages import ChatResponse
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, Floats, SampledTokens, TokenPrefix
@@ -22,11 +23,11 @@ SAMPLE_SCHEMA: Final = "lachesis.sample/1"
 """Value of `schema` in the record of a sample."""
 
 
-class NoTokens(ValueError):
+class NoTokens(LachesisError, ValueError):
     """A completion came without token ids, so nobody knows what was sampled."""
 
 
-class MalformedSample(ValueError):
+class MalformedSample(LachesisError, ValueError):
     """A record that is no sample: names the field and what it holds."""
 
 
