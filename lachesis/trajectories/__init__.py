@@ -17,7 +17,7 @@ from lachesis.trajectories.advantages import (
 )
 from lachesis.trajectories.certificate import Problem, RecordVerifier, Totals, verify, verify_records
 from lachesis.trajectories.editing import StaleMessage
-from lachesis.trajectories.entries import Export, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
 from lachesis.trajectories.errors import (
     DuplicateCallId,
     MalformedMessage,
@@ -66,9 +66,9 @@ __all__ = [
     "ChatResponse",
     "Conversion",
     "ConversionWarning",
+    "ConvertedEntry",
     "Discarded",
     "DuplicateCallId",
-    "Export",
     "FinishReason",
     "JsonlError",
     "JsonlWriter",

@@ -14,7 +14,7 @@ from lachesis.trajectories.messages import MessageLike
 from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, Tools, to_conversations, tool_function
 
 
-class Export(NamedTuple):
+class ConvertedEntry(NamedTuple):
     """An entry, ready for a JSONL file, and what it does not keep as it was."""
 
     entry: dict[str, Any]
@@ -28,7 +28,7 @@ def to_dataset_entry(
     completed: bool = True,
     system: SystemTurn = "actual",
     source: str = "hermes-agent",
-) -> Export:
+) -> ConvertedEntry:
     """`{conversations, tools, source}`: the conversation as it was, with the tool definitions beside it as JSON text.
 
     The system turn is the conversation's own, turns without reasoning have no think block, and tool results are bare.
@@ -38,7 +38,7 @@ def to_dataset_entry(
         messages, tools, completed=completed, system=system, empty_think=False, tool_payload="raw"
     )
     definitions = dump_json([{"type": "function", "function": dict(tool_function(tool))} for tool in tools])
-    return Export({"conversations": conversations, "tools": definitions, "source": source}, warnings)
+    return ConvertedEntry({"conversations": conversations, "tools": definitions, "source": source}, warnings)
 
 
 def to_trajectory_entry(
@@ -50,14 +50,14 @@ def to_trajectory_entry(
     timestamp: datetime | str | None = None,
     system: SystemTurn = "generated",
     **metadata: Any,
-) -> Export:
+) -> ConvertedEntry:
     """`{conversations, timestamp, model, completed}` and the keys of `metadata`.
 
     `timestamp` defaults to now, in local time without a zone, as the format has it.
     """
     conversion = to_conversations(messages, tools, completed=completed, system=system)
     entry = trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
-    return Export(merge(entry, metadata), conversion.warnings)
+    return ConvertedEntry(merge(entry, metadata), conversion.warnings)
 
 
 def to_batch_entry(
@@ -74,7 +74,7 @@ def to_batch_entry(
     all_tools: Iterable[str],
     system: SystemTurn = "generated",
     **extra: Any,
-) -> Export:
+) -> ConvertedEntry:
     """The line of a batch run.
 
     `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row of its own,
@@ -96,7 +96,7 @@ def to_batch_entry(
         "tool_stats": stats,
         "tool_error_counts": {name: row["failure"] for name, row in stats.items()},
     }
-    return Export(merge(entry, extra), conversion.warnings)
+    return ConvertedEntry(merge(entry, extra), conversion.warnings)
 
 
 def trajectory_entry(
