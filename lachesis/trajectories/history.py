@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from operator import index as as_index
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
-from lachesis.trajectories import drawing, pickling
+from lachesis.trajectories import drawing
 from lachesis.trajectories.editing import MessageView, StaleMessage
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.messages import ChatResponse, Message, MessageLike, OpenAIMessage, ToolResponse, as_message
@@ -286,13 +286,8 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def __deepcopy__(self, memo: dict[int, Any]) -> MessageHistory:
         return self.fork()  # the nodes are immutable
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_unpickled, (pickling.flatten(self),))
-
-    def _restore(self, nodes: list[Node], path: list[Node], discarded: list[Discarded]) -> None:
-        self._nodes, self._path, self._discarded = nodes, path, discarded
-        for node in nodes:
-            self._note(node)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MessageHistory cannot be pickled; pickle its to_openai(), or the records of its samples()")
 
     # How nodes are made
 
@@ -442,7 +437,3 @@ def _same(node: Node, item: Any) -> bool:
 
 def _named(start: int, stop: int) -> str:
     return f"message {start}" if stop == start + 1 else f"messages {start} to {stop - 1}"
-
-
-def _unpickled(flat: pickling.FlatHistories) -> MessageHistory:
-    return pickling.unflatten(flat)[0]

@@ -176,7 +176,7 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
                     if torn_tail:
                         return
-                    reason = "the last line is torn: its writer was killed or is still writing (torn_tail=True reads the others)"
+                    reason = "the last line is torn: its writer was killed or still writes; torn_tail=True skips it"
                     raise JsonlError(path, reason, line=number) from error
                 yield value
     except OSError as error:

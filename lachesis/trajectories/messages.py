@@ -34,7 +34,6 @@ __all__ = [
     "ToolResponse",
     "Usage",
     "as_message",
-    "message_from_openai",
 ]
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -251,11 +250,6 @@ class ToolResponse:
 
 MessageLike: TypeAlias = Message | ChatResponse | ToolResponse | Mapping[str, Any]
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
-
-
-def message_from_openai(message: Any, index: int | None = None) -> Message:
-    """`Message.from_openai` as a function."""
-    return Message.from_openai(message, index)
 
 
 def as_message(item: MessageLike, index: int | None = None) -> Message:

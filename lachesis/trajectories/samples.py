@@ -44,7 +44,7 @@ class SampledHistory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SampledSpan:
     """One completion that a sample trains: `tokens[start:end]`."""
 
     turn: int
@@ -74,7 +74,7 @@ class Span:
         return record
 
     @classmethod
-    def from_record(cls, record: Any, at: str = "span") -> Span:
+    def from_record(cls, record: Any, at: str = "span") -> SampledSpan:
         """Reads `to_record()`; `at` is its name in errors. Raises MalformedSample."""
         if not isinstance(record, Mapping):
             raise MalformedSample(f"{at} is {_kind(record)}, not an object")
@@ -90,7 +90,7 @@ class TokenSample:
     """The token id where it is trained, -100 elsewhere. As long as `tokens`."""
     logprobs: list[float]
     """Natural logarithms as the engine reported them where it is trained, 1.0 elsewhere. As long as `tokens`."""
-    spans: tuple[Span, ...]
+    spans: tuple[SampledSpan, ...]
     """The completions that it trains, in order, disjoint."""
     rollout_id: str
     weight: float
@@ -141,7 +141,7 @@ class TokenSample:
         spans, end_of_turn = read.pop("spans"), read.pop("end_of_turn")
         if any(type(token) is not int for token in end_of_turn):
             raise MalformedSample(f"end_of_turn is {_short(end_of_turn)}, not a list of token ids")
-        found = tuple(Span.from_record(span, f"spans[{at}]") for at, span in enumerate(spans))
+        found = tuple(SampledSpan.from_record(span, f"spans[{at}]") for at, span in enumerate(spans))
         return cls(**read, spans=found, end_of_turn=tuple(end_of_turn))
 
 
@@ -165,7 +165,7 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
         tokens: list[int] = []
         masks: list[int] = []
         logprobs: list[float] = []
-        spans: list[Span] = []
+        spans: list[SampledSpan] = []
         end_of_turn: dict[int, None] = {}
         for piece in reversed(list(leaf.lineage())):
             ids = piece.own_ids
@@ -253,8 +253,8 @@ def _head_first(leaves: list[TokenPrefix], history: SampledHistory) -> list[Toke
     return [first, *(leaf for leaf in leaves if leaf is not first)]
 
 
-def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> Span:
-    return Span(
+def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> SampledSpan:
+    return SampledSpan(
         turn=turn,
         start=tokens.prompt.length,
         end=tokens.after.length,

@@ -149,10 +149,6 @@ class TokenPrefix:
         held = self._held
         return _little_endian(held if not isinstance(held, bytes) else _words(self.own_ids))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Flat: pickling parent pointers would recurse once per turn.
-        return (_chain, (tuple(piece._packed() for piece in self.lineage()),))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledTokens:
@@ -228,9 +224,6 @@ class Floats(Sequence[float]):
 
     def __repr__(self) -> str:
         return repr(list(self))
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Floats, (list(self),))
 
 
 def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
@@ -317,19 +310,3 @@ def _little_endian(words: array[int]) -> bytes:
         words = words[:]
         words.byteswap()
     return words.tobytes()
-
-
-def _unpack(data: bytes) -> array[int]:
-    words = array(_UINT)
-    words.frombytes(data)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words
-
-
-def _chain(pieces: Sequence[bytes]) -> TokenPrefix:
-    prefix: TokenPrefix | None = None
-    for piece in reversed(pieces):
-        prefix = TokenPrefix(_unpack(piece), prefix)
-    assert prefix is not None
-    return prefix

@@ -180,7 +180,7 @@ class HistoryIsAListThatForgetsNothing(RuleBasedStateMachine):
 
     @rule()
     def copies(self) -> None:
-        for other in (copy.copy(self.history), copy.deepcopy(self.history), pickle.loads(pickle.dumps(self.history))):
+        for other in (copy.copy(self.history), copy.deepcopy(self.history)):
             assert other == self.history
             assert _shape(other) == _shape(self.history)
             other.append(USER)
@@ -398,7 +398,7 @@ def test_a_digest_names_the_whole_conversation_up_to_its_node(messages, data):
 
 def test_a_history_of_20000_messages_needs_no_recursion():
     history = MessageHistory(USER for _ in range(20_000))
-    assert len(pickle.loads(pickle.dumps(history))) == 20_000
+    assert len(history.fork()) == 20_000
     assert "20000 messages" in repr(history)
     assert len(repr(history.head)) < 1000
     history.rewind(10, "too long")

@@ -15,7 +15,6 @@ from lachesis.trajectories import (
     ToolCall,
     UnansweredToolCall,
     UnknownRole,
-    message_from_openai,
     validate_messages,
 )
 
@@ -30,7 +29,6 @@ def test_a_message_read_and_written_says_what_it_said(messages):
         read = Message.from_openai(message)
         assert read.to_openai(reasoning_field="reasoning") == message == before
         assert Message.from_openai(read.to_openai("reasoning_content")) == read
-        assert message_from_openai(message, 3) == read
 
 
 def test_arguments_stay_the_text_that_the_model_wrote():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 import threading
 from array import array
 from itertools import pairwise
@@ -17,7 +16,7 @@ from lachesis.trajectories import SampledTokens, TokenPrefix, digest_of
 from tests.support.token_trees import UNTIMED
 
 IDS = st.lists(st.integers(0, 2**32 - 1), max_size=6)
-ASKS = st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["json", "digest", "own_ids", "pickle"])), max_size=12)
+ASKS = st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["json", "digest", "own_ids"])), max_size=12)
 
 
 def chain(pieces: list[list[int]]) -> list[TokenPrefix]:
@@ -37,11 +36,8 @@ def test_what_was_asked_before_changes_no_answer(pieces: list[list[int]], asks: 
             prefix.to_json()
         elif ask == "digest":
             _ = prefix.digest
-        elif ask == "own_ids":
-            _ = prefix.own_ids
         else:
-            loaded = pickle.loads(pickle.dumps(prefix))
-            assert (loaded.ids, loaded.digest) == (prefix.ids, digest_of(prefix.ids))
+            _ = prefix.own_ids
     so_far: list[int] = []
     for prefix, own in zip(prefixes, pieces, strict=True):
         so_far = so_far + own
@@ -110,11 +106,10 @@ def test_what_is_no_id_is_refused_at_once(ids: list[object]) -> None:
 @given(st.lists(st.floats(width=64), max_size=20))
 def test_logprobs_are_kept_to_the_last_bit(values: list[float]) -> None:
     tokens = SampledTokens.sample(TokenPrefix([1]), range(len(values)), values)
-    kept = [tokens.logprobs, pickle.loads(pickle.dumps(tokens)).logprobs]
-    for logprobs in kept:
-        assert array("d", logprobs).tobytes() == array("d", values).tobytes()
-        assert array("d", logprobs[1:]).tobytes() == array("d", values[1:]).tobytes()
-        assert all(math.copysign(1, logprobs[at]) == math.copysign(1, value) for at, value in enumerate(values))
+    logprobs = tokens.logprobs
+    assert array("d", logprobs).tobytes() == array("d", values).tobytes()
+    assert array("d", logprobs[1:]).tobytes() == array("d", values[1:]).tobytes()
+    assert all(math.copysign(1, logprobs[at]) == math.copysign(1, value) for at, value in enumerate(values))
 
 
 @pytest.mark.parametrize("wrong", ["-1.0", None, [-1.0]])

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.trajectories.samples import MalformedSample, Span, TokenSample, logprobs_digest
+from lachesis.trajectories.samples import MalformedSample, SampledSpan, TokenSample, logprobs_digest
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, TokenPrefix, sampling_problem
 
 
@@ -339,7 +339,7 @@ def _turn_problems(sample: TokenSample) -> list[str]:
     return found + [f"{_listed(turns)}: {reason}" for reason, turns in sampling.items()]
 
 
-def _sampling_problem(span: Span) -> str | None:
+def _sampling_problem(span: SampledSpan) -> str | None:
     try:
         return sampling_problem(span.sampling)
     except (ArithmeticError, TypeError, ValueError) as error:
