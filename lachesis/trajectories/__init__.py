@@ -1,11 +1,11 @@
-"""What happened in a rollout: messages, their history, and the files that it is written down in.
+"""Records of rollouts: messages and their history, token samples, trajectory files.
 
     history = MessageHistory([{"role": "user", "content": "Which Python is installed?"}])
     history.append(response)                                # a dict, a Message, a ChatResponse or a ToolResponse
     conversion = to_conversations(history, tools)           # ShareGPT turns, and warnings
     save_trajectory(conversion, model="...", completed=True)
 
-A leaf of the project: it imports no other room, and nothing outside of the standard library.
+A leaf of the project: it imports no other package of it. `exports` and `builtin_exports` are imported separately.
 """
 
 from lachesis.trajectories.advantages import (

@@ -1,6 +1,6 @@
-"""Whole lines of trajectory files: the three variants that Hermes Agent writes.
+"""Lines of trajectory files: the three variants of Hermes Agent.
 
-A conversation in which a tool call had to be written with other arguments than the model's is never marked completed.
+A conversation with a tool call whose arguments had to be replaced is never marked completed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, Tools,
 
 
 class ConvertedEntry(NamedTuple):
-    """An entry, ready for a JSONL file, and what it does not keep as it was."""
+    """An entry for a JSONL file, and warnings about changes to its content."""
 
     entry: dict[str, Any]
     warnings: tuple[ConversionWarning, ...]
@@ -29,9 +29,10 @@ def to_dataset_entry(
     system: SystemTurn = "actual",
     source: str = "hermes-agent",
 ) -> ConvertedEntry:
-    """`{conversations, tools, source}`: the conversation as it was, with the tool definitions beside it as JSON text.
+    """`{conversations, tools, source}`, with the tool definitions as JSON text.
 
-    The system turn is the conversation's own, turns without reasoning have no think block, and tool results are bare.
+    The system turn is that of the conversation, turns without reasoning have no think block, and tool results are bare
+    text.
     """
     tools = list(tools)
     conversations, warnings = to_conversations(
@@ -53,7 +54,7 @@ def to_trajectory_entry(
 ) -> ConvertedEntry:
     """`{conversations, timestamp, model, completed}` and the keys of `metadata`.
 
-    `timestamp` defaults to now, in local time without a zone, as the format has it.
+    `timestamp` defaults to now, in local time without a zone, as in the format.
     """
     conversion = to_conversations(messages, tools, completed=completed, system=system)
     entry = trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
@@ -77,8 +78,8 @@ def to_batch_entry(
 ) -> ConvertedEntry:
     """The line of a batch run.
 
-    `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row of its own,
-    zeros where the run did not use it, so that all lines of a file have the same columns.
+    `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row, with zeros for
+    an unused tool, so that all lines of a file have the same columns.
     """
     conversion = to_conversations(messages, tools, completed=completed, system=system)
     names = dict.fromkeys([*all_tools, *tool_stats])
@@ -102,7 +103,7 @@ def to_batch_entry(
 def trajectory_entry(
     conversations: Sequence[Mapping[str, str]], model: str, completed: bool, timestamp: datetime | str | None = None
 ) -> dict[str, Any]:
-    """The four keys that every trajectory line has, around turns that exist already."""
+    """The four keys of every trajectory line, for existing turns."""
     if timestamp is None:
         timestamp = datetime.now()
     if isinstance(timestamp, datetime):
@@ -116,8 +117,8 @@ def trajectory_entry(
 
 
 def merge(entry: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """`entry` with further keys; ValueError where one would replace a key of its own."""
+    """`entry` with further keys; ValueError where one would replace a key of the entry."""
     taken = sorted(set(entry) & set(extra))
     if taken:
-        raise ValueError(f"metadata may not replace the entry's own keys: {', '.join(taken)}")
+        raise ValueError(f"metadata cannot replace keys of the entry: {', '.join(taken)}")
     return {**entry, **extra}

@@ -25,7 +25,7 @@ _KINDS = ["answer", "answer", "answer", "n > 1", "retry", "edit", "compaction", 
 
 
 def prompt(history: MessageHistory, following: list[int]) -> TokenPrefix:
-    """Goes on behind the last completion that still stands in its context; else everything is rendered anew."""
+    """Continue the last completion that is still in its context; else render everything anew."""
     for node in reversed(history.nodes()):
         if isinstance(node.origin, ChatResponse):
             if node.sampled and node.origin.tokens is not None:
