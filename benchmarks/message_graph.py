@@ -6,14 +6,13 @@ A turn is a completion with its ids and logprobs, extended from the turn before 
 `MessageHistory.append` and `TokenPrefix.extend` do, from lists of ids to nodes. Once as it comes, and once with a
 compaction every 20 turns: a summary takes the place of all turns but the last four, and the prompt begins anew.
 
-What is put off until it is asked for has figures of its own: samples with the digests of their ids, a pickle, and the
-addresses of all nodes, hashes over messages, ids and logprobs.
+What is put off until it is asked for has figures of its own: samples with the digests of their ids, and the addresses
+of all nodes, hashes over messages, ids and logprobs.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import statistics
 import sys
 import time
@@ -115,11 +114,10 @@ def main() -> int:
         if trained != turns * TOKENS or len(history.completions()) != turns:
             raise RuntimeError(f"{trained} of {turns * TOKENS} tokens are trained")
         del made
-        _, pickled = timed(pickle.dumps, history)
         _, hashed = timed(addresses, history)
         print(
             f"{label:<38}{min(taken):.4f} ({statistics.median(taken):.4f}); afterwards, once: "
-            f"samples() {1000 * sampled / turns:.3f}, pickle.dumps {1000 * pickled / turns:.3f}, "
+            f"samples() {1000 * sampled / turns:.3f}, "
             f"addresses {1000 * hashed / turns:.3f}"
         )
         worst = max(worst, min(taken))

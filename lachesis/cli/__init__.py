@@ -11,6 +11,7 @@ from collections.abc import Sequence
 VERBS = {
     "demo": "play a few problems with the embedded model and with the reference policy",
     "doctor": "show what works on this machine, and how to get what does not",
+    "export": "write the groups of a finished run in another format",
     "fake-server": "serve completions without a model, for tests and to measure what an environment can carry",
     "report": "write the HTML report of a groups file again",
     "sandboxes": "list the sandboxes that a backend holds, and remove those that were left behind",

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from lachesis.errors import LachesisError
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.registry import ToolRegistry, ToolUnavailable
 from lachesis.tools.text import did_you_mean
+from lachesis.tools.tool_registry import ToolRegistry, ToolUnavailable
 
 ALL = ("all", "*")
 """Names that stand for every tool."""
 
 
-class ToolsetError(ValueError):
+class ToolsetError(LachesisError, ValueError):
     """A toolset is unknown, includes itself, or cannot be made."""
 
 

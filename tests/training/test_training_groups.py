@@ -227,14 +227,14 @@ def test_what_cannot_be_proven_is_refused_with_the_reason() -> None:
     swapped = _changed(bad, tokens=[3, 2, 1, *bad.samples[0].tokens[3:]])
     halved = dataclasses.replace(rollout("a", 1, split=True), samples=rollout("a", 1, split=True).samples[:1])
     for broken, reason in (
-        (swapped, "rollout a: turns 0, 1 behind another prefix"),
+        (swapped, "rollout a: turns 0, 1 after another prefix"),
         (_changed(bad, logprobs=bad.samples[0].logprobs[:-1]), "rollout a: lengths differ"),
         (rollout("a", 1, sampling={"top_p": 0.9}), "rollout a: turns 0, 1: top_p = 0.9"),
         (rollout("a", 1, sampling={"temperature": 0.5}), "rollout a: turns 0, 1: sampled at temperature 0.5"),
         (halved, "rollout a: 5 of 7 sampled tokens delivered"),
         (
             dataclasses.replace(bad, samples=[*bad.samples, *bad.samples]),
-            "rollout a: turns 0, 1 (5 tokens) trained once more",
+            "rollout a: turns 0, 1 (5 tokens) trained again",
         ),
         (_changed(bad, rollout_id="x"), "rollout a has a sample of x"),
         (rollout("b", 1), "rollout b: "),
