@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import parser_cases as cases
 import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from lachesis.testing import parser_checks as cases
 from tool_call_parsers import ToolCallParser, detect_parser, get_parser
 from tool_call_parsers.detect import Detection
 

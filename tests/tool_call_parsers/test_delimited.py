@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_cases import (
+
+from lachesis.testing.parser_checks import (
     BOOLEAN,
     INTEGER,
     NUMBER,
@@ -20,7 +21,6 @@ from parser_cases import (
     tool,
     typed,
 )
-
 from tool_call_parsers import CallStatus, Finish, ParsedCompletion, get_parser
 from tool_call_parsers.types import ArgumentsDelta, CallStart
 

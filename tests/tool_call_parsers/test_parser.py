@@ -8,9 +8,9 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_cases import event_problems
 from small_tokenizers import BPE, spelled
 
+from lachesis.testing.parser_checks import event_problems
 from tool_call_parsers import (
     CallStatus,
     ContentDelta,

@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parser_cases import BOOLEAN, INTEGER, NUMBER, STRING, event_problems, facts, pieces_of, streamed, tool
 
+from lachesis.testing.parser_checks import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    STRING,
+    event_problems,
+    facts,
+    pieces_of,
+    streamed,
+    tool,
+)
 from tool_call_parsers import CallStatus, ParsedCompletion, get_parser
 
 TOOLS = [
