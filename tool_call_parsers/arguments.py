@@ -11,8 +11,8 @@ from tool_call_parsers.literals import read_whole_json, repair_json
 from tool_call_parsers.types import CallStatus
 
 
-class Arguments(NamedTuple):
-    """Arguments as they were found, and what they are worth."""
+class FoundArguments(NamedTuple):
+    """FoundArguments as they were found, and what they are worth."""
 
     status: CallStatus
     value: dict[str, Any]
@@ -20,25 +20,27 @@ class Arguments(NamedTuple):
     error: str | None = None
 
 
-def read_arguments(value: object, raw: str) -> Arguments:
+def read_arguments(value: object, raw: str) -> FoundArguments:
     """What a decoded value is worth as arguments: an object, none at all, or an object's JSON text in a string."""
     if isinstance(value, dict):
-        return Arguments(CallStatus.OK, value, raw)
+        return FoundArguments(CallStatus.OK, value, raw)
     if value is None:
-        return Arguments(CallStatus.OK, {}, "")
+        return FoundArguments(CallStatus.OK, {}, "")
     if isinstance(value, str):
         inner = value.strip()
         if not inner or inner == "null":
-            return Arguments(CallStatus.OK, {}, "")
+            return FoundArguments(CallStatus.OK, {}, "")
         literal = read_whole_json(inner)
         if literal is not None and isinstance(literal.value, dict):
-            return Arguments(CallStatus.OK, literal.value, inner)
+            return FoundArguments(CallStatus.OK, literal.value, inner)
         repaired = repair_json(inner)
         if repaired is not None and isinstance(repaired.value, dict):
-            return Arguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
+            return FoundArguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
     elif value == []:
-        return Arguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
-    return Arguments(CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are no object but a {type(value).__name__}")
+        return FoundArguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
+    return FoundArguments(
+        CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are no object but a {type(value).__name__}"
+    )
 
 
 class ArgumentsWatch:
@@ -62,14 +64,14 @@ class ArgumentsText:
         self._run = run
         self._parts: list[str] = []
 
-    def tell(self, text: str) -> None:
+    def add(self, text: str) -> None:
         """More of the text."""
         self._parts.append(text)
         self._run.send_arguments(text)
 
     def member(self, key: str, value: str = "") -> None:
         """The next member, with its value or the beginning of that."""
-        self.tell(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
+        self.add(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def characters(self, text: str) -> None:
         """More characters of a string."""

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText
-from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _NO_CLOSING = "no closing bracket"
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
-_BEHIND_VALUE, _BEHIND_KEY = ",}])", ":="
+_AFTER_VALUE, _AFTER_KEY = ",}])", ":="
 
 
 class _Failure(Exception):
@@ -143,7 +143,7 @@ class Delimited(BlockGrammar):
         closer = yield from run.starts(after, self._closers)
         if closer is None:
             return None
-        status, error = CallStatus.REPAIRED, "no brackets behind the name"
+        status, error = CallStatus.REPAIRED, "no brackets followers the name"
         if match[1] is None:
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         run.begin_block(start, self.separators)
@@ -151,13 +151,13 @@ class Delimited(BlockGrammar):
         (run.skip if run.end_call(start, end, status, match[1] or "", {}, error=error) else run.fail)(end)
         return end
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         if not self.calls_first:
             return super().render(turn)
-        before = super().render(Turn("", turn.reasoning, turn.calls, turn.tools, turn.shape))
+        before = super().render(RenderTurn("", turn.reasoning, turn.calls, turn.tools, turn.shape))
         return before + turn.content
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         return "".join(
             f"{self.openers[0]}call:{call.name}{self._write(call.arguments)}{self.closers[0]}" for call in turn.calls
         )
@@ -179,7 +179,7 @@ class Delimited(BlockGrammar):
 class _Reader:
     """Reads the arguments of one call, and tells of them as they come."""
 
-    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "told")
+    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "streamed")
 
     def __init__(self, grammar: Delimited, run: Run, name: str) -> None:
         self.grammar = grammar
@@ -187,16 +187,16 @@ class _Reader:
         self.name = name
         self.arguments: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
-        self.told = ArgumentsText(run) if run.streams else None
+        self.streamed = ArgumentsText(run) if run.streams else None
         """The JSON text so far; None when there is nobody to tell."""
 
     def json_text(self) -> str | None:
         """All of the JSON text, of which the beginning was sent."""
-        return self.told.whole() if self.told is not None else None
+        return self.streamed.whole() if self.streamed is not None else None
 
-    def _tell_value(self, value: Any) -> None:
-        if self.told is not None:
-            self.told.tell(json.dumps(value, ensure_ascii=False))
+    def _stream_value(self, value: Any) -> None:
+        if self.streamed is not None:
+            self.streamed.add(json.dumps(value, ensure_ascii=False))
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
         """What to raise where something else should stand: at the end of the text, half a marker may be it."""
@@ -206,7 +206,7 @@ class _Reader:
         return _Failure(position, None if cut else reason)
 
     def read(self, position: int, closing: str) -> Step[int]:
-        """From behind the opening bracket to behind the one that closes it. Raises `_Failure`."""
+        """From followers the opening bracket to followers the one that closes it. Raises `_Failure`."""
         run, delimiter = self.run, self.grammar.delimiter
         stack: list[_Frame] = []
         container: Any = self.arguments
@@ -223,14 +223,14 @@ class _Reader:
                 value = container
                 container, closing, key = stack.pop()
                 if not stack:
-                    self._tell_value(value)
+                    self._stream_value(value)
             else:
                 if closing != "]":
                     key, position = yield from self._key(position)
                     position = yield from run.skip_space(position)
                     char = run.text[position : position + 1]
-                    if not stack and self.told is not None:
-                        self.told.member(key)
+                    if not stack and self.streamed is not None:
+                        self.streamed.member(key)
                 if char == "{" or char == "[":
                     if len(stack) + 2 > MAX_DEPTH:
                         raise (yield from self._failure(position, "nested too deeply"))
@@ -239,11 +239,11 @@ class _Reader:
                     position, comma = position + 1, False
                     continue
                 if char == delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
-                    value, position = yield from self._string(position, _BEHIND_VALUE, not stack)
+                    value, position = yield from self._string(position, _AFTER_VALUE, not stack)
                 else:
                     value, position = yield from self._plain(position, None if stack else key)
                     if not stack:
-                        self._tell_value(value)
+                        self._stream_value(value)
             if closing == "]":
                 container.append(value)
             else:
@@ -259,13 +259,13 @@ class _Reader:
                 raise (yield from self._failure(position, f"neither ',' nor {closing!r}"))
 
     def _key(self, position: int) -> Step[tuple[str, int]]:
-        """The key at `position`, and the position behind what separates it from its value."""
+        """The key at `position`, and the position followers what separates it from its value."""
         run = self.run
         char = run.text[position : position + 1]
         if char == self.grammar.delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
-            key, position = yield from self._string(position, _BEHIND_KEY, False)
+            key, position = yield from self._string(position, _AFTER_KEY, False)
         elif char and char in "\"'":
-            key, position = yield from self._quoted(position, _BEHIND_KEY)
+            key, position = yield from self._quoted(position, _AFTER_KEY)
         else:
             while (match := _KEY.match(run.text, position)) is None:
                 if not _KEY_CUT.match(run.text, position):
@@ -280,24 +280,24 @@ class _Reader:
         if run.text.startswith("=", position):
             self.notes["'=' instead of ':'"] = None
         elif not run.text.startswith(":", position):
-            raise (yield from self._failure(position, "no ':' behind a key"))
+            raise (yield from self._failure(position, "no ':' followers a key"))
         return key, position + 1
 
-    def _string(self, position: int, behind: str, tell: bool) -> Step[tuple[str, int]]:
+    def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:
         """The string whose opening delimiter stands at `position`, and where it ends."""
         run, needles = self.run, self.grammar._delimiter
-        told = self.told if tell else None
+        streamed = self.streamed if stream else None
         start = sent = position = position + needles.longest
-        if told is not None:
-            told.tell('"')
+        if streamed is not None:
+            streamed.add('"')
         while True:
             match = needles.pattern.search(run.text, position)
             if match is None:
                 if run.final:
                     raise _Failure(len(run.text))
                 position = needles.unsettled(run.text, position)
-                if told is not None and position > sent:
-                    told.characters(run.text[sent:position])
+                if streamed is not None and position > sent:
+                    streamed.characters(run.text[sent:position])
                     sent = position
                 yield
                 continue
@@ -305,16 +305,16 @@ class _Reader:
             after = yield from run.skip_space(position)
             if (
                 after == len(run.text)
-                or run.text[after] in behind
-                or (behind == _BEHIND_VALUE and (yield from run.starts(after, self.grammar._closers)) is not None)
+                or run.text[after] in followers
+                or (followers == _AFTER_VALUE and (yield from run.starts(after, self.grammar._closers)) is not None)
             ):
-                if told is not None:
-                    told.tell(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
+                if streamed is not None:
+                    streamed.add(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
                 return run.text[start : match.start()], position
 
-    def _quoted(self, position: int, behind: str) -> Step[tuple[str, int]]:
+    def _quoted(self, position: int, followers: str) -> Step[tuple[str, int]]:
         """A string in quotes, as JSON or Python has it."""
-        end = yield from follow_string(self.run, position, behind, self.grammar._tags)
+        end = yield from follow_string(self.run, position, followers, self.grammar._tags)
         if end is None:
             raise _Failure(len(self.run.text))
         try:
@@ -329,7 +329,7 @@ class _Reader:
     def _plain(self, position: int, key: str | None) -> Step[tuple[Any, int]]:
         """A value without delimiters, and where it ends. `key`: of an argument, None inside containers."""
         if self.run.text[position : position + 1] in ('"', "'"):
-            return (yield from self._quoted(position, _BEHIND_VALUE))
+            return (yield from self._quoted(position, _AFTER_VALUE))
         match = yield from self.run.find_pattern(_SCALAR_END, position, 1)
         if match is None:
             raise _Failure(len(self.run.text))

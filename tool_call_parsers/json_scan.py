@@ -20,7 +20,7 @@ from tool_call_parsers.types import CallStatus
 _OUTSIDE = re.compile(r"[\w\s+\-.,:]*")
 _INSIDE = re.compile(r'[^"\\]*')
 _OPENING = {"{": "}", "[": "]"}
-MANY = 16
+MANY_REJECTIONS = 16
 """So many refusals, and values are looked for by their brackets first."""
 _BEFORE_OPENING = frozenset(",:[{ \t\r\n")
 
@@ -177,12 +177,12 @@ def read_value(
     ends: markers before the first of which a value that is no JSON ends. None: it ends where its brackets do.
     watch: called with the scan whenever it went on, while the run streams.
     """
-    if not run.streams and run.refused < MANY:
+    if not run.streams and run.rejections < MANY_REJECTIONS:
         try:
             literal = read_json(run.text, start)
             return JsonValue(CallStatus.OK, start, literal.end, literal.value)
         except LiteralError:
-            run.refused += 1
+            run.rejections += 1
     scan = JsonScan(start, ends.literals if ends is not None else ())
     while True:
         scan.advance(run.text)
@@ -202,7 +202,7 @@ def read_value(
     if ends is None:
         return _without_ends(run, scan, reason)
     marker = yield from run.find_bound(ends, start)
-    stop, behind = marker if marker is not None else (len(run.text), len(run.text))
+    stop, after = marker if marker is not None else (len(run.text), len(run.text))
     try:
         literal = read_tolerant(run.text, start, stop)
         if marker is not None or not literal.unclosed:
@@ -213,7 +213,7 @@ def read_value(
             return JsonValue(CallStatus.INCOMPLETE, start, stop, error="the text ends inside the JSON", scan=scan)
     if not (scan.closed or scan.broken):
         # The text ended inside a string. A marker in that string is data if free text follows it to the end.
-        if marker is None or (run.text[behind:].strip() and ends.pattern.search(run.text, behind) is None):
+        if marker is None or (run.text[after:].strip() and ends.pattern.search(run.text, after) is None):
             end = len(run.text)
             return JsonValue(CallStatus.INCOMPLETE, start, end, error="the text ends inside the JSON", scan=scan)
     elif scan.closed and scan.position < stop:

@@ -7,20 +7,20 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from tool_call_parsers.engine import Grammar, Marker, RenderCall, Run, Turn
+from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream, unmask_json, unmask_repr
 from tool_call_parsers.types import (
     ArgumentsDelta,
+    CallSpan,
     CallStart,
     ContentDelta,
     Event,
     ParsedCompletion,
     ParsedToolCall,
     ReasoningDelta,
-    Span,
-    Tools,
+    ToolSchemas,
     new_call_id,
 )
 
@@ -81,7 +81,7 @@ class ToolCallParser:
     def parse(
         self,
         text: str | None,
-        tools: Tools | None = None,
+        tools: ToolSchemas | None = None,
         *,
         token_ids: Sequence[int] | None = None,
         prompt_opened_reasoning: bool = False,
@@ -108,7 +108,7 @@ class ToolCallParser:
         return run.result() if aligned is None else _with_tokens(run.result(), aligned)
 
     def stream(
-        self, tools: Tools | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
+        self, tools: ToolSchemas | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
     ) -> StreamingParser:
         """A parser for one completion that comes in pieces; the arguments are those of `parse`."""
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=True)
@@ -119,7 +119,7 @@ class ToolCallParser:
         content: str | None = None,
         reasoning: str | None = None,
         tool_calls: Iterable[ParsedToolCall | Mapping[str, Any]] = (),
-        tools: Tools | None = None,
+        tools: ToolSchemas | None = None,
     ) -> str:
         """What the model writes for an assistant turn, without the end-of-turn token.
 
@@ -135,7 +135,7 @@ class ToolCallParser:
                 f"reasoning: format {self.format.name!r} has none; name one with get_parser(reasoning=...)"
             )
         calls = tuple(_render_call(call, index) for index, call in enumerate(tool_calls))
-        return self.format.grammar.render(Turn(content or "", reasoning, calls, ToolIndex(tools), self.reasoning))
+        return self.format.grammar.render(RenderTurn(content or "", reasoning, calls, ToolIndex(tools), self.reasoning))
 
     def is_markup(self, token: str) -> bool:
         """Whether the text of a token is part of the format or of its reasoning; the rest of a vocabulary's special
@@ -151,7 +151,7 @@ class ToolCallParser:
             self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
         return token in self._markup
 
-    def _run(self, tools: Tools | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
+    def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
         return Run(
             ToolIndex(tools),
             self._markers,
@@ -303,7 +303,7 @@ def _event_with_tokens(event: Event, tokens: TokenStream) -> Event:
 def _call_with_span(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
     """For a text in which nothing was masked."""
     start, end, *_ = call.span
-    return replace(call, span=Span(start, end, *tokens.token_span(start, end)))
+    return replace(call, span=CallSpan(start, end, *tokens.token_span(start, end)))
 
 
 def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
@@ -316,7 +316,7 @@ def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> Pa
         arguments_raw=unmask(call.arguments_raw),
         raw=unmask(call.raw),
         error=call.error and unmask_repr(call.error, unmask),
-        span=Span(start, end, *tokens.token_span(start, end)),
+        span=CallSpan(start, end, *tokens.token_span(start, end)),
     )
 
 

@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.literals import CALL_NAME, LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
@@ -83,7 +83,7 @@ class PythonCalls(BlockGrammar):
     lines: bool = False
     """One call on a line instead of a list."""
     json_strings: bool = False
-    """Arguments are written as JSON writes them."""
+    """FoundArguments are written as JSON writes them."""
     json_containers: tuple[type, ...] = ()
     """Of objects and arrays, those that are. Where only objects are, arrays are Python's throughout."""
     frame: tuple[str, str] = ("[", "]")
@@ -164,7 +164,7 @@ class PythonCalls(BlockGrammar):
         missing = None if listed or self.lines else "no opening bracket"
         while True:
             element = yield from self._element(run, position, head, listed, tagged=True, first=True)
-            self._tell(run, begin, element, missing)
+            self._record(run, begin, element, missing)
             kind, position, _ = element.gap
             if kind is not _Kind.NEXT:
                 return (yield from self._echo(run, run.text[body:position].lstrip(), position)) if listed else position
@@ -202,11 +202,11 @@ class PythonCalls(BlockGrammar):
             return next((marker.start() for marker in inside if marker.group() not in _BARE), max(position, start + 1))
         run.begin_block(start, self.separators or ("\n",))
         for element in elements:
-            self._tell(run, start if element is elements[0] else element.start, element, None)
+            self._record(run, start if element is elements[0] else element.start, element, None)
         run.open_at_end |= kind is _Kind.NEXT
         return position
 
-    def _tell(self, run: Run, begin: int, element: _Element, missing: str | None) -> None:
+    def _record(self, run: Run, begin: int, element: _Element, missing: str | None) -> None:
         last = element.gap.kind is not _Kind.NEXT
         status, error = element.status, element.error
         missing = missing or element.gap.missing
@@ -340,7 +340,7 @@ class PythonCalls(BlockGrammar):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         between = "\n" if self.lines else ", "
         return self.frame[0] + between.join(map(self._write_call, turn.calls)) + self.frame[1]
 

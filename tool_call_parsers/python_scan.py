@@ -15,10 +15,10 @@ _BODY = {quote: re.compile(rf"(?:[^{quote}\\]++|\\.)*", re.DOTALL) for quote in 
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 # What stands before the next bracket, strings with a plain end included. By the bracket that is open.
 _STRINGS = r"""|"(?:[^"\\]++|\\.)*"(?=\s*[,%s])|'(?:[^'\\]++|\\.)*'(?=\s*[,%s])"""
-_BEHIND_STRING = {")": ",)", "]": ",]", "}": ",}:"}
+_AFTER_STRING = {")": ",)", "]": ",]", "}": ",}:"}
 _OUTSIDE = {
-    closing: re.compile(r"""(?:[^"'()\[\]{}<]++""" + _STRINGS.replace("%s", re.escape(behind[1:])) + ")*", re.DOTALL)
-    for closing, behind in _BEHIND_STRING.items()
+    closing: re.compile(r"""(?:[^"'()\[\]{}<]++""" + _STRINGS.replace("%s", re.escape(followers[1:])) + ")*", re.DOTALL)
+    for closing, followers in _AFTER_STRING.items()
 }
 # What makes an expression of the string before it: then its quote ended it.
 _OPERATION = re.compile(r"[+%*]\s{0,4}[\w\"'(]|\.\w{1,24}\(|\[[-\d:]{1,12}\]|[=!]=|(?:if|for|in|is|and|or|not)\s")
@@ -63,7 +63,7 @@ def follow_call(run: Run, position: int, tags: Needles) -> Step[Stop]:
             if not stack:
                 return Stop(position, closed=True)
         elif char in _BODY:
-            end = yield from follow_string(run, position, _BEHIND_STRING[closing], tags)
+            end = yield from follow_string(run, position, _AFTER_STRING[closing], tags)
             if end is None:
                 return Stop(len(run.text))
             position = end
@@ -75,7 +75,7 @@ def follow_call(run: Run, position: int, tags: Needles) -> Step[Stop]:
             return Stop(position)
 
 
-def follow_string(run: Run, position: int, behind: str, tags: Needles) -> Step[int | None]:
+def follow_string(run: Run, position: int, followers: str, tags: Needles) -> Step[int | None]:
     """The end of the string whose quote stands at `position`: None where the text ends first.
 
     A quote ends it before one of the characters `behind`, before brackets and one of the `tags`, before what makes an
@@ -87,7 +87,7 @@ def follow_string(run: Run, position: int, behind: str, tags: Needles) -> Step[i
         quote *= 3
     position += len(quote)
     # Where a string ends depends on nothing before it: what was found for one holds for all that begin inside it.
-    known = run.memo.get(key := quote + behind)
+    known = run.memo.get(key := quote + followers)
     if known is not None and known[0] <= position < known[1]:
         return known[1] if known[1] <= len(run.text) else None
     start, body = position, _BODY[quote[0]]
@@ -108,7 +108,7 @@ def follow_string(run: Run, position: int, behind: str, tags: Needles) -> Step[i
         after = yield from run.skip_space(end)
         if (
             after == len(run.text)
-            or run.text[after] in behind
+            or run.text[after] in followers
             or (run.text[after] in "<)]}" and (yield from _is_end(run, after, tags)))
             or (yield from _operates(run, after))
         ):

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from tool_call_parsers.types import ParsedCompletion, Tools
+from tool_call_parsers.types import ParsedCompletion, ToolSchemas
 
 if TYPE_CHECKING:
     from tool_call_parsers.detect import Detection
     from tool_call_parsers.parser import Format, ToolCallParser
 
 AUTO = "auto"
-F = TypeVar("F", bound="Callable[[], Parser]")
+F = TypeVar("F", bound="Callable[[], MinimalParser]")
 
 
-class Parser(Protocol):
+class MinimalParser(Protocol):
     """The least that a registered parser offers."""
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedCompletion:
+    def parse(self, text: str, tools: ToolSchemas | None = None) -> ParsedCompletion:
         """Take a whole completion apart. Never raises, whatever the text."""
         ...
 
@@ -40,11 +40,11 @@ class _Registry:
     def __init__(self, formats: Iterable[Format]) -> None:
         self._names: dict[str, str] = {}
         self._made: dict[tuple[str, str | None], ToolCallParser] = {}
-        self.entries: dict[str, Format | Callable[[], Parser]] = {}
+        self.entries: dict[str, Format | Callable[[], MinimalParser]] = {}
         for row in formats:
             self.add((row.name, *row.aliases), row)
 
-    def add(self, names: tuple[str, ...], entry: Format | Callable[[], Parser]) -> None:
+    def add(self, names: tuple[str, ...], entry: Format | Callable[[], MinimalParser]) -> None:
         for name in names:
             if not isinstance(name, str) or not fold(name):
                 raise ValueError(f"a parser's name must be a word, not {name!r}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
+ToolSchemas: TypeAlias = Sequence[Mapping[str, Any]]
 """Tool schemas as they travel in a chat request: `[{"type": "function", "function": {"name": ...}}, ...]`."""
 
 
@@ -51,7 +51,7 @@ class Finish(StrEnum):
     """Inside reasoning or inside a call: what was open is cut off."""
 
 
-class Span(NamedTuple):
+class CallSpan(NamedTuple):
     """Where a call stands in the completion: half-open, in characters and, when token ids were given, in tokens."""
 
     start: int
@@ -75,7 +75,7 @@ class ParsedToolCall:
     """Why it is no call, or what was repaired."""
     raw: str = ""
     """The whole attempt, markup included."""
-    span: Span = field(default_factory=lambda: Span(0, 0))
+    span: CallSpan = field(default_factory=lambda: CallSpan(0, 0))
 
     @property
     def arguments_json(self) -> str:

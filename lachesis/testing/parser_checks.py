@@ -21,7 +21,7 @@ from tool_call_parsers import (
     ParsedToolCall,
     ReasoningDelta,
     ToolCallParser,
-    Tools,
+    ToolSchemas,
     get_parser,
 )
 
@@ -77,7 +77,7 @@ class Case:
         return ["ok"] * len(self.calls) if self.statuses is None else self.statuses
 
 
-def case_problems(case: Case, tools: Tools, *, strict: bool = False) -> list[str]:
+def case_problems(case: Case, tools: ToolSchemas, *, strict: bool = False) -> list[str]:
     """Where a parser's result differs from the case; empty if nowhere."""
     found = get_parser(case.parser, reasoning="auto").parse(case.text, tools, strict=strict)
     problems = [f"{name} {got!r}, want {want!r}" for name, got, want in _differences(case, found) if got != want]
@@ -200,7 +200,12 @@ def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
 
 
 def streamed(
-    parser: ToolCallParser, pieces: Iterable[str], tools: Tools | None, *, opened: bool = False, strict: bool = False
+    parser: ToolCallParser,
+    pieces: Iterable[str],
+    tools: ToolSchemas | None,
+    *,
+    opened: bool = False,
+    strict: bool = False,
 ) -> tuple[ParsedCompletion, list[Event]]:
     """The result of a stream of these pieces, and all its events."""
     stream = parser.stream(tools, prompt_opened_reasoning=opened, strict=strict)
@@ -209,7 +214,7 @@ def streamed(
     return found, events + stream.last_events
 
 
-def parsed(parser: ToolCallParser, text: str, tools: Tools | None, **options: Any) -> ParsedCompletion:
+def parsed(parser: ToolCallParser, text: str, tools: ToolSchemas | None, **options: Any) -> ParsedCompletion:
     """The result of `parse`, checked against the rules for every result and against a stream of single characters."""
     found = parser.parse(text, tools, **options)
     again, events = streamed(parser, text, tools, **options)

@@ -37,7 +37,7 @@ from lachesis.testing.parser_checks import (
     tool,
     typed,
 )
-from tool_call_parsers import ToolCallParser, Tools, get_parser
+from tool_call_parsers import ToolCallParser, ToolSchemas, get_parser
 from tool_call_parsers.parser import ENDS
 
 __all__ = ["CASE_TOOLS", "Case", "Limits", "ParserSuite", "tool"]
@@ -240,7 +240,7 @@ class ParserSuite:
     limits: ClassVar[Limits] = Limits()
     cases: ClassVar[Sequence[Case]] = ()
     """At least one text that is well formed, and one that is cut or malformed."""
-    tools: ClassVar[Tools] = CASE_TOOLS
+    tools: ClassVar[ToolSchemas] = CASE_TOOLS
     """The tools that the cases offer."""
 
     def pytest_generate_tests(self, metafunc: Any) -> None:

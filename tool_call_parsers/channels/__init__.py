@@ -8,7 +8,7 @@ between messages is no text; text that stands there all the same is content.
 """
 
 from tool_call_parsers.channels.elements import Elements
-from tool_call_parsers.channels.messages import Channel, ChannelGrammar, Header
+from tool_call_parsers.channels.messages import Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.channels.tagged_messages import NamespacedTags, TaggedMessages
 from tool_call_parsers.channels.typed_messages import TypedMessages
 from tool_call_parsers.channels.word_headers import Harmony, WordHeaders
@@ -18,7 +18,7 @@ __all__ = [
     "ChannelGrammar",
     "Elements",
     "Harmony",
-    "Header",
+    "MessageHeader",
     "NamespacedTags",
     "TaggedMessages",
     "TypedMessages",

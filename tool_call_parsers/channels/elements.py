@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
 from tool_call_parsers.channels.element_arguments import ElementArguments
-from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
-from tool_call_parsers.engine import Needles, Run, Step, Turn, cut_off
+from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
+from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
@@ -81,7 +81,7 @@ class Elements(ChannelGrammar):
         return Needles(f"{self.close}json{self.sep}", f"{self.close}call{self.sep}")
 
     @cached_property
-    def _behind_argument(self) -> Needles:
+    def _after_argument(self) -> Needles:
         opening = (f"{self.open}{name}" for name in ("argument", "json", "call"))
         return Needles(*opening, *(f"{self.close}{name}" for name in ("call", "tools", "message")))
 
@@ -92,16 +92,16 @@ class Elements(ChannelGrammar):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         channels = dict(self.channels)
         tag = yield from self._tag(run, start)
         if tag is not None:
             channel = None if tag.closing else channels.get(tag.name)
-            return Header(start, tag.end, channel) if channel is not None else None
+            return MessageHeader(start, tag.end, channel) if channel is not None else None
         name = self._cut_name(run, start)
         if name is None:
             return None
-        return Header(start, len(run.text), channels.get(name, Channel.NONE), cut=True)
+        return MessageHeader(start, len(run.text), channels.get(name, Channel.NONE), cut=True)
 
     def _cut_name(self, run: Run, start: int) -> str | None:
         """The name of an opening tag, or the beginning of one, where the text ends inside the tag."""
@@ -137,7 +137,7 @@ class Elements(ChannelGrammar):
         }
         return Tag(start, stop.end(), word[1], token == self.close, attributes)
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         begin = header.start
         tag = yield from self._tag(run, begin)
         assert tag is not None  # a header is a tag
@@ -235,7 +235,7 @@ class Elements(ChannelGrammar):
                 yield
                 continue
             position = yield from run.skip_space(stop.end())
-            if position == len(run.text) or (yield from run.starts(position, self._behind_argument)) is not None:
+            if position == len(run.text) or (yield from run.starts(position, self._after_argument)) is not None:
                 break
             position = stop.end()
         text = run.text[tag.end : stop.start()]
@@ -280,7 +280,7 @@ class Elements(ChannelGrammar):
             watch = ArgumentsWatch(run, position) if read.status is CallStatus.OK else None
             value = yield from read_value(run, position, self._json_end, watch)
             read.whole, end = run.text[position : value.end], value.end
-            found = Arguments(value.status, {}, read.whole, value.error)
+            found = FoundArguments(value.status, {}, read.whole, value.error)
             if value.status in CALLABLE:
                 found = read_arguments(value.value, read.whole)
                 read.values = found.value
@@ -298,7 +298,7 @@ class Elements(ChannelGrammar):
     def _element(self, head: str, body: str) -> str:
         return f"{self.open}{head}{self.sep}{body}{self.close}{head.split(' ', 1)[0]}{self.sep}"
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         parts = []
         if turn.reasoning is not None:
             parts.append(self._element("think", turn.reasoning))

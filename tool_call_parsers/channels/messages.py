@@ -7,7 +7,7 @@ from enum import Enum
 from functools import cached_property
 from typing import cast
 
-from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, Run, Step, Turn
+from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, RenderTurn, Run, Step
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.types import CallStatus
 
@@ -31,7 +31,7 @@ class Channel(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MessageHeader:
     """The header of a message: `text[start:end]`."""
 
     start: int
@@ -74,20 +74,20 @@ class ChannelGrammar:
         """Those of them that do not end a call."""
         return self.closers_of(channel)
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         """The header that begins with the marker at `start:body`; None where that is only text."""
         raise NotImplementedError
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         """A header whose opening marker is missing, at a place where only a header should stand."""
         return None
         yield  # type: ignore[unreachable]  # makes it a generator
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         """Read the message of a call: its end, or None, without a trace, when it is none."""
         raise NotImplementedError
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         """What the model writes for the turn, without the end-of-turn token."""
         raise NotImplementedError
 
@@ -128,7 +128,7 @@ class ChannelGrammar:
             channel, run.in_reasoning, run.reasoning_complete = Channel.REASONING, True, False
         never_closed: set[Channel] = set()  # channels whose end markers do not come any more
         dangling = False
-        untold = True  # no header yet: one at the very beginning is the first, whatever the prompt has opened
+        headerless = True  # no header yet: one at the very beginning is the first, whatever the prompt has opened
         position = 0
         header = yield from self._next(run, position)
         while True:
@@ -164,7 +164,7 @@ class ChannelGrammar:
             if header.cut:
                 position, header = self._cut(run, header, channel), None
                 continue
-            first, untold = untold and run.follows_markup(header.start), False
+            first, headerless = headerless and run.follows_markup(header.start), False
             if channel is not None and channel not in never_closed and not first:
                 # What stands in a message that is closed later is quoted there. Without an end marker the message ends
                 # where the next begins: models forget it.
@@ -198,10 +198,10 @@ class ChannelGrammar:
             if channel is Channel.REASONING:
                 run.in_reasoning, run.reasoning_complete = True, False
             yield from self._join(run, position, channel)
-        self._tail(run, channel)
+        self._cut_opener(run, channel)
         run.finish()
 
-    def _next(self, run: Run, position: int) -> Step[Header | None]:
+    def _next(self, run: Run, position: int) -> Step[MessageHeader | None]:
         """The header behind the end of a message where it lacks its opening marker."""
         position = yield from run.skip_space(position)
         return (yield from self.bare_header(run, position))
@@ -238,7 +238,7 @@ class ChannelGrammar:
                 return None
             position += len(following)
 
-    def _cut(self, run: Run, header: Header, channel: Channel | None) -> int:
+    def _cut(self, run: Run, header: MessageHeader, channel: Channel | None) -> int:
         """The text ends inside a header: an attempt where it is a call's, else markup, or a word in a text."""
         end = len(run.text)
         begins = run.follows_markup(header.start)
@@ -253,7 +253,7 @@ class ChannelGrammar:
             run.open_at_end = True
         return end
 
-    def _tail(self, run: Run, channel: Channel | None) -> None:
+    def _cut_opener(self, run: Run, channel: Channel | None) -> None:
         """The text ends inside the marker that begins a header."""
         position = SPACE.match(run.text, run.taken).end()  # type: ignore[union-attr]  # matches anywhere
         rest = run.text[position:]

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tool_call_parsers.channels.messages import Channel, Header
+from tool_call_parsers.channels.messages import Channel, MessageHeader
 from tool_call_parsers.channels.word_headers import WordHeaders
-from tool_call_parsers.engine import Needles, Run, Step, Turn
+from tool_call_parsers.engine import Needles, RenderTurn, Run, Step
 from tool_call_parsers.tag_blocks import Head as TagHead
 from tool_call_parsers.tag_blocks import TagBlocks
 from tool_call_parsers.types import CallStatus
@@ -31,7 +31,7 @@ class NamespacedTags(TagBlocks):
 
 @dataclass(frozen=True, eq=False)
 class TaggedMessages(WordHeaders):
-    """Arguments as tags: Muse."""
+    """FoundArguments as tags: Muse."""
 
     tags: TagBlocks = field(kw_only=True)
 
@@ -43,12 +43,12 @@ class TaggedMessages(WordHeaders):
     def _openers(self) -> Needles:
         return Needles(*self.tags.openers)
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._openers)) is not None:
-            return Header(position, position, Channel.CALL)  # the prompt may have written all of the header
+            return MessageHeader(position, position, Channel.CALL)  # the prompt may have written all of the header
         return (yield from super().bare_header(run, position))
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         position = yield from run.skip_space(header.end)
         opener = yield from run.starts(position, self._openers)
         if opener is not None:
@@ -71,7 +71,7 @@ class TaggedMessages(WordHeaders):
         run.fail(end)
         return end
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         messages = []
         if turn.reasoning is not None:
             messages.append(f" to=self{self.message}{turn.reasoning}")

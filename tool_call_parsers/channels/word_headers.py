@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
-from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
-from tool_call_parsers.engine import SPACE, Needles, Run, Step, Turn
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
+from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
+from tool_call_parsers.engine import SPACE, Needles, RenderTurn, Run, Step
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.types import CALLABLE, CallStatus
@@ -74,16 +74,16 @@ class WordHeaders(ChannelGrammar):
         """What a call's body cannot go beyond where it is no JSON."""
         return Needles(*self.ends, *self.openers)
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         return (yield from self._header(run, start, body, bare=False))
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._bare)) is None:
             return None
         header = yield from self._header(run, position, position, bare=True)
         return None if header is not None and header.cut and header.channel is not Channel.CALL else header
 
-    def _header(self, run: Run, start: int, position: int, *, bare: bool) -> Step[Header | None]:
+    def _header(self, run: Run, start: int, position: int, *, bare: bool) -> Step[MessageHeader | None]:
         limit = start + HEADER_WIDTH
         pieces: list[str] = []
         while True:
@@ -104,7 +104,9 @@ class WordHeaders(ChannelGrammar):
                 return None
         return self._words(run, start, position, " ".join(pieces).split(), bare=bare, cut=stop is None)
 
-    def _words(self, run: Run, start: int, end: int, words: list[str], *, bare: bool, cut: bool) -> Header | None:
+    def _words(
+        self, run: Run, start: int, end: int, words: list[str], *, bare: bool, cut: bool
+    ) -> MessageHeader | None:
         """What the words of a header say; None when they say nothing."""
         channel, recipient, typed, junk = None, None, False, []
         for index, word in enumerate(words):
@@ -128,13 +130,13 @@ class WordHeaders(ChannelGrammar):
         if not run.text.startswith(self.start, start) and SPACE.match(run.text).end() < start:  # type: ignore[union-attr]
             errors.append(f"{self.start} is missing")
         name = (recipient or "").removeprefix(self.namespace) if kind is Channel.CALL else ""
-        return Header(start, end, kind, name, "; ".join(errors) or None, cut)
+        return MessageHeader(start, end, kind, name, "; ".join(errors) or None, cut)
 
     def _begins(self, word: str) -> bool:
         """Whether a header's word may begin like this."""
         return any(known.startswith(word) for known in (self.role, *self.channels, *self.types, "to="))
 
-    def json_call(self, run: Run, header: Header) -> Step[int]:
+    def json_call(self, run: Run, header: MessageHeader) -> Step[int]:
         """Read the message of a call whose arguments are JSON: its end."""
         run.begin_block(header.start)
         run.to_content()
@@ -144,11 +146,11 @@ class WordHeaders(ChannelGrammar):
         notes = [header.error] if header.error else []
         end = len(run.text)
         if position == end:
-            found = Arguments(CallStatus.INCOMPLETE, {}, "", "the text ends before the arguments")
+            found = FoundArguments(CallStatus.INCOMPLETE, {}, "", "the text ends before the arguments")
         elif run.text[position] in "{[":
             value = yield from read_value(run, position, self._body_ends, ArgumentsWatch(run, position))
             raw, end = run.text[position : value.end], value.end
-            found = Arguments(value.status, {}, raw, value.error)
+            found = FoundArguments(value.status, {}, raw, value.error)
             if value.status in (CallStatus.OK, CallStatus.REPAIRED):
                 found = read_arguments(value.value, raw)
                 if value.error:
@@ -160,7 +162,7 @@ class WordHeaders(ChannelGrammar):
         notes += [found.error] if found.error else []
         status = found.status
         if status is not CallStatus.INCOMPLETE:
-            end, surplus, followed = yield from self._behind(run, end)
+            end, surplus, followed = yield from self._after(run, end)
             if status in CALLABLE:
                 notes += [f"one {surplus!r} too many"] if surplus else []
                 notes += [] if followed else ["text behind the arguments"]
@@ -172,20 +174,20 @@ class WordHeaders(ChannelGrammar):
         (run.skip if usable else run.fail)(end)
         return end
 
-    def _other(self, raw: str, cut: bool) -> Arguments:
-        """Arguments that are no object, nor a list."""
+    def _other(self, raw: str, cut: bool) -> FoundArguments:
+        """FoundArguments that are no object, nor a list."""
         if not raw:
-            return Arguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
+            return FoundArguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
         try:
             literal = read_json(raw)
             if literal.end == len(raw):
                 return read_arguments(literal.value, raw)
         except LiteralError as error:
             if cut and error.incomplete:
-                return Arguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
-        return Arguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are no JSON")
+                return FoundArguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
+        return FoundArguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are no JSON")
 
-    def _behind(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
+    def _after(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
         """What follows arguments that end at `end`: where the message ends, a bracket too many, and whether it ends."""
         surplus = ""
         while True:
@@ -203,12 +205,12 @@ class WordHeaders(ChannelGrammar):
 
 
 class Harmony(WordHeaders):
-    """Arguments as a JSON object: gpt-oss."""
+    """FoundArguments as a JSON object: gpt-oss."""
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         return (yield from self.json_call(run, header))
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         messages = []
         if turn.reasoning is not None:
             messages.append(f"<|channel|>analysis<|message|>{turn.reasoning}<|end|>")

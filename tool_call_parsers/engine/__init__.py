@@ -7,7 +7,7 @@ nothing is ever missing and the generators run through without a single yield.
 """
 
 from tool_call_parsers.engine.blocks import BlockGrammar, cut_off
-from tool_call_parsers.engine.grammar import Grammar, Marker, Markers, RenderCall, Turn
+from tool_call_parsers.engine.grammar import Grammar, Marker, Markers, RenderCall, RenderTurn
 from tool_call_parsers.engine.run import Run
 from tool_call_parsers.engine.text import SPACE, Needles, Step
 
@@ -19,8 +19,8 @@ __all__ = [
     "Markers",
     "Needles",
     "RenderCall",
+    "RenderTurn",
     "Run",
     "Step",
-    "Turn",
     "cut_off",
 ]

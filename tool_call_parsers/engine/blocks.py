@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 
-from tool_call_parsers.engine.grammar import Marker, Markers, Turn
+from tool_call_parsers.engine.grammar import Marker, Markers, RenderTurn
 from tool_call_parsers.engine.run import Run
 from tool_call_parsers.engine.text import Needles, Step
 from tool_call_parsers.reasoning import ReasoningFormat
@@ -41,11 +41,11 @@ class BlockGrammar:
         """Whether the opener at `start` may begin a block in that place, after what stands before it."""
         return True
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         """All calls of the turn, without what separates them from the content."""
         raise NotImplementedError
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         """Reasoning, content, calls, in this order."""
         separator = self.separators[0] if turn.calls and self.separators and (turn.content or self.separates) else ""
         parts: list[str] = []

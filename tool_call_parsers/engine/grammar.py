@@ -54,7 +54,7 @@ class RenderCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RenderTurn:
     """An assistant turn to be written."""
 
     content: str
@@ -76,6 +76,6 @@ class Grammar(Protocol):
         """Take `run.text` apart, from its start to its end."""
         ...
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         """What the model writes for the turn, without the end-of-turn token."""
         ...

@@ -13,6 +13,7 @@ from tool_call_parsers.types import (
     CALLABLE,
     ArgumentsDelta,
     CallEnd,
+    CallSpan,
     CallStart,
     CallStatus,
     ContentDelta,
@@ -21,7 +22,6 @@ from tool_call_parsers.types import (
     ParsedCompletion,
     ParsedToolCall,
     ReasoningDelta,
-    Span,
     new_call_id,
 )
 
@@ -85,7 +85,7 @@ class Run(GrowingText):
         "reads_reasoning",
         "reasoning_complete",
         "reasoning_format",
-        "refused",
+        "rejections",
         "strayed",
         "strict",
         "taken",
@@ -127,7 +127,7 @@ class Run(GrowingText):
         """Text before this position is assigned."""
         self.hints: set[str] = set()
         """What a lexer has learnt of this completion and remembers from block to block."""
-        self.refused = 0
+        self.rejections = 0
         """How often the JSON decoder refused a text. Its errors cost time in proportion to the text before them."""
         self.strayed = 0
         """How much was read of what only looked like calls, overlaps counted anew."""
@@ -316,7 +316,7 @@ class Run(GrowingText):
             status=status,
             error=error,
             raw=self.text[start:end],
-            span=Span(self.offset + start, self.offset + end),
+            span=CallSpan(self.offset + start, self.offset + end),
         )
         if usable:
             self.usable += 1

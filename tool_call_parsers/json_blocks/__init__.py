@@ -3,6 +3,6 @@ name in a header and the arguments as an object behind it.
 """
 
 from tool_call_parsers.json_blocks.blocks import JsonBlocks
-from tool_call_parsers.json_blocks.named import Header, NamedJson
+from tool_call_parsers.json_blocks.named import CallHeader, NamedJson
 
-__all__ = ["Header", "JsonBlocks", "NamedJson"]
+__all__ = ["CallHeader", "JsonBlocks", "NamedJson"]

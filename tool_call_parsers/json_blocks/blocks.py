@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tool_call_parsers.engine import Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
 from tool_call_parsers.types import CallStatus
@@ -190,14 +190,14 @@ class JsonBlocks(CallObjects):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         if self.writes_named and self.named is not None:
             return self.named.render_calls(turn)
         objects = [self._render_object(call) for call in turn.calls]
-        before, behind = self.frame
+        before, after = self.frame
         if self.in_list:
-            return before + self.between.join(objects) + behind
-        return self.between.join(before + text + behind for text in objects)
+            return before + self.between.join(objects) + after
+        return self.between.join(before + text + after for text in objects)
 
     def _render_object(self, call: RenderCall) -> str:
         name, arguments = json.dumps(call.name, ensure_ascii=False), call.json_text
@@ -205,8 +205,8 @@ class JsonBlocks(CallObjects):
             arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
         return self.written % {"name": name, "arguments": arguments, "id": json.dumps(call.id), "index": call.index}
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         if turn.content and any(self.around_content):
-            before, behind = self.around_content
-            turn = replace(turn, content=before + turn.content + behind)
+            before, after = self.around_content
+            turn = replace(turn, content=before + turn.content + after)
         return super().render(turn)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
-from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
+from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.schema import ToolIndex
@@ -22,7 +22,7 @@ _AHEAD = 1024
 """Characters that are looked at first where a value is read that may be none."""
 
 
-class Header(NamedTuple):
+class CallHeader(NamedTuple):
     """What stands between a call's opening marker and its arguments."""
 
     name: str
@@ -48,7 +48,7 @@ class NamedJson(BlockGrammar):
     """The one of `marks` behind which the arguments stand. A fence is one in every format."""
     fillers: tuple[str, ...] = ()
     """Words of the header that are not the name."""
-    reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], Header | None] | None = None
+    reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], CallHeader | None] | None = None
     """Makes name and id of the words of a header; the arguments are None while they are to come. None: no name."""
     next_mark: str | None = None
     """A further call may lack its opening marker where a word and this marker stand behind a call."""
@@ -168,26 +168,26 @@ class NamedJson(BlockGrammar):
             if header is not None and header.error is None:
                 run.start_call(header.name, header.native_id)
             read = yield from read_value(run, stop.start(), self._ends, ArgumentsWatch(run, stop.start()))
-            arguments = Arguments(read.status, {}, run.text[read.start : read.end], read.error)
+            arguments = FoundArguments(read.status, {}, run.text[read.start : read.end], read.error)
             if isinstance(read.value, dict):
                 arguments = arguments._replace(value=read.value)
             end = read.end
         else:
             if stop is not None and stop.group() not in self.closes:
                 header = None
-            end, arguments = header_end, Arguments(CallStatus.OK, {}, "")
+            end, arguments = header_end, FoundArguments(CallStatus.OK, {}, "")
         status, error = arguments.status, arguments.error
         if header is None and status in (CallStatus.OK, CallStatus.REPAIRED):
             header = self._header(words, run.tools, arguments.value)
         if header is None:
-            header = Header("")
+            header = CallHeader("")
             if status in (CallStatus.OK, CallStatus.REPAIRED):
                 status, error = CallStatus.MISSING_NAME, "the call names no tool"
         elif header.error is not None:
             error = "; ".join(filter(None, (header.error, error)))
             status = CallStatus.REPAIRED if status is CallStatus.OK else status
             arguments = arguments._replace(value=_without_name(arguments.value, header.name, run.tools))
-        end, surplus = yield from self._tail(run, end)
+        end, surplus = yield from self._end_of_call(run, end)
         if surplus is not None and status is CallStatus.OK:
             status, error = CallStatus.REPAIRED, surplus
         usable = run.end_call(
@@ -212,8 +212,8 @@ class NamedJson(BlockGrammar):
                 return None if text.startswith("{", header_end) and _WORD.fullmatch(word) else begin
         return None
 
-    def _read_other(self, run: Run, start: int) -> Step[tuple[int, Arguments]]:
-        """Arguments that are no object: where they end, and what they are worth."""
+    def _read_other(self, run: Run, start: int) -> Step[tuple[int, FoundArguments]]:
+        """FoundArguments that are no object: where they end, and what they are worth."""
         tried = 0
         while True:
             if run.final or len(run.text) >= tried:
@@ -228,19 +228,21 @@ class NamedJson(BlockGrammar):
             yield
         stop = yield from run.find(self._ends, start)
         end = stop.start() if stop is not None else len(run.text)
-        return end, Arguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are no JSON")
+        return end, FoundArguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are no JSON")
 
     def _words(self, header: str) -> tuple[str, ...]:
         return tuple(filter(None, map(str.strip, self._marks.split(header))))
 
-    def _header(self, words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
+    def _header(
+        self, words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
+    ) -> CallHeader | None:
         if len(words) > 1 and words[0] in self.fillers:
             words = words[1:]
         if self.reading is not None:
             return self.reading(words, tools, arguments)
-        return Header(words[0]) if words and _WORD.fullmatch(words[0]) else None
+        return CallHeader(words[0]) if words and _WORD.fullmatch(words[0]) else None
 
-    def _tail(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
+    def _end_of_call(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
         """The end of a call whose JSON ends at `end`, and what there was one too many of."""
         surplus: str | None = None
         while True:
@@ -255,13 +257,13 @@ class NamedJson(BlockGrammar):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
-        before, behind = self.frame
+    def render_calls(self, turn: RenderTurn) -> str:
+        before, after = self.frame
         calls = []
         for call in turn.calls:
             native = self.writing(call) if self.writing is not None else call.id
             calls.append(self.call % {"name": call.name, "arguments": call.json_text, "id": native})
-        return before + self.between.join(calls) + behind
+        return before + self.between.join(calls) + after
 
 
 def _read_ahead(text: str, start: int) -> tuple[Any, int]:

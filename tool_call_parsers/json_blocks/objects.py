@@ -13,9 +13,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import Arguments, read_arguments
+from tool_call_parsers.arguments import FoundArguments, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
-from tool_call_parsers.json_scan import MANY, JsonScan, JsonValue, Member, read_value
+from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonScan, JsonValue, Member, read_value
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
 from tool_call_parsers.types import CallStatus
 
@@ -26,7 +26,7 @@ _LAX_NAMES = ("name", "tool_name", "function", "tool", "function_name")
 _LAX_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
 
 
-class Call(NamedTuple):
+class ReadCall(NamedTuple):
     """A call object as read."""
 
     status: CallStatus
@@ -77,9 +77,13 @@ class CallObjects(BlockGrammar):
         name = rf'"{re.escape(self.name_key)}"{blank}:{blank}"(?P<name>{word})"'
         return re.compile(rf'\{{{blank}{native}{name}{blank},{blank}"(?:{keys})"{blank}:{blank}(?=\{{)')
 
-    def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[Call | None]:
+    def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[ReadCall | None]:
         """The call object at `position`; None when a bare one is no call. `begin`: of a block that has not begun."""
-        if not run.streams and run.refused < MANY and (match := self._usual.match(run.text, position)) is not None:
+        if (
+            not run.streams
+            and run.rejections < MANY_REJECTIONS
+            and (match := self._usual.match(run.text, position)) is not None
+        ):
             try:
                 literal = read_json(run.text, match.end())
                 closing = _CLOSING_BRACE.match(run.text, literal.end)
@@ -89,9 +93,9 @@ class CallObjects(BlockGrammar):
                 if closing is not None and not unoffered and brackets < MAX_DEPTH:
                     raw = run.text[match.end() : literal.end]
                     name, native = match["name"], match["id"] or None
-                    return Call(CallStatus.OK, position, closing.end(), name, literal.value, raw, native_id=native)
+                    return ReadCall(CallStatus.OK, position, closing.end(), name, literal.value, raw, native_id=native)
             except LiteralError:
-                run.refused += 1
+                run.rejections += 1
         if bare:
             key = yield from run.skip_space(position + 1)
             if (yield from run.starts(key, self._first_keys)) is None:
@@ -106,7 +110,7 @@ class CallObjects(BlockGrammar):
             if read.status is not CallStatus.OK:
                 run.strayed += read.end - read.start
             return None
-        return self._judge(run, read)
+        return self._classify(run, read)
 
     def _is_call(self, run: Run, read: JsonValue) -> bool:
         """Whether an object without a marker is plainly a call: it has a name and arguments."""
@@ -119,16 +123,16 @@ class CallObjects(BlockGrammar):
             return name in run.tools.names() if self.bare_offered else True
         return name in run.tools.names() and any(key in keys for key in _LAX_ARGUMENTS)
 
-    def _judge(self, run: Run, read: JsonValue) -> Call:
+    def _classify(self, run: Run, read: JsonValue) -> ReadCall:
         """What the object is worth as a call."""
         if read.status is CallStatus.INCOMPLETE:
             return self._cut_call(run, read)
         if read.status is CallStatus.INVALID_JSON:
-            if read.scan is not None and (mended := self._mended(run, read, read.scan)) is not None:
-                return mended
+            if read.scan is not None and (repaired := self._repair(run, read, read.scan)) is not None:
+                return repaired
             name = self._scanned_name(run, read.scan) or ""
             native = self._scanned_id(run, read.scan)
-            return Call(read.status, read.start, read.end, name, error=read.error, native_id=native)
+            return ReadCall(read.status, read.start, read.end, name, error=read.error, native_id=native)
         scan = read.scan
         assert scan is not None
         notes = [read.error] if read.error else []
@@ -142,14 +146,14 @@ class CallObjects(BlockGrammar):
         name_key, key = self._keys(value, notes)
         named: object = name_key if name_key == key else value.get(name_key)
         if not isinstance(named, str) or not named.strip():
-            told = self._scanned_id(run, read.scan)
+            native = self._scanned_id(run, read.scan)
             error = "the call names no tool"
-            return Call(CallStatus.MISSING_NAME, read.start, read.end, error=error, native_id=told)
+            return ReadCall(CallStatus.MISSING_NAME, read.start, read.end, error=error, native_id=native)
         if key is None:
             flat = {k: v for k, v in value.items() if k not in _BESIDES and k not in (name_key, self.name_key)}
             if flat:
                 notes.append("arguments beside the name")
-            arguments = Arguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False) if flat else "")
+            arguments = FoundArguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False) if flat else "")
         else:
             member = scan.members.get(key)
             raw = run.text[member.start : member.end] if member is not None and member.end is not None else ""
@@ -160,7 +164,7 @@ class CallObjects(BlockGrammar):
                 notes.append(arguments.error)
         native = value.get(self.id_key) if self.id_key else None
         status = CallStatus.REPAIRED if arguments.status is CallStatus.OK and notes else arguments.status
-        return Call(
+        return ReadCall(
             status,
             read.start,
             read.end,
@@ -171,7 +175,7 @@ class CallObjects(BlockGrammar):
             str(native) if type(native) in (str, int) else None,
         )
 
-    def _mended(self, run: Run, read: JsonValue, scan: JsonScan) -> Call | None:
+    def _repair(self, run: Run, read: JsonValue, scan: JsonScan) -> ReadCall | None:
         """A call whose arguments are whole and come once more behind themselves, or whose last brace is missing in a
         list; None for all that is broken otherwise."""
         name = self._scanned_name(run, scan)
@@ -196,7 +200,7 @@ class CallObjects(BlockGrammar):
         except LiteralError:
             return None
         native = self._scanned_id(run, scan)
-        return Call(CallStatus.REPAIRED, read.start, end, name, arguments, raw, error, native)
+        return ReadCall(CallStatus.REPAIRED, read.start, end, name, arguments, raw, error, native)
 
     def _keys(self, value: Mapping[str, Any], notes: list[str]) -> tuple[str, str | None]:
         """The key of the name, and that of the arguments; both the same where it is the name itself."""
@@ -247,7 +251,7 @@ class CallObjects(BlockGrammar):
         keys = scan.members if self.single_key else self.argument_keys
         return next((scan.members[key] for key in scan.members if key in keys), None)
 
-    def _cut_call(self, run: Run, read: JsonValue) -> Call:
+    def _cut_call(self, run: Run, read: JsonValue) -> ReadCall:
         """An object that the end of the text cuts off: a call all the same if only its closing brace is missing."""
         scan, name = read.scan, self._scanned_name(run, read.scan)
         native = self._scanned_id(run, scan)
@@ -259,10 +263,10 @@ class CallObjects(BlockGrammar):
                 try:
                     value = read_json(raw).value
                     error = "the closing brace is missing"
-                    return Call(CallStatus.REPAIRED, read.start, read.end, name, value, raw, error, native)
+                    return ReadCall(CallStatus.REPAIRED, read.start, read.end, name, value, raw, error, native)
                 except LiteralError:
                     pass
-        return Call(CallStatus.INCOMPLETE, read.start, read.end, name or "", error=read.error, native_id=native)
+        return ReadCall(CallStatus.INCOMPLETE, read.start, read.end, name or "", error=read.error, native_id=native)
 
 
 def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:

@@ -210,7 +210,7 @@ class Reader:
                 value = token[kind]
                 if kind == _PLAIN_SINGLE and not python:
                     self.notes["single quotes"] = None
-                if python and text[position : position + 1] not in _BEHIND_A_STRING:
+                if python and text[position : position + 1] not in _AFTER_STRING:
                     value, position = self.joined(value, position)
             elif kind == _STRING:
                 context = bracket
@@ -334,7 +334,7 @@ _LOOSE_TOKEN: Final = re.compile(r"[ \t\r\n]*+(?:((?!))|((?!))" + _TOKEN_TAIL, r
 _COLON: Final = re.compile(r"[ \t\r\n]*:")
 SEPARATOR: Final = re.compile(r"[ \t\r\n]*([,\]})])")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
-_BEHIND_A_STRING: Final = ",)]}:"
+_AFTER_STRING: Final = ",)]}:"
 WORDS: Final[dict[str, Any]] = {
     "true": True,
     "True": True,

@@ -45,11 +45,11 @@ _KINDS = {
 _COMPOSED = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "nullable"})
 
 # How the texts of one parameter are read: the kinds that are allowed, the strings that are listed.
-Reading: TypeAlias = tuple[int, frozenset[str]]
+ValueRule: TypeAlias = tuple[int, frozenset[str]]
 _NOTHING_LISTED: frozenset[str] = frozenset()
 
 
-def reading_of(schema: object, root: object) -> Reading | None:
+def value_rule(schema: object, root: object) -> ValueRule | None:
     """How texts are read under a schema, None where all of them stand for themselves."""
     if not is_mapping(schema):
         return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tool_call_parsers.schema.kinds import Reading, reading_of
+from tool_call_parsers.schema.kinds import ValueRule, value_rule
 from tool_call_parsers.schema.paths import is_mapping, items_of, resolve
 from tool_call_parsers.schema.values import value_of
-from tool_call_parsers.types import Tools
+from tool_call_parsers.types import ToolSchemas
 
 
 class ToolIndex:
@@ -21,7 +21,7 @@ class ToolIndex:
 
     __slots__ = ("_signatures", "_tools")
 
-    def __init__(self, tools: Tools | None) -> None:
+    def __init__(self, tools: ToolSchemas | None) -> None:
         self._tools: dict[str, Mapping[Any, Any]] = {}
         self._signatures: dict[str, _Signature] = {}
         if tools is None:
@@ -62,13 +62,13 @@ class ToolIndex:
 
     def is_string(self, name: str, parameter: str) -> bool:
         """Whether every text of this parameter stands for itself, so that it need not be complete to be handed out."""
-        return self._signature(name).reading(parameter) is None
+        return self._signature(name).rule(parameter) is None
 
     def coerce(self, name: str, parameter: str, text: str) -> Any:
         """The value that `text` stands for as this argument; the text itself where nothing is known of it."""
         signature = self._signatures.get(name) or self._signature(name)
-        reading = signature.reading(parameter)
-        return text if reading is None else value_of(text, *reading)
+        rule = signature.rule(parameter)
+        return text if rule is None else value_of(text, *rule)
 
     def schema(self, name: str, parameter: str) -> tuple[object, object]:
         """A parameter's schema, None where nothing is known of it, and what its `$ref`s point into."""
@@ -103,11 +103,11 @@ class ToolIndex:
 class _Signature:
     """The parameters of one tool, those of its schema's `$ref` and `allOf` included."""
 
-    __slots__ = ("_readings", "known", "properties", "required", "root")
+    __slots__ = ("_rules", "known", "properties", "required", "root")
 
     def __init__(self, root: object) -> None:
         self.root = root
-        self._readings: dict[str, Reading | None] = {}
+        self._rules: dict[str, ValueRule | None] = {}
         self.known = False
         self.properties: dict[str, object] = {}
         self.required: frozenset[str] = frozenset()
@@ -132,15 +132,15 @@ class _Signature:
             if "$ref" in schema:
                 pending.append(resolve(schema["$ref"], (root,)))
 
-    def reading(self, parameter: str) -> Reading | None:
+    def rule(self, parameter: str) -> ValueRule | None:
         """How a parameter's texts are read, None where they stand for themselves."""
         try:
-            return self._readings[parameter]
+            return self._rules[parameter]
         except KeyError:
             if parameter not in self.properties:
                 return None  # not kept, as above
-        reading = self._readings[parameter] = reading_of(self.properties[parameter], self.root)
-        return reading
+        rule = self._rules[parameter] = value_rule(self.properties[parameter], self.root)
+        return rule
 
 
 _UNKNOWN = _Signature(None)

@@ -35,7 +35,7 @@ from tool_call_parsers.schema.kinds import (
     NUMERIC,
     OBJECT,
     STRING,
-    reading_of,
+    value_rule,
 )
 from tool_call_parsers.schema.paths import MAX_DEPTH
 
@@ -48,8 +48,8 @@ _decode = json.JSONDecoder(parse_float=json_float, parse_constant=json_constant,
 
 def coerce(text: str, schema: object, root: object = None) -> Any:
     """The value that `text` stands for under `schema`; `root` is what its `$ref`s point into, by default itself."""
-    reading = reading_of(schema, root)
-    return text if reading is None else value_of(text, *reading)
+    rule = value_rule(schema, root)
+    return text if rule is None else value_of(text, *rule)
 
 
 def value_of(text: str, kinds: int, listed: frozenset[str]) -> Any:

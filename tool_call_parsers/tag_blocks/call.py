@@ -8,10 +8,10 @@ from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Run
 
 
-class Call:
+class OpenCall:
     """A call while it is read."""
 
-    __slots__ = ("arguments", "body", "name", "notes", "start", "told", "wrapped")
+    __slots__ = ("arguments", "body", "name", "notes", "start", "streamed", "wrapped")
 
     def __init__(self, name: str, start: int, body: int, wrapped: bool) -> None:
         self.name = name
@@ -20,7 +20,7 @@ class Call:
         self.wrapped = wrapped
         self.arguments: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.told: ArgumentsText | None = None
+        self.streamed: ArgumentsText | None = None
         """The arguments' JSON text as far as it was told; None where nobody listens."""
 
     def set(self, key: str, value: Any) -> None:
@@ -29,14 +29,14 @@ class Call:
         self.arguments[key] = value
 
 
-class Teller:
+class StringStream:
     """Tells a string value piece by piece."""
 
-    __slots__ = ("position", "run", "told")
+    __slots__ = ("position", "run", "streamed")
 
-    def __init__(self, run: Run, told: ArgumentsText, start: int) -> None:
+    def __init__(self, run: Run, streamed: ArgumentsText, start: int) -> None:
         self.run = run
-        self.told = told
+        self.streamed = streamed
         self.position = start
 
     def upto(self, end: int) -> None:
@@ -48,5 +48,5 @@ class Teller:
 
     def rest(self, end: int) -> None:
         if end > self.position:
-            self.told.characters(self.run.text[self.position : end])
+            self.streamed.characters(self.run.text[self.position : end])
             self.position = end

@@ -19,7 +19,7 @@ from typing import Any
 from tool_call_parsers.engine import RenderCall, Run, Step
 from tool_call_parsers.schema import MAX_DEPTH, coerce, member
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
-from tool_call_parsers.tag_blocks.call import Call, Teller
+from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head
 
 _ELEMENT_BEGIN = re.compile(r"[^\s<>/]?+[^\s<>]*+")
@@ -78,23 +78,23 @@ class NestedTags(TagBlocks):
         end = position + len(key) + 1
         return end if (yield from run.more(end)) and run.text[position:end] == f"{key}>" else None
 
-    def _nests(self, run: Run, call: Call, key: str, position: int) -> Step[bool]:
+    def _nests(self, run: Run, call: OpenCall, key: str, position: int) -> Step[bool]:
         if run.tools.is_string(call.name, key) and run.tools.declares(call.name, key):
             return False
         return (yield from self._closes(run, key, position)) is not None
 
-    def _begins_parameter(self, run: Run, call: Call, key: str, position: int) -> Step[str]:
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int) -> Step[str]:
         # Inside anything but a string, an element is more likely a part of the value.
         if not (run.tools.declares(call.name, key) and run.tools.is_string(call.name, key)):
             return ""
         return (yield from super()._begins_parameter(run, call, key, position))
 
-    def _teller(self, run: Run, call: Call, head: Head, start: int) -> Step[Teller | None]:
+    def _string_stream(self, run: Run, call: OpenCall, head: Head, start: int) -> Step[StringStream | None]:
         if not run.tools.declares(call.name, head.name):
             return None
-        return (yield from super()._teller(run, call, head, start))
+        return (yield from super()._string_stream(run, call, head, start))
 
-    def _read(self, run: Run, call: Call, key: str, typed: str | None, text: str) -> Any:
+    def _read(self, run: Run, call: OpenCall, key: str, typed: str | None, text: str) -> Any:
         schema, root = run.tools.schema(call.name, key)
         if schema is not None and run.tools.is_string(call.name, key):
             return text

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from tool_call_parsers.engine import BlockGrammar, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import BlockGrammar, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
 
 T = TypeVar("T", bound=tuple[str, ...])
@@ -51,7 +51,7 @@ class SuffixedTags(BlockGrammar):
         tags = _with_suffix(self.plain, match[1])
         return (yield from tags.block(run, start, match.end(), f"{opener}{match[1]}>"))
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         return self.plain.render_calls(turn)
 
 

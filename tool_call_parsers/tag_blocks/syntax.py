@@ -17,7 +17,7 @@ from tool_call_parsers.tag_blocks.tags import (
     Beginning,
     Head,
     Mark,
-    Role,
+    TagRole,
     attributes_head,
     equals_head,
 )
@@ -83,16 +83,16 @@ class TagSyntax(BlockGrammar):
         return (*self.unwraps, *self.ends)
 
     @cached_property
-    def _roles(self) -> dict[str, Role]:
+    def _roles(self) -> dict[str, TagRole]:
         return {
-            **dict.fromkeys(self.wraps, Role.WRAP),
-            **dict.fromkeys(self.unwraps, Role.UNWRAP),
-            **dict.fromkeys(self.calls, Role.CALL),
-            **dict.fromkeys(self.ends, Role.END_CALL),
-            **dict.fromkeys(self.parameters, Role.PARAMETER),
-            **dict.fromkeys(self.value_ends, Role.END_VALUE),
-            # Nowhere due but behind a name, and told from the other tags all the same.
-            **dict.fromkeys(filter(None, (self.name_end,)), Role.TEXT),
+            **dict.fromkeys(self.wraps, TagRole.WRAP),
+            **dict.fromkeys(self.unwraps, TagRole.UNWRAP),
+            **dict.fromkeys(self.calls, TagRole.CALL),
+            **dict.fromkeys(self.ends, TagRole.END_CALL),
+            **dict.fromkeys(self.parameters, TagRole.PARAMETER),
+            **dict.fromkeys(self.value_ends, TagRole.END_VALUE),
+            # Nowhere due but behind a name, and streamed from the other tags all the same.
+            **dict.fromkeys(filter(None, (self.name_end,)), TagRole.TEXT),
         }
 
     @cached_property
@@ -151,8 +151,8 @@ class TagSyntax(BlockGrammar):
         begin = re.escape(next(iter(self._roles))[0])
         value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
         value = (r"\n?+" if self.framed else rf"(?!\s*+{re.escape(CDATA)})" if self.cdata else "") + value
-        behind = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
-        follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{behind}))"
+        after = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
+        follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{after}))"
         return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
 
     # -- what stands where --------------------------------------------------------------------------------------------
@@ -177,11 +177,11 @@ class TagSyntax(BlockGrammar):
                 break
             position = yield from run.skip_space(position + len(marker))
         else:
-            return Mark(start, Role.DONE, start)
+            return Mark(start, TagRole.DONE, start)
         if not self._tags.begins(run.text, start):
-            return Mark(start, Role.TEXT, start)
+            return Mark(start, TagRole.TEXT, start)
         meant = {role for tag, role in self._roles.items() if tag.startswith(run.text[start:])}
-        role = Role.DONE if meant <= {Role.END_CALL, Role.UNWRAP, Role.END_VALUE} else Role.CUT
+        role = TagRole.DONE if meant <= {TagRole.END_CALL, TagRole.UNWRAP, TagRole.END_VALUE} else TagRole.CUT
         return Mark(start, role, len(run.text))
 
     def _match(self, run: Run, pattern: re.Pattern[str], start: int, ahead: int = 0) -> Step[re.Match[str] | None]:
@@ -227,6 +227,6 @@ class TagSyntax(BlockGrammar):
         if head is None or head is CUT_HEAD:
             return None
         mark = yield from self._next(run, head.end)
-        if head.closed or mark.role in (Role.PARAMETER, Role.END_CALL) or run.text.startswith("{", mark.start):
+        if head.closed or mark.role in (TagRole.PARAMETER, TagRole.END_CALL) or run.text.startswith("{", mark.start):
             return Beginning(head.name, mark)
         return None

@@ -23,7 +23,7 @@ TYPES = {"true": "string", "false": "json"}
 """What the attribute `string` says."""
 
 
-class Role(Enum):
+class TagRole(Enum):
     """What a tag does, and what else may stand where a tag is due."""
 
     WRAP = 1
@@ -40,14 +40,14 @@ class Role(Enum):
     """No tag."""
 
 
-AFTER_CALL = (Role.UNWRAP, Role.CALL, Role.WRAP, Role.DONE, Role.CUT)
+AFTER_CALL = (TagRole.UNWRAP, TagRole.CALL, TagRole.WRAP, TagRole.DONE, TagRole.CUT)
 
 
 class Mark(NamedTuple):
     """What stands at a position, blanks before it left out."""
 
     start: int
-    role: Role
+    role: TagRole
     end: int
 
 

@@ -21,9 +21,9 @@ import re
 from typing import NamedTuple
 
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.tag_blocks.call import Call, Teller
+from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END, TagSyntax
-from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, Role
+from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, TagRole
 
 _SECTION, _SECTION_END = Needles(CDATA), Needles(CDATA_END)
 _SIBLINGS = 8
@@ -53,16 +53,16 @@ def _without_end(at: int, loose: int | None) -> _Value:
 class TagValues(TagSyntax):
     """Finds the ends of values."""
 
-    def _seek(self, run: Run, start: int, teller: Teller | None) -> Step[re.Match[str] | None]:
-        """The next tag from `start` on; what stands before it is told while waiting."""
+    def _seek(self, run: Run, start: int, stream: StringStream | None) -> Step[re.Match[str] | None]:
+        """The next tag from `start` on; what stands before it is streamed while waiting."""
         tags = self._tags
         while True:
             match = tags.pattern.search(run.text, start)
             if run.final or (match is not None and not self._may_grow(run, match)):
                 return match
             start = tags.unsettled(run.text, start) if match is None else match.start()
-            if teller is not None:
-                teller.upto(start)
+            if stream is not None:
+                stream.upto(start)
             yield
 
     def _may_grow(self, run: Run, match: re.Match[str]) -> bool:
@@ -70,7 +70,9 @@ class TagValues(TagSyntax):
         tags = self._tags
         return match.group() in tags.extendable and len(run.text) - match.start() < tags.longest
 
-    def _value(self, run: Run, call: Call, key: str, start: int, teller: Teller | None) -> Step[_Value | None]:
+    def _value(
+        self, run: Run, call: OpenCall, key: str, start: int, stream: StringStream | None
+    ) -> Step[_Value | None]:
         """Where the value from `start` on ends; None when the text ends in it."""
         position = start
         if self.cdata:
@@ -87,23 +89,23 @@ class TagValues(TagSyntax):
         loose: int | None = None  # the last end tag with text behind it
         while True:
             certain = opener is None and fallback is None and quoted is None and loose is None and not depth
-            match = yield from self._seek(run, position, teller if certain else None)
+            match = yield from self._seek(run, position, stream if certain else None)
             if match is None:
                 break
             at, position = match.span()
             role = self._roles[match.group()]
-            if role is Role.END_VALUE:
-                behind = yield from self._closes(run, opened or key, position)
-                if inner and behind is not None:
+            if role is TagRole.END_VALUE:
+                after = yield from self._closes(run, opened or key, position)
+                if inner and after is not None:
                     inner -= 1
                     continue
-                mark = Mark(position, Role.TEXT, position)
-                if behind is not None:
-                    mark = yield from self._after_value(run, opened or key, behind)
+                mark = Mark(position, TagRole.TEXT, position)
+                if after is not None:
+                    mark = yield from self._after_value(run, opened or key, after)
                 position = mark.start
-                if mark.role is Role.TEXT:
+                if mark.role is TagRole.TEXT:
                     opener, opened = None, ""
-                    if behind is not None and not depth:
+                    if after is not None and not depth:
                         loose = at
                     continue
                 if opener is not None:
@@ -111,35 +113,35 @@ class TagValues(TagSyntax):
                 found = _Value(self._last_end(run, start, at, mark.start), mark.start)
                 if depth:
                     quoted = quoted or found
-                elif mark.role in (Role.PARAMETER, Role.DONE, Role.CUT) or (
-                    mark.role is Role.END_CALL
+                elif mark.role in (TagRole.PARAMETER, TagRole.DONE, TagRole.CUT) or (
+                    mark.role is TagRole.END_CALL
                     and (not call.wrapped or (yield from self._next(run, mark.end)).role in AFTER_CALL)
                 ):
                     return found
                 else:
                     fallback = fallback or found
-            elif opener is not None and role is not Role.TEXT:
+            elif opener is not None and role is not TagRole.TEXT:
                 return _without_end(opener, loose)
-            elif role is Role.END_CALL:
+            elif role is TagRole.END_CALL:
                 closed, unwrapped = position, False
                 if depth:
                     depth -= 1
                 elif fallback is None and (yield from self._next(run, position)).role in AFTER_CALL:
                     fallback = _without_end(at, loose)
-            elif role is Role.UNWRAP:
-                behind_call = closed > start and not run.text[closed:at].strip()
+            elif role is TagRole.UNWRAP:
+                after_call = closed > start and not run.text[closed:at].strip()
                 closed, unwrapped = position, True
-                if not depth and not behind_call and fallback is None:
+                if not depth and not after_call and fallback is None:
                     mark = yield from self._next(run, position)
                     if mark.role in AFTER_CALL:
                         fallback = _Value(at, position, broken=True)
-            elif role is Role.PARAMETER:
+            elif role is TagRole.PARAMETER:
                 if (yield from self._nests(run, call, key, position)):
                     inner += 1
                 elif not depth and fallback is None and (loose is None or run.text[at - 1] == "\n"):
                     opened = yield from self._begins_parameter(run, call, key, position)
                     opener = at if opened else None
-            elif role is Role.CALL and (following := (yield from self._begins_call(run, position))):
+            elif role is TagRole.CALL and (following := (yield from self._begins_call(run, position))):
                 if fallback is not None:
                     return fallback
                 if "quotes" not in run.hints:
@@ -149,7 +151,7 @@ class TagValues(TagSyntax):
         if opener is not None or (quoted is None and (fallback is not None or sibling is None)):
             return fallback if opener is None else None
         mark = yield from self._next(run, closed)
-        if closed == start or mark.role is not Role.DONE:
+        if closed == start or mark.role is not TagRole.DONE:
             return None
         if sibling is not None and (mark.end > mark.start or (call.wrapped and not unwrapped)):
             return None  # more likely a text that shows calls, cut in one of them
@@ -171,12 +173,12 @@ class TagValues(TagSyntax):
         line = run.text[max(start, run.text.rfind("\n", start, at) + 1) : at]
         if (self.between and not self._wrapping.fullmatch(line)) or following.name not in run.tools.names():
             return False
-        if following.mark.role is not Role.PARAMETER:
-            return following.mark.role is not Role.TEXT
+        if following.mark.role is not TagRole.PARAMETER:
+            return following.mark.role is not TagRole.TEXT
         head = yield from self._head(run, following.mark.end, self._parameter_head)
         return head is not None and run.tools.declares(following.name, head.name) is True
 
-    def _nests(self, run: Run, call: Call, key: str, position: int) -> Step[bool]:
+    def _nests(self, run: Run, call: OpenCall, key: str, position: int) -> Step[bool]:
         """Whether the tag before `position` opens an element of the value that has the parameter's own name."""
         yield from ()
         return False
@@ -198,18 +200,18 @@ class TagValues(TagSyntax):
     def _after_value(self, run: Run, key: str, position: int) -> Step[Mark]:
         """What stands behind the end tag of a value, and behind further ones."""
         mark = yield from self._next(run, position)
-        while mark.role is Role.END_VALUE:
-            behind = yield from self._closes(run, key, mark.end)
-            if behind is None:
-                return Mark(mark.start, Role.TEXT, mark.start)
-            mark = yield from self._next(run, behind)
-        if mark.role is Role.PARAMETER and self.heads != "pairs":
+        while mark.role is TagRole.END_VALUE:
+            after = yield from self._closes(run, key, mark.end)
+            if after is None:
+                return Mark(mark.start, TagRole.TEXT, mark.start)
+            mark = yield from self._next(run, after)
+        if mark.role is TagRole.PARAMETER and self.heads != "pairs":
             head = yield from self._head(run, mark.end, self._parameter_head)
             if head is None:
-                return Mark(mark.end, Role.TEXT, mark.end)
+                return Mark(mark.end, TagRole.TEXT, mark.end)
         return mark
 
-    def _begins_parameter(self, run: Run, call: Call, key: str, position: int) -> Step[str]:
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int) -> Step[str]:
         """The name in the opening tag at `position` if it is that of a parameter that the call still lacks, else ""."""
         head = yield from self._head(run, position, self._parameter_head)
         if head is None or head.dangling or head.name in call.arguments or head.name == key:
@@ -225,7 +227,7 @@ class TagValues(TagSyntax):
         while (end := (yield from run.find(_SECTION_END, position))) is not None:
             position = end.end()
             mark = yield from self._next(run, position)
-            if mark.role is Role.END_VALUE:
+            if mark.role is TagRole.END_VALUE:
                 break
         if end is None:
             run.hints.add("open section")  # and so is every later one

@@ -15,7 +15,7 @@ DECODE_OPTIONS: Final[tuple[dict[str, bool], ...]] = (
     {"skip_special_tokens": False},
     {},
 )
-"""Arguments of `decode`, of which the first that a tokenizer takes are its own."""
+"""FoundArguments of `decode`, of which the first that a tokenizer takes are its own."""
 
 
 class Tokenizer(Protocol):
