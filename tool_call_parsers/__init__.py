@@ -1,4 +1,4 @@
-"""Raw completion text to structured tool calls and back, for the wire formats of open models.
+"""Parse raw completion text into structured tool calls, and write it, in the wire formats of open models.
 
 >>> completion = get_parser("hermes").parse(text, tools)
 >>> completion.content, completion.tool_calls, completion.attempts
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tool_call_parsers.parser import Format, StreamingParser, ToolCallParser
     from tool_call_parsers.reasoning import ReasoningFormat, UnknownReasoning, get_reasoning, list_reasoning
 
-# Loaded when they are first asked for: importing the package costs what its result types cost.
+# Loaded on first use, so that importing the package costs no more than importing its result types.
 _LATER = {
     "Detection": "detect",
     "Format": "parser",

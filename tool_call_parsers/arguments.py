@@ -1,4 +1,4 @@
-"""A call's arguments: what stands in their place and what it is worth, and the telling of them while they are read."""
+"""A call's arguments: their status, and their JSON text as a stream sends it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tool_call_parsers.types import CallStatus
 
 
 class FoundArguments(NamedTuple):
-    """FoundArguments as they were found, and what they are worth."""
+    """Arguments as found in the text, with a status."""
 
     status: CallStatus
     value: dict[str, Any]
@@ -21,7 +21,7 @@ class FoundArguments(NamedTuple):
 
 
 def read_arguments(value: object, raw: str) -> FoundArguments:
-    """What a decoded value is worth as arguments: an object, none at all, or an object's JSON text in a string."""
+    """Classify a decoded value as arguments: an object, nothing, or a string with the JSON text of an object."""
     if isinstance(value, dict):
         return FoundArguments(CallStatus.OK, value, raw)
     if value is None:
@@ -39,12 +39,12 @@ def read_arguments(value: object, raw: str) -> FoundArguments:
     elif value == []:
         return FoundArguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
     return FoundArguments(
-        CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are no object but a {type(value).__name__}"
+        CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are not an object but a {type(value).__name__}"
     )
 
 
 class ArgumentsWatch:
-    """Tells the events of arguments while they are being written."""
+    """Sends the JSON text of arguments while the model writes it."""
 
     def __init__(self, run: Run, start: int) -> None:
         self.run, self.sent = run, start
@@ -56,7 +56,7 @@ class ArgumentsWatch:
 
 
 class ArgumentsText:
-    """The JSON text of arguments that are written otherwise: put together, and told, while they are read."""
+    """Builds and sends the JSON text of arguments that the model writes in another form."""
 
     __slots__ = ("_parts", "_run")
 
@@ -65,20 +65,20 @@ class ArgumentsText:
         self._parts: list[str] = []
 
     def add(self, text: str) -> None:
-        """More of the text."""
+        """Add text."""
         self._parts.append(text)
         self._run.send_arguments(text)
 
     def member(self, key: str, value: str = "") -> None:
-        """The next member, with its value or the beginning of that."""
+        """Add a member with its value, or with the beginning of its value."""
         self.add(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def characters(self, text: str) -> None:
-        """More characters of a string."""
+        """Add characters of a string."""
         text = json.dumps(text, ensure_ascii=False)[1:-1]
         self._parts.append(text)
         self._run.send_arguments(text)
 
     def whole(self) -> str:
-        """All of the text, with the closing brace that is not told yet."""
+        """All of the text, with the closing brace that is not sent yet."""
         return "".join(self._parts) + "}" if self._parts else "{}"

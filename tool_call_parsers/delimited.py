@@ -1,6 +1,6 @@
-"""Calls as `call:f{k:<|"|>v<|"|>,n:3,o:{x:[1,true]}}`: strings stand verbatim between delimiters, the rest is JSON's.
+"""Calls as `call:f{k:<|"|>v<|"|>,n:3,o:{x:[1,true]}}`: strings verbatim between delimiters, the rest as JSON.
 
-Nothing is escaped. A delimiter ends its string only before what may follow a string, so that others stay in it.
+Nothing is escaped. A delimiter ends its string only before text that may follow a string; other delimiters are data.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _AFTER_VALUE, _AFTER_KEY = ",}])", ":="
 
 
 class _Failure(Exception):
-    """The arguments cannot be read on."""
+    """The arguments cannot be read further."""
 
     def __init__(self, position: int, reason: str | None = None) -> None:
         self.position = position
         self.reason = reason
-        """None where only the text ends."""
+        """None if the text ends there."""
 
 
 class _Frame(NamedTuple):
-    """A container around the one at hand."""
+    """A container around the current one."""
 
     container: Any
     closing: str
@@ -54,7 +54,7 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Delimited(BlockGrammar):
-    """Calls of keys and values, strings between delimiters."""
+    """Calls of keys and values, with strings between delimiters."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...]
@@ -130,7 +130,7 @@ class Delimited(BlockGrammar):
         return end
 
     def _without_arguments(self, run: Run, start: int, position: int) -> Step[int | None]:
-        """A block that holds a name without brackets, or brackets without a name: its end."""
+        """The end of a block that holds a name without brackets, or brackets without a name."""
         match = _NO_BRACKETS.match(run.text, position)
         if match is None or match.end() - position > _MAX_HEAD:
             return None
@@ -177,7 +177,7 @@ class Delimited(BlockGrammar):
 
 
 class _Reader:
-    """Reads the arguments of one call, and tells of them as they come."""
+    """Reads the arguments of one call, and streams them."""
 
     __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "streamed")
 
@@ -188,10 +188,10 @@ class _Reader:
         self.arguments: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
         self.streamed = ArgumentsText(run) if run.streams else None
-        """The JSON text so far; None when there is nobody to tell."""
+        """The JSON text so far; None if the run does not stream."""
 
     def json_text(self) -> str | None:
-        """All of the JSON text, of which the beginning was sent."""
+        """All of the JSON text, of which the stream has sent the beginning."""
         return self.streamed.whole() if self.streamed is not None else None
 
     def _stream_value(self, value: Any) -> None:
@@ -199,14 +199,14 @@ class _Reader:
             self.streamed.add(json.dumps(value, ensure_ascii=False))
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
-        """What to raise where something else should stand: at the end of the text, half a marker may be it."""
+        """The exception for unexpected text at `position`. Half a marker at the end of the text may be expected."""
         run, marks = self.run, self.grammar._marks
         cut = (yield from run.starts(position, marks)) is None and run.final
         cut = cut and (position == len(run.text) or marks.begins(run.text, position))
         return _Failure(position, None if cut else reason)
 
     def read(self, position: int, closing: str) -> Step[int]:
-        """From followers the opening bracket to followers the one that closes it. Raises `_Failure`."""
+        """Read from after the opening bracket to after its closing bracket. Raises `_Failure`."""
         run, delimiter = self.run, self.grammar.delimiter
         stack: list[_Frame] = []
         container: Any = self.arguments
@@ -259,7 +259,7 @@ class _Reader:
                 raise (yield from self._failure(position, f"neither ',' nor {closing!r}"))
 
     def _key(self, position: int) -> Step[tuple[str, int]]:
-        """The key at `position`, and the position followers what separates it from its value."""
+        """The key at `position`, and the position after its separator."""
         run = self.run
         char = run.text[position : position + 1]
         if char == self.grammar.delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
@@ -284,7 +284,7 @@ class _Reader:
         return key, position + 1
 
     def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:
-        """The string whose opening delimiter stands at `position`, and where it ends."""
+        """The string whose opening delimiter is at `position`, and its end."""
         run, needles = self.run, self.grammar._delimiter
         streamed = self.streamed if stream else None
         start = sent = position = position + needles.longest
@@ -313,7 +313,7 @@ class _Reader:
                 return run.text[start : match.start()], position
 
     def _quoted(self, position: int, followers: str) -> Step[tuple[str, int]]:
-        """A string in quotes, as JSON or Python has it."""
+        """A string in quotes, as in JSON or Python."""
         end = yield from follow_string(self.run, position, followers, self.grammar._tags)
         if end is None:
             raise _Failure(len(self.run.text))
@@ -322,12 +322,12 @@ class _Reader:
         except LiteralError as error:
             raise _Failure(end, error.reason) from None
         if literal.end != end or not isinstance(literal.value, str):
-            raise _Failure(end, "a string followed by what is no literal")
+            raise _Failure(end, "a string followed by text that is not a literal")
         self.notes["quotes instead of delimiters"] = None
         return literal.value, end
 
     def _plain(self, position: int, key: str | None) -> Step[tuple[Any, int]]:
-        """A value without delimiters, and where it ends. `key`: of an argument, None inside containers."""
+        """A value without delimiters, and its end. `key`: the argument's, None inside containers."""
         if self.run.text[position : position + 1] in ('"', "'"):
             return (yield from self._quoted(position, _AFTER_VALUE))
         match = yield from self.run.find_pattern(_SCALAR_END, position, 1)
@@ -349,11 +349,11 @@ class _Reader:
         except LiteralError:
             pass
         if key is not None and not self._may_be_text(key):
-            raise _Failure(end, f"{word[:40]!r} is no value")
+            raise _Failure(end, f"{word[:40]!r} is not a value")
         self.notes["a string without delimiters"] = None
         return word, end
 
     def _may_be_text(self, key: str) -> bool:
-        """Whether the schema allows a string: where it does, 007 is no number."""
+        """Whether the schema allows a string, so that 007 is not a number."""
         schema, root = self.run.tools.schema(self.name, key)
         return bool(coerce("007", {"anyOf": [schema, {"type": "integer"}]}, root) == "007")

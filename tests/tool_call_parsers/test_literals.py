@@ -250,7 +250,7 @@ def test_unescaped_quotes_are_left_alone_where_the_string_may_go_on(text):
         ('{"a": {"b": "c"}}}', {"a": {"b": "c"}}, ("surplus closing bracket",)),
         ("[1]} ]\n}", [1], ("3 surplus closing brackets",)),
         ("('a', 1)", ["a", 1], ("single quotes", "Python tuple")),
-        ("{1: 'a'}", {"1": "a"}, ("a key that is no text", "single quotes")),
+        ("{1: 'a'}", {"1": "a"}, ("a key that is not a string", "single quotes")),
         ("[0x10, 1_000, +1]", [16, 1000, 1], ("Python number",)),
         ('["it\\\'s"]', ["it's"], ("escaped apostrophe",)),
         ('{"a": """b "c" d"""}', {"a": 'b "c" d'}, ("triple quotes",)),

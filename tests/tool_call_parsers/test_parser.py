@@ -79,7 +79,7 @@ def test_every_name_of_the_engines_is_known():
 
 
 def test_an_unknown_name_lists_near_ones():
-    with pytest.raises(UnknownParser, match=r"'qwen3_codr' is unknown; near ones: qwen3_coder.*there are: .*hermes"):
+    with pytest.raises(UnknownParser, match=r"'qwen3_codr' is unknown; similar names: qwen3_coder.*known: .*hermes"):
         get_parser("qwen3_codr")
     with pytest.raises(UnknownParser, match="the checkpoint brings"):
         get_parser("hf")
@@ -96,7 +96,7 @@ def test_a_row_of_ones_own_is_a_format():
     assert (parsed.content, [call.name for call in parsed.tool_calls]) == ("Hi", ["bash"])
     with pytest.raises(ValueError, match="'hermes' is already registered"):
         register_parser(Format("hermes", row.grammar, "none"))
-    with pytest.raises(ValueError, match="'tr' is already registered: it is test_of_a_row"):
+    with pytest.raises(ValueError, match="'tr' is already registered, as test_of_a_row"):
         register_parser("tr")(object)
 
 
@@ -107,7 +107,7 @@ def test_a_parser_of_ones_own_is_found():
             return get_parser("hermes").parse(text.upper(), tools)
 
     assert get_parser("test-of-a-class").parse("a").content == "A"
-    with pytest.raises(ValueError, match="comes from outside"):
+    with pytest.raises(ValueError, match="is registered as a factory"):
         get_parser("test_of_a_class", reasoning="qwen3")
 
 

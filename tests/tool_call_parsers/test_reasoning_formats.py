@@ -50,7 +50,7 @@ def test_names_are_folded_and_distinct() -> None:
 def test_an_unknown_name_names_its_neighbours() -> None:
     with pytest.raises(UnknownReasoning, match=r"'qwen33'.*qwen3"):
         get_reasoning("qwen33")
-    with pytest.raises(UnknownReasoning, match=r"'\?\?'.*there are: .*deepseek_r1"):
+    with pytest.raises(UnknownReasoning, match=r"'\?\?'.*known: .*deepseek_r1"):
         get_reasoning("??")
     with pytest.raises(TypeError, match="name"):
         get_reasoning(None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Headers of words before calls in tags: Muse."""
+"""Headers of words before calls as tags: Muse."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tool_call_parsers.types import CallStatus
 
 
 class NamespacedTags(TagBlocks):
-    """Calls as tags by a model that doubles a name without a namespace: `f.f` for `f`."""
+    """Calls as tags, of a model that doubles a name without a namespace: `f.f` for `f`."""
 
     @cached_property
     def _call_head(self) -> re.Pattern[str]:
-        return re.compile(f"(?:){super()._call_head.pattern}")  # told apart from a parameter's by identity
+        return re.compile(f"(?:){super()._call_head.pattern}")  # another object than a parameter's pattern
 
     def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[TagHead | None]:
         head = yield from super()._head(run, start, pattern)
@@ -31,7 +31,7 @@ class NamespacedTags(TagBlocks):
 
 @dataclass(frozen=True, eq=False)
 class TaggedMessages(WordHeaders):
-    """FoundArguments as tags: Muse."""
+    """Headers of words, with arguments as tags: Muse."""
 
     tags: TagBlocks = field(kw_only=True)
 
@@ -45,7 +45,7 @@ class TaggedMessages(WordHeaders):
 
     def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._openers)) is not None:
-            return MessageHeader(position, position, Channel.CALL)  # the prompt may have written all of the header
+            return MessageHeader(position, position, Channel.CALL)  # the prompt may contain all of the header
         return (yield from super().bare_header(run, position))
 
     def call(self, run: Run, header: MessageHeader) -> Step[int | None]:

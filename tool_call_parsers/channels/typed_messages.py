@@ -1,4 +1,4 @@
-"""Markers that say the kind of content: Inkling."""
+"""Markers that name the kind of content: Inkling."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[\w.\-]{0,128}")
 class TypedMessages(ChannelGrammar):
     """Headers of a marker for the role and one for the kind of content: `<|message_model|>NAME<|content_KIND|>`.
 
-    The name stands before calls only. The marker for the role stands in the prompt, so that the first message of a
+    Only calls have a name. The marker for the role is in the generation prompt, so the first message of a
     completion has none.
     """
 
@@ -25,7 +25,7 @@ class TypedMessages(ChannelGrammar):
     kinds: dict[str, Channel]
     """Channels by the marker for the kind."""
     calls: BlockGrammar
-    """What a call is, its opener being the marker for the kind."""
+    """The grammar of a call. Its opener is the marker for the kind."""
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -53,7 +53,7 @@ class TypedMessages(ChannelGrammar):
 
     def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         header = yield from self._named(run, position, position)
-        # Of a kind without a name its own marker tells, and a word before another kind is text.
+        # A kind without a name has its marker, and a word before another kind is text.
         return header if header is not None and header.channel is Channel.CALL else None
 
     def _named(self, run: Run, start: int, position: int) -> Step[MessageHeader | None]:

@@ -1,4 +1,4 @@
-"""Headers of words: who is spoken to, and on which channel. Harmony, the format of gpt-oss, is the plain case."""
+"""Headers of words, which name a recipient and a channel. Harmony, the format of gpt-oss, is the plain case."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.types import CALLABLE, CallStatus
 
 SECTION_LIMIT = 6
-"""The most markers in a header."""
+"""The maximum number of markers in a header."""
 JUNK_LIMIT = 2
-"""Words in a header that may mean nothing."""
+"""How many unknown words a header may have."""
 _RECIPIENT = re.compile(r"to=([^\s<]*)")
 
 
@@ -24,27 +24,27 @@ _RECIPIENT = re.compile(r"to=([^\s<]*)")
 class WordHeaders(ChannelGrammar):
     """Headers of words: `<|start|>assistant to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>`, in any order.
 
-    A recipient that is no reader names the tool of a call. The header's first words, up to the role, stand in the
-    prompt, so that the first message of a completion has none.
+    A recipient that is not a reader is the tool of a call. The header's first words, up to the role, are in the
+    generation prompt, so the first message of a completion has none.
     """
 
     start: str
     message: str
-    """Marker behind the header."""
+    """The marker after the header."""
     ends: tuple[str, ...]
-    """Markers behind a message."""
+    """The markers after a message."""
     call_ends: tuple[str, ...]
-    """Those of them that only stand behind calls and answers: a message that is neither does not end with one."""
+    """Those of them that only follow calls and answers. Other messages do not end with one."""
     inner: tuple[str, ...]
     """Markers within a header; the first can begin one."""
     channels: dict[str, Channel]
     recipients: dict[str, Channel]
-    """Recipients that are readers, not tools."""
+    """Recipients that are readers and not tools."""
     types: frozenset[str]
     """Words for the type of the body."""
     role: str = "assistant"
     namespace: str = ""
-    """What the names of tools begin with in a header."""
+    """The prefix of a tool's name in a header."""
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -71,7 +71,7 @@ class WordHeaders(ChannelGrammar):
 
     @cached_property
     def _body_ends(self) -> Needles:
-        """What a call's body cannot go beyond where it is no JSON."""
+        """Markers that end a call's body if it is not JSON."""
         return Needles(*self.ends, *self.openers)
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
@@ -107,7 +107,7 @@ class WordHeaders(ChannelGrammar):
     def _words(
         self, run: Run, start: int, end: int, words: list[str], *, bare: bool, cut: bool
     ) -> MessageHeader | None:
-        """What the words of a header say; None when they say nothing."""
+        """The header that the words make; None if they are not a header."""
         channel, recipient, typed, junk = None, None, False, []
         for index, word in enumerate(words):
             if recipient is None and (match := _RECIPIENT.fullmatch(word)) is not None:
@@ -122,8 +122,8 @@ class WordHeaders(ChannelGrammar):
         if recipient is not None:
             kind = self.recipients.get(recipient, Channel.CALL)
         elif typed and kind is Channel.PREAMBLE:
-            kind = Channel.CALL  # arguments, but nobody is named
-        # Prose, too, may begin with such a word or have a marker in it. What is not a call's has no place to be told.
+            kind = Channel.CALL  # arguments without a recipient
+        # Prose may also begin with such a word or contain a marker. Only the header of a call can report an error.
         if len(junk) > (JUNK_LIMIT if kind is Channel.CALL and recipient is not None and not (bare or cut) else 0):
             return None
         errors = [f"unexpected words in the header: {' '.join(junk)}"] if junk else []
@@ -133,11 +133,11 @@ class WordHeaders(ChannelGrammar):
         return MessageHeader(start, end, kind, name, "; ".join(errors) or None, cut)
 
     def _begins(self, word: str) -> bool:
-        """Whether a header's word may begin like this."""
+        """Whether a word of a header may begin like this."""
         return any(known.startswith(word) for known in (self.role, *self.channels, *self.types, "to="))
 
     def json_call(self, run: Run, header: MessageHeader) -> Step[int]:
-        """Read the message of a call whose arguments are JSON: its end."""
+        """Read the message of a call with JSON arguments. Return its end."""
         run.begin_block(header.start)
         run.to_content()
         position = yield from run.skip_space(header.end)
@@ -165,17 +165,17 @@ class WordHeaders(ChannelGrammar):
             end, surplus, followed = yield from self._after(run, end)
             if status in CALLABLE:
                 notes += [f"one {surplus!r} too many"] if surplus else []
-                notes += [] if followed else ["text behind the arguments"]
+                notes += [] if followed else ["text after the arguments"]
                 status = CallStatus.REPAIRED if notes else status
                 if not header.name:
-                    status, notes = CallStatus.MISSING_NAME, ["no recipient is named"]
+                    status, notes = CallStatus.MISSING_NAME, ["the header names no recipient"]
         error = "; ".join(notes) or None
         usable = run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
         (run.skip if usable else run.fail)(end)
         return end
 
     def _other(self, raw: str, cut: bool) -> FoundArguments:
-        """FoundArguments that are no object, nor a list."""
+        """Arguments that are neither an object nor a list."""
         if not raw:
             return FoundArguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
         try:
@@ -185,10 +185,10 @@ class WordHeaders(ChannelGrammar):
         except LiteralError as error:
             if cut and error.incomplete:
                 return FoundArguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
-        return FoundArguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are no JSON")
+        return FoundArguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are not JSON")
 
     def _after(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
-        """What follows arguments that end at `end`: where the message ends, a bracket too many, and whether it ends."""
+        """The end of the message whose arguments end at `end`, a surplus bracket, and whether the message is over."""
         surplus = ""
         while True:
             position = yield from run.skip_space(end)
@@ -205,7 +205,7 @@ class WordHeaders(ChannelGrammar):
 
 
 class Harmony(WordHeaders):
-    """FoundArguments as a JSON object: gpt-oss."""
+    """Headers of words, with arguments as a JSON object: gpt-oss."""
 
     def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         return (yield from self.json_call(run, header))

@@ -27,8 +27,8 @@ _COUNTER = re.compile(r"[\W_]*\d*")
 def read_kimi_header(
     words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
 ) -> CallHeader | None:
-    """`functions.NAME:COUNTER` is name and id. Clients that sent ids of their own in the history taught models others:
-    those name a tool that was offered, or only the arguments tell which it is."""
+    """`functions.NAME:COUNTER` is name and id. Some models write other ids, which clients put into histories: such
+    an id names an offered tool, or only the arguments identify the tool."""
     if not words:
         return None
     native = words[0]
@@ -53,13 +53,13 @@ def read_kimi_header(
 
 
 def _spells(native: str, name: str) -> bool:
-    """Whether an id says `functions`, the name and a counter, with any separators."""
+    """Whether an id consists of `functions`, the name and a counter, with any separators."""
     rest = native.removeprefix("functions").lstrip("._:-")
     return rest.startswith(name) and _COUNTER.fullmatch(rest, len(name)) is not None
 
 
 def write_kimi_id(call: RenderCall) -> str:
-    """The call's own id where it is one of the format's."""
+    """The call's own id if it has the form of the format's ids."""
     return call.id if _KIMI_ID.fullmatch(call.id) else f"functions.{call.name}:{call.index}"
 
 
@@ -75,7 +75,7 @@ def read_mistral_header(
 def read_typed_header(
     words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
 ) -> CallHeader | None:
-    """`NAME`, behind the word `function` or alone."""
+    """`NAME`, after the word `function` or alone."""
     if not words or words == ("function",) or not re.fullmatch(r"[^\s<>{}\[\]|\"'`]{1,256}", words[0]):
         return None
     return CallHeader(words[0])
@@ -136,7 +136,7 @@ FORMATS: tuple[Format, ...] = (
         ),
         "Llama 3.1, 3.2, 3.3, 4",
         ("llama4_json", "llama3", "llama", "llama3.1", "llama3.3"),
-        lossy="a call behind content needs the marker, which these models seldom write",
+        lossy="a call after content needs the marker, which these models seldom write",
     ),
     Format(
         "llama3_custom",

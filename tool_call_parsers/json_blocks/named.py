@@ -1,4 +1,4 @@
-"""Calls with the name in a header and the arguments as a JSON object behind it."""
+"""Calls with the name in a header before a JSON object of arguments."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ FENCES = Needles("```json", "```tool_call", "```tool_code", "```")
 _WORD = re.compile(r"[^\s<>{}\[\]|\"'`]{1,256}")
 _FENCE = "```(?:json)?"
 _AHEAD = 1024
-"""Characters that are looked at first where a value is read that may be none."""
+"""How many characters are read first of a value that may be none."""
 
 
 class CallHeader(NamedTuple):
-    """What stands between a call's opening marker and its arguments."""
+    """The text between a call's opening marker and its arguments."""
 
     name: str
     native_id: str | None = None
     error: str | None = None
-    """What was put right in it."""
+    """What was repaired in it."""
 
 
 @dataclass(frozen=True)
 class NamedJson(BlockGrammar):
-    """The name in a header, the arguments as a JSON object behind it."""
+    """Calls with the name in a header before a JSON object of arguments."""
 
     opens: tuple[str, ...]
     """Spellings of a call's opening marker, the canonical one first."""
@@ -45,21 +45,21 @@ class NamedJson(BlockGrammar):
     marks: tuple[str, ...] = ()
     """Markers inside the header."""
     argument_marks: tuple[str, ...] = ()
-    """The one of `marks` behind which the arguments stand. A fence is one in every format."""
+    """Those of `marks` that precede the arguments. A code fence does in every format."""
     fillers: tuple[str, ...] = ()
     """Words of the header that are not the name."""
     reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], CallHeader | None] | None = None
-    """Makes name and id of the words of a header; the arguments are None while they are to come. None: no name."""
+    """Reads name and id from the words of a header; None if they hold no name. The arguments are None at first."""
     next_mark: str | None = None
-    """A further call may lack its opening marker where a word and this marker stand behind a call."""
+    """A further call may lack its opening marker if a word and this marker follow a call."""
     separators: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
-    """What the model writes before and behind all calls of a turn."""
+    """The text before and after all calls of a turn."""
     call: str = ""
-    """A call as it is written: `%(name)s`, `%(arguments)s`, `%(id)s`."""
+    """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`."""
     between: str = ""
     writing: Callable[[RenderCall], str] | None = None
-    """Makes the id that is written."""
+    """Makes the id to write."""
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -134,7 +134,7 @@ class NamedJson(BlockGrammar):
                 return end
 
     def _unmarked(self, run: Run, position: int) -> Step[bool]:
-        """Whether a word and `next_mark` stand at `position`."""
+        """Whether a word and `next_mark` are at `position`."""
         assert self.next_mark is not None
         while True:
             word = _WORD.match(run.text, position)
@@ -145,7 +145,7 @@ class NamedJson(BlockGrammar):
         return end > position and (yield from run.starts(end, Needles(self.next_mark))) is not None
 
     def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[int | None]:
-        """One call: its markup begins at `start`, its header at `position`."""
+        """Read one call, which begins at `start` and whose header begins at `position`."""
         stop = yield from run.find(self._header_end, position)
         header_end = stop.start() if stop is not None else len(run.text)
         other = self._other_arguments(run.text, position, header_end)
@@ -197,7 +197,7 @@ class NamedJson(BlockGrammar):
         return end
 
     def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:
-        """Where arguments begin that are no object; None when there are none before `header_end`."""
+        """Where arguments that are not an object begin; None if there are none before `header_end`."""
         named, end = False, position
         for mark in self._marks.finditer(text, position, header_end):
             word = text[end : mark.start()].strip()
@@ -213,7 +213,7 @@ class NamedJson(BlockGrammar):
         return None
 
     def _read_other(self, run: Run, start: int) -> Step[tuple[int, FoundArguments]]:
-        """FoundArguments that are no object: where they end, and what they are worth."""
+        """Read arguments that are not an object. Return their end, and the arguments with a status."""
         tried = 0
         while True:
             if run.final or len(run.text) >= tried:
@@ -228,7 +228,7 @@ class NamedJson(BlockGrammar):
             yield
         stop = yield from run.find(self._ends, start)
         end = stop.start() if stop is not None else len(run.text)
-        return end, FoundArguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are no JSON")
+        return end, FoundArguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are not JSON")
 
     def _words(self, header: str) -> tuple[str, ...]:
         return tuple(filter(None, map(str.strip, self._marks.split(header))))
@@ -243,7 +243,7 @@ class NamedJson(BlockGrammar):
         return CallHeader(words[0]) if words and _WORD.fullmatch(words[0]) else None
 
     def _end_of_call(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
-        """The end of a call whose JSON ends at `end`, and what there was one too many of."""
+        """The end of a call whose JSON ends at `end`, and the surplus bracket in words."""
         surplus: str | None = None
         while True:
             position = yield from run.skip_space(end)
@@ -267,7 +267,7 @@ class NamedJson(BlockGrammar):
 
 
 def _read_ahead(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start` and where it ends. Looks as far as it needs to: an error costs what stands before it.
+    """The JSON value at `start`, and its end. Reads no further than needed: an error costs the text before it.
 
     Raises `LiteralError`.
     """
@@ -285,7 +285,7 @@ def _read_ahead(text: str, start: int) -> tuple[Any, int]:
 
 
 def _is_json(text: str, start: int) -> bool:
-    """Whether a JSON value and nothing else stands from `start` to the end."""
+    """Whether the text from `start` on is a single JSON value."""
     try:
         return not text[_read_ahead(text, start)[1] :].strip()
     except LiteralError:
@@ -293,7 +293,7 @@ def _is_json(text: str, start: int) -> bool:
 
 
 def _without_name(arguments: dict[str, Any], name: str, tools: ToolIndex) -> dict[str, Any]:
-    """The arguments without the name, where it was found among them."""
+    """The arguments without the name, if it was found among them."""
     if arguments.get("name") == name and not tools.declares(name, "name"):
         return {key: value for key, value in arguments.items() if key != "name"}
     return arguments

@@ -1,7 +1,7 @@
-"""A call as a JSON object: read, and judged as what it is worth, whatever stands around it.
+"""Reads a JSON object as a call, whatever the text around it.
 
-Models misspell the keys, put the arguments beside the name, give a member twice, forget a brace. Where one call can be
-meant, it is that call.
+Models misspell keys, put arguments beside the name, repeat a member, forget a brace. If only one call can be
+meant, the object is that call.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tool_call_parsers.types import CallStatus
 
 _CLOSING_BRACE = re.compile(r"[ \t\r\n]*\}")
 _BESIDES = frozenset({"id", "type", "tool_call_id", "index"})
-"""Members of a call object that are neither its name nor its arguments."""
+"""Members of a call object besides its name and arguments."""
 _LAX_NAMES = ("name", "tool_name", "function", "tool", "function_name")
 _LAX_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
 
@@ -40,20 +40,20 @@ class ReadCall(NamedTuple):
 
 
 class CallObjects(BlockGrammar):
-    """Reads call objects. A subclass says how they are spelled, and reads what stands around them."""
+    """Reads call objects. A subclass defines their spelling, and reads the text around them."""
 
     opens: tuple[str, ...]
     """Spellings of the marker before the objects, the canonical one first."""
     closes: tuple[str, ...]
-    """Spellings of the marker behind them."""
+    """Spellings of the marker after them."""
     name_key: str
     argument_keys: tuple[str, ...]
     id_key: str | None
-    """Key of the call's own id."""
+    """The key of the call's id."""
     single_key: bool
-    """A call is an object with one member: the name, and under it the arguments."""
+    """A call is an object with one member: the name is the key, the arguments are the value."""
     bare_offered: bool
-    """Without a marker only offered tools are called: data looks like other calls."""
+    """Without a marker, only offered tools are called, because data looks like calls."""
 
     @cached_property
     def _ends(self) -> Needles:
@@ -61,7 +61,7 @@ class CallObjects(BlockGrammar):
 
     @cached_property
     def _first_keys(self) -> Needles:
-        """What an object without a marker begins with if it is a call."""
+        """The first key of an object without a marker, if it is a call."""
         return Needles(*(f'"{key}"' for key in (self.name_key, *self.argument_keys, "id", "type", "function")))
 
     @cached_property
@@ -78,7 +78,7 @@ class CallObjects(BlockGrammar):
         return re.compile(rf'\{{{blank}{native}{name}{blank},{blank}"(?:{keys})"{blank}:{blank}(?=\{{)')
 
     def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[ReadCall | None]:
-        """The call object at `position`; None when a bare one is no call. `begin`: of a block that has not begun."""
+        """The call object at `position`; None if a bare one is not a call. `begin`: of a block that has not begun."""
         if (
             not run.streams
             and run.rejections < MANY_REJECTIONS
@@ -88,7 +88,7 @@ class CallObjects(BlockGrammar):
                 literal = read_json(run.text, match.end())
                 closing = _CLOSING_BRACE.match(run.text, literal.end)
                 unoffered = bare and self.bare_offered and match["name"] not in run.tools.names()
-                # The object around them adds a level, and may be one too many.
+                # The enclosing object adds a level, which may be one too many.
                 brackets = run.text.count("{", match.end(), literal.end) + run.text.count("[", match.end(), literal.end)
                 if closing is not None and not unoffered and brackets < MAX_DEPTH:
                     raw = run.text[match.end() : literal.end]
@@ -113,7 +113,7 @@ class CallObjects(BlockGrammar):
         return self._classify(run, read)
 
     def _is_call(self, run: Run, read: JsonValue) -> bool:
-        """Whether an object without a marker is plainly a call: it has a name and arguments."""
+        """Whether an object without a marker is clearly a call, with a name and arguments."""
         keys, name = read.scan.members.keys() if read.scan is not None else (), self._scanned_name(run, read.scan)
         if isinstance(read.value, dict):
             keys, name = read.value.keys(), name or read.value.get(self.name_key)
@@ -124,7 +124,7 @@ class CallObjects(BlockGrammar):
         return name in run.tools.names() and any(key in keys for key in _LAX_ARGUMENTS)
 
     def _classify(self, run: Run, read: JsonValue) -> ReadCall:
-        """What the object is worth as a call."""
+        """The object as a call with a status."""
         if read.status is CallStatus.INCOMPLETE:
             return self._cut_call(run, read)
         if read.status is CallStatus.INVALID_JSON:
@@ -176,8 +176,8 @@ class CallObjects(BlockGrammar):
         )
 
     def _repair(self, run: Run, read: JsonValue, scan: JsonScan) -> ReadCall | None:
-        """A call whose arguments are whole and come once more behind themselves, or whose last brace is missing in a
-        list; None for all that is broken otherwise."""
+        """A call whose complete arguments are repeated after themselves, or whose last brace is missing in a list; None
+        if the call is broken in another way."""
         name = self._scanned_name(run, scan)
         member = self._scanned_arguments(scan)
         if not name or member is None or member.end is None or run.text[member.start] != "{":
@@ -203,7 +203,7 @@ class CallObjects(BlockGrammar):
         return ReadCall(CallStatus.REPAIRED, read.start, end, name, arguments, raw, error, native)
 
     def _keys(self, value: Mapping[str, Any], notes: list[str]) -> tuple[str, str | None]:
-        """The key of the name, and that of the arguments; both the same where it is the name itself."""
+        """The key of the name and the key of the arguments. Both are the same if the key is the name."""
         if self.single_key and len(value) == 1:
             (only,) = value
             return only, only
@@ -222,7 +222,7 @@ class CallObjects(BlockGrammar):
         return name_key, key
 
     def _first_members(self, run: Run, value: Mapping[str, Any], scan: JsonScan) -> tuple[dict[str, Any], list[str]]:
-        """Of a name or arguments that come twice the first counts: a stream has told it already."""
+        """The first of repeated names or arguments counts, because a stream has sent it already."""
         first, doubled = dict(value), []
         keys = (self.name_key, *self.argument_keys, *((self.id_key,) if self.id_key else ()))
         for key in scan.members:
@@ -236,23 +236,23 @@ class CallObjects(BlockGrammar):
         return first, doubled
 
     def _scanned_name(self, run: Run, scan: JsonScan | None) -> str | None:
-        """The name as far as a scan has seen it, if it is whole."""
+        """The name, if the scan has read it completely."""
         if scan is not None and self.single_key:
             return next(iter(scan.members), "").strip() or None
         name = _scanned_text(run, scan, self.name_key)
         return name.strip() if name else None
 
     def _scanned_id(self, run: Run, scan: JsonScan | None) -> str | None:
-        """The call's own id as far as a scan has seen it, if it is whole."""
+        """The call's native id, if the scan has read it completely."""
         return _scanned_text(run, scan, self.id_key) if self.id_key else None
 
     def _scanned_arguments(self, scan: JsonScan) -> Member | None:
-        """The first member that holds arguments, as far as a scan has seen it."""
+        """The first member with arguments, as far as the scan has read it."""
         keys = scan.members if self.single_key else self.argument_keys
         return next((scan.members[key] for key in scan.members if key in keys), None)
 
     def _cut_call(self, run: Run, read: JsonValue) -> ReadCall:
-        """An object that the end of the text cuts off: a call all the same if only its closing brace is missing."""
+        """An object that the end of the text cuts off. It is a call if only its closing brace is missing."""
         scan, name = read.scan, self._scanned_name(run, read.scan)
         native = self._scanned_id(run, scan)
         if scan is not None and name and scan.depth == 1:
@@ -270,7 +270,7 @@ class CallObjects(BlockGrammar):
 
 
 def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:
-    """The value of a member that is a string and whole as far as a scan has seen it."""
+    """The value of a string member, if the scan has read it completely."""
     member = scan.members.get(key) if scan is not None else None
     if member is None or member.end is None or run.text[member.start] != '"':
         return None
@@ -281,7 +281,7 @@ def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:
 
 
 class _Watch:
-    """Tells the events of a call object while it is being written."""
+    """Sends the events of a call object while the model writes it."""
 
     def __init__(self, run: Run, grammar: CallObjects, begin: int | None, bare: bool) -> None:
         self.run, self.grammar, self.begin, self.bare = run, grammar, begin, bare
@@ -296,7 +296,7 @@ class _Watch:
             if not name or member is None or run.text[member.start] != "{":
                 return
             if grammar.id_key and not native and not self._has_no_id(scan):
-                return  # an id that is yet to come would come too late
+                return  # the id must come first
             if self.bare and grammar.bare_offered and name not in run.tools.names():
                 return
             if self.begin is not None:
@@ -310,5 +310,5 @@ class _Watch:
             self.sent = end
 
     def _has_no_id(self, scan: JsonScan) -> bool:
-        """Whether the object is whole and nowhere speaks of an id."""
+        """Whether the object is complete and contains no id."""
         return scan.closed and self.run.text.find(f'"{self.grammar.id_key}"', scan.start, scan.position) < 0

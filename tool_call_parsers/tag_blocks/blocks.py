@@ -21,23 +21,23 @@ from tool_call_parsers.types import CallStatus
 
 _ANY_JSON = {"type": ["null", "integer", "number", "boolean", "object", "array"]}
 _NAME = re.compile(r"(?=(?>(?:[\W_])*)\w)[^\s<>\"'{}]++")
-"""What can be the name of a tool that was not offered."""
+"""A possible name of a tool that was not offered."""
 _CDATA_SPLIT = "]]]]><![CDATA[>"
 _FENCE = Needles("```")
 _OPENS_CALL = (TagRole.CALL, TagRole.WRAP)
 
 
 class _Done(NamedTuple):
-    """An attempt that is over."""
+    """A finished attempt."""
 
     end: int
     over: bool
-    """And the block with it."""
+    """The block is finished, too."""
     usable: bool = False
 
 
 class _ForeignJson(JsonBlocks):
-    """Calls as JSON where the format writes tags."""
+    """Calls as JSON in a format of tags."""
 
     def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[Any]:
         call = yield from super()._object(run, position, bare, begin)
@@ -82,7 +82,7 @@ class TagBlocks(TagValues):
         return end
 
     def _calls(self, run: Run, start: int, mark: Mark, wrapped: bool) -> Step[int | None]:
-        """The calls of a block, the first of which opens at `mark`: their end, or None when they are only text."""
+        """Read the calls of a block, of which the first opens at `mark`. Return their end; None if they are text."""
         done = yield from self._call(run, start, mark, wrapped, first=True)
         while done is not None and not done.over:
             mark = yield from self._next(run, done.end)
@@ -103,7 +103,7 @@ class TagBlocks(TagValues):
             position = start + len(filler)
 
     def _after_calls(self, run: Run, done: _Done, mark: Mark) -> Step[int]:
-        """The rest of a wrapper: text in it is content, its end tag is none."""
+        """Read the rest of a wrapper: text in it is content, its end tag is dropped."""
         if mark.role is TagRole.TEXT and done.usable:
             marker = yield from run.next_marker(run.markers.all, done.end)
             if marker is not None and self._roles.get(marker.group()) is TagRole.UNWRAP:
@@ -114,7 +114,7 @@ class TagBlocks(TagValues):
         return done.end
 
     def _call(self, run: Run, begin: int, mark: Mark, wrapped: bool, first: bool) -> Step[_Done | None]:
-        """The call whose opening tag is at `mark`, as an attempt from `begin` on; None when it is only text."""
+        """Read the call whose opening tag is at `mark`, as an attempt from `begin` on; None if it is only text."""
         tag = run.text[mark.start : mark.end]
         if self.heads == "pairs":
             position = yield from run.skip_space(mark.end)
@@ -180,13 +180,13 @@ class TagBlocks(TagValues):
         return (yield from self._broken(run, call, mark.start))
 
     def _needs_nothing(self, run: Run, name: str, mark: Mark) -> bool:
-        """Whether a name and the tag behind it, which opens or closes something else, are a call without its end tag:
-        of a tool that was offered and needs no arguments."""
+        """Whether a name and the tag after it, which opens or closes something else, are a call without its end tag:
+        the tool was offered and needs no arguments."""
         offered = name in run.tools.names() and not run.tools.required(name)
         return offered and self.heads == "pairs" and mark.role in (*_OPENS_CALL, TagRole.UNWRAP)
 
     def _usual_parameters(self, run: Run, call: OpenCall, position: int) -> int:
-        """Read parameters of the usual shape, to the same effect as `_parameter`: the position behind them."""
+        """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
         while match := self._usual.match(run.text, position):
             key, typed, text = match.groups()
@@ -197,7 +197,7 @@ class TagBlocks(TagValues):
         return position
 
     def _parameter(self, run: Run, call: OpenCall, mark: Mark) -> Step[int | _Done]:
-        """Read a parameter: where to go on, or the end of the attempt."""
+        """Read a parameter. Return where to continue, or the end of the attempt."""
         head = yield from self._head(run, mark.end, self._parameter_head)
         if head is CUT_HEAD:
             return self._cut(run, call)
@@ -223,18 +223,18 @@ class TagBlocks(TagValues):
         end = value.end
         if value.broken:
             return (yield from self._broken(run, call, value.end))
-        # A closed value ends with a newline only where framing adds one; one without its end tag, before the next tag.
+        # A closed value ends with a newline only if framing adds one; one without its end tag, before the next tag.
         if (self.framed or value.unclosed or head.open_end) and end > start and run.text[end - 1] == "\n":
             end -= 1
         if value.note:
             call.notes.append(value.note)
-        elif value.unclosed and self.heads == "pairs":  # elsewhere the models' own parsers take it for granted
+        elif value.unclosed and self.heads == "pairs":  # elsewhere the models' own parsers accept it
             call.notes.append("the end tag of a value is missing")
         self._store(run, call, head, start, end, stream)
         return value.resume
 
     def _string_stream(self, run: Run, call: OpenCall, head: Head, start: int) -> Step[StringStream | None]:
-        """Begin to tell a parameter that is certain to be a string."""
+        """Begin to stream a parameter that is certainly a string."""
         if call.streamed is None:
             return None
         if head.name == self.unwrapped and not call.arguments and run.tools.declares(call.name, head.name) is False:
@@ -258,7 +258,7 @@ class TagBlocks(TagValues):
             call.streamed.member(head.name, json.dumps(value, ensure_ascii=False))
 
     def _read(self, run: Run, call: OpenCall, key: str, typed: str | None, text: str) -> Any:
-        """The value that a text stands for."""
+        """The value of a parameter's text."""
         if self.cdata and (bare := text.strip()).startswith(CDATA) and bare.endswith(CDATA_END):
             text = bare[len(CDATA) : -len(CDATA_END)].replace(_CDATA_SPLIT, CDATA_END)
             if typed is not None or CDATA in text:
@@ -268,7 +268,7 @@ class TagBlocks(TagValues):
     # -- the end of a call --------------------------------------------------------------------------------------------
 
     def _closed(self, run: Run, call: OpenCall, raw_end: int, end: int) -> Step[_Done]:
-        """The call is whole; its markup ends at `end`, or with the wrapper's end tag behind that."""
+        """Record a complete call, whose tags end at `end`, or with the end tag of the wrapper that follows."""
         over = not call.wrapped
         if call.wrapped:
             mark = yield from self._next(run, end)
@@ -282,7 +282,7 @@ class TagBlocks(TagValues):
         if not call.name:
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         elif not _can_name(run, call.name):
-            status, error = CallStatus.MALFORMED, "the call's name is none"
+            status, error = CallStatus.MALFORMED, "the call's name is invalid"
         elif call.notes:
             status, error = CallStatus.REPAIRED, "; ".join(dict.fromkeys(call.notes))
         usable = run.end_call(call.start, end, status, call.name, call.arguments, raw, error=error, json_text=json_text)
@@ -298,7 +298,7 @@ class TagBlocks(TagValues):
                 call.notes.append("all arguments as one parameter")
 
     def _cut(self, run: Run, call: OpenCall) -> _Done:
-        """The text ends in the call."""
+        """Record a call that the end of the text cuts off."""
         text, end = run.text, len(run.text)
         ends = [marker for marker, kind in run.markers.kinds.items() if kind is Marker.END]
         while True:
@@ -316,7 +316,7 @@ class TagBlocks(TagValues):
         return _Done(end, True)
 
     def _nameless(self, run: Run, call: OpenCall, position: int) -> Step[_Done | None]:
-        """A call without a name that holds no parameter either: an attempt only if it has its end tag."""
+        """A call without a name or parameters: an attempt only if it has its end tag."""
         match = yield from run.find(self._closing, position)
         if match is None or self._roles[match.group()] is not TagRole.END_CALL:
             return None
@@ -324,7 +324,7 @@ class TagBlocks(TagValues):
         return (yield from self._broken(run, call, position))
 
     def _broken(self, run: Run, call: OpenCall, position: int) -> Step[_Done]:
-        """What stands at `position` is no parameter: the attempt ends with the call's end tag, or before other tags."""
+        """Record an attempt with other text in place of a parameter. It ends at the call's end tag or before others."""
         match = yield from run.find(self._closing, position)
         role = self._roles[match.group()] if match is not None else TagRole.DONE
         end = len(run.text) if match is None else match.end() if role is TagRole.END_CALL else match.start()
@@ -335,7 +335,7 @@ class TagBlocks(TagValues):
         return _Done(end, not call.wrapped)
 
     def _json_arguments(self, run: Run, call: OpenCall, start: int) -> Step[_Done]:
-        """The arguments as one JSON object between the tags of a call."""
+        """Read the arguments as one JSON object between the tags of a call."""
         call.streamed = None
         read = yield from read_value(run, start, self._closing)
         if read.status is CallStatus.INCOMPLETE:
@@ -373,12 +373,12 @@ class TagBlocks(TagValues):
 
 
 def _can_name(run: Run, name: str) -> bool:
-    """Whether a tool can have that name."""
+    """Whether a tool can have the name."""
     return _NAME.fullmatch(name) is not None or name in run.tools.names()
 
 
 def _typed(text: str, kind: str) -> Any:
-    """A value whose type the markup tells."""
+    """A value whose type the tags state."""
     if kind == "string":
         return text
     if text.lstrip()[:1] == '"' and kind == "json":

@@ -1,4 +1,4 @@
-"""A call while it is read, and the telling of its arguments."""
+"""A call while it is read, and the stream of its arguments."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class OpenCall:
         self.arguments: dict[str, Any] = {}
         self.notes: list[str] = []
         self.streamed: ArgumentsText | None = None
-        """The arguments' JSON text as far as it was told; None where nobody listens."""
+        """The arguments' JSON text as far as it was sent; None if the run does not stream."""
 
     def set(self, key: str, value: Any) -> None:
-        """The last of several parameters of one name counts, where it stands."""
+        """Set an argument. Of repeated parameters the last counts, in the last place."""
         self.arguments.pop(key, None)
         self.arguments[key] = value
 
 
 class StringStream:
-    """Tells a string value piece by piece."""
+    """Sends a string value piece by piece."""
 
     __slots__ = ("position", "run", "streamed")
 
@@ -40,7 +40,7 @@ class StringStream:
         self.position = start
 
     def upto(self, end: int) -> None:
-        """The text before `end` belongs to the value, but for a newline at its end, which may be framing."""
+        """Send the text before `end`, except for a newline at its end, which may be framing."""
         text = self.run.text
         if end > self.position and text[end - 1] == "\n":
             end -= 1

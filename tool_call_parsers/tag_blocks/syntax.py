@@ -1,4 +1,4 @@
-"""How a format spells its tags, and which of them stands where."""
+"""The tags of a format, and their order."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 @dataclass(frozen=True)
 class TagSyntax(BlockGrammar):
-    """The tags of a format. Of several spellings of one the first is written."""
+    """The tags of a format. Of several spellings the first is written."""
 
     heads: Literal["equals", "attributes", "pairs"]
-    """Where names stand: `<function=f>`, `<invoke name="f">`, or behind the tag, with keys in tags of their own."""
+    """The place of names: `<function=f>`, `<invoke name="f">`, or after the tag, with keys in tags of their own."""
     calls: tuple[str, ...]
     """Opening tags of a call, up to the name."""
     ends: tuple[str, ...]
@@ -40,15 +40,15 @@ class TagSyntax(BlockGrammar):
     wraps: tuple[str, ...] = ()
     unwraps: tuple[str, ...] = ()
     fillers: tuple[str, ...] = ()
-    """What may stand between a wrapper and a call and says nothing."""
+    """Texts without meaning that may occur between a wrapper and a call."""
     pair: tuple[str, str] = ("", "")
     """Pairs: the end tag of a key, the opening tag of a value."""
     key_type: tuple[str, str] = ("", "")
     """Pairs: tags around a type between a key and its value."""
     name_end: str = ""
-    """Pairs: what stands behind the name."""
+    """Pairs: the text after the name."""
     framed: bool = False
-    """A newline on each side of a value is markup."""
+    """A newline on each side of a value is framing."""
     cdata: bool = False
     """A value may be a CDATA section."""
     open_end: bool = False
@@ -56,21 +56,21 @@ class TagSyntax(BlockGrammar):
     unwrapped: str = ""
     """A parameter that, undeclared and alone, holds all arguments as an object."""
     json: JsonBlocks | None = None
-    """Calls as JSON behind the same tags, where the format has them."""
+    """Calls as JSON after the same tags, if the format has them."""
     writes_json: bool = False
     """Calls are written as `json` writes them."""
     separators: tuple[str, ...] = ("\n\n", "\n")
     separates: bool = False
     trail: str = ""
     around: tuple[str, str] = ("", "")
-    """What is written before and behind all calls of a turn."""
+    """The text before and after all calls of a turn."""
     between: str = "\n"
     call: str = ""
-    """A call as it is written: `{name}`, `{parameters}`."""
+    """The text of a call: `{name}`, `{parameters}`."""
     parameter: str = ""
-    """A parameter as it is written, with what follows it: `{key}`, `{value}`, `{string}` ("true" or "false")."""
+    """The text of a parameter and its framing: `{key}`, `{value}`, `{string}` ("true" or "false")."""
     empty: str = ""
-    """What is written for no parameters."""
+    """The text in place of parameters if there are none."""
 
     # -- derived ------------------------------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class TagSyntax(BlockGrammar):
             **dict.fromkeys(self.ends, TagRole.END_CALL),
             **dict.fromkeys(self.parameters, TagRole.PARAMETER),
             **dict.fromkeys(self.value_ends, TagRole.END_VALUE),
-            # Nowhere due but behind a name, and streamed from the other tags all the same.
+            # Valid only after a name, and must differ from the other tags.
             **dict.fromkeys(filter(None, (self.name_end,)), TagRole.TEXT),
         }
 
@@ -132,8 +132,8 @@ class TagSyntax(BlockGrammar):
 
     @cached_property
     def _usual(self) -> re.Pattern[str] | None:
-        """A whole parameter of the usual shape: its value ends at the first tag, and behind that stands what may follow
-        it. Its groups are name, type and value. None where a pattern cannot tell."""
+        """A whole parameter of the usual shape: its value ends at the first tag, and valid text follows.
+        Its groups are name, type and value. None if a pattern cannot decide."""
         if self._tags.extendable or len({tag[0] for tag in self._roles}) > 1:
             return None
 
@@ -155,10 +155,10 @@ class TagSyntax(BlockGrammar):
         follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{after}))"
         return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
 
-    # -- what stands where --------------------------------------------------------------------------------------------
+    # -- reading tags --------------------------------------------------------------------------------------------------
 
     def _next(self, run: Run, position: int) -> Step[Mark]:
-        """What stands at `position`."""
+        """The mark at `position`."""
         match = self._tag.match(run.text, position)
         if match is None or match[1] in self._tags.extendable:
             position = yield from run.skip_space(position)
@@ -169,7 +169,7 @@ class TagSyntax(BlockGrammar):
         return Mark(match.start(1), self._roles[match[1]], match.end())
 
     def _no_tag(self, run: Run, start: int) -> Step[Mark]:
-        """What no tag at `start` means."""
+        """The mark for text at `start` that is not a tag."""
         position = start
         while position < len(run.text):
             marker = yield from run.starts(position, run.markers.all)
@@ -185,7 +185,7 @@ class TagSyntax(BlockGrammar):
         return Mark(start, role, len(run.text))
 
     def _match(self, run: Run, pattern: re.Pattern[str], start: int, ahead: int = 0) -> Step[re.Match[str] | None]:
-        """The head at `start`, trusted when `ahead` characters behind it are there."""
+        """The head at `start`, final once `ahead` characters after it have arrived."""
         while True:
             match = pattern.match(run.text, start, start + HEAD_LIMIT)
             if run.final or len(run.text) >= start + HEAD_LIMIT or (match and match.end() + ahead <= len(run.text)):
@@ -193,7 +193,7 @@ class TagSyntax(BlockGrammar):
             yield
 
     def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[Head | None]:
-        """The rest of an opening tag from behind its first word on; None where it is none."""
+        """The rest of an opening tag after its first word; None if it is not a tag."""
         names_call = pattern is self._call_head
         ahead = self._tags.longest + len(self.name_end + self.pair[0]) if self.heads == "pairs" else 0
         match = yield from self._match(run, pattern, start, ahead)
@@ -210,7 +210,7 @@ class TagSyntax(BlockGrammar):
         return Head(match[1].strip(), match.end(), kind, note, dangling=match[4] is None)
 
     def _unread(self, run: Run, start: int, named: bool = False) -> Head | None:
-        """What a head is that no pattern matches: cut if the text ends in what could have become one."""
+        """A head that no pattern matches: cut if the text ends in a possible head."""
         tail = run.text[start : start + HEAD_LIMIT].strip()
         if not run.final or len(run.text) - start >= HEAD_LIMIT:
             return None
@@ -222,7 +222,7 @@ class TagSyntax(BlockGrammar):
         return None if named else CUT_HEAD
 
     def _begins_call(self, run: Run, start: int) -> Step[Beginning | None]:
-        """The beginning of the call whose opening tag ends at `start`; None if it is none, to judge by that."""
+        """The beginning of the call whose opening tag ends at `start`; None if no call begins there."""
         head = yield from self._head(run, start, self._call_head)
         if head is None or head is CUT_HEAD:
             return None
