@@ -59,6 +59,7 @@ class Delimited(BlockGrammar):
     openers: tuple[str, ...]
     closers: tuple[str, ...]
     delimiter: str
+    """The mark before and after a string."""
     separators: tuple[str, ...] = ()
     calls_first: bool = False
     """The model's template writes the calls before the content."""

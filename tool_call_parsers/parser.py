@@ -35,9 +35,11 @@ class Format:
     name: str
     """vLLM's spelling where vLLM has the format."""
     grammar: Grammar
+    """How calls are read and written."""
     models: str
     """The models that write it."""
     aliases: tuple[str, ...] = ()
+    """Other names."""
     reasoning: str | None = None
     """The reasoning format of its models, by name. `reasoning="auto"` selects it."""
     channels: bool = False

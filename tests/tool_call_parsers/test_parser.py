@@ -81,7 +81,7 @@ def test_every_name_of_the_engines_is_known():
 def test_an_unknown_name_lists_near_ones():
     with pytest.raises(UnknownParser, match=r"'qwen3_codr' is unknown; similar names: qwen3_coder.*known: .*hermes"):
         get_parser("qwen3_codr")
-    with pytest.raises(UnknownParser, match="the checkpoint brings"):
+    with pytest.raises(UnknownParser, match="comes with the checkpoint"):
         get_parser("hf")
     with pytest.raises(UnknownReasoning, match="qwen3"):
         get_parser("hermes", reasoning="qwen4")

@@ -29,6 +29,7 @@ class WordHeaders(ChannelGrammar):
     """
 
     start: str
+    """The marker before the header."""
     message: str
     """The marker after the header."""
     ends: tuple[str, ...]
@@ -38,11 +39,13 @@ class WordHeaders(ChannelGrammar):
     inner: tuple[str, ...]
     """Markers within a header; the first can begin one."""
     channels: dict[str, Channel]
+    """Channels by their names in a header."""
     recipients: dict[str, Channel]
     """Recipients that are readers and not tools."""
     types: frozenset[str]
     """Words for the type of the body."""
     role: str = "assistant"
+    """The role in the header."""
     namespace: str = ""
     """The prefix of a tool's name in a header."""
 

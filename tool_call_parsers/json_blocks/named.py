@@ -42,6 +42,7 @@ class NamedJson(BlockGrammar):
     sections: tuple[str, ...] = ()
     """Spellings of the marker that opens a section of calls."""
     section_closes: tuple[str, ...] = ()
+    """Spellings of the marker that closes a section."""
     marks: tuple[str, ...] = ()
     """Markers inside the header."""
     argument_marks: tuple[str, ...] = ()
@@ -58,6 +59,7 @@ class NamedJson(BlockGrammar):
     call: str = ""
     """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`."""
     between: str = ""
+    """The text between two calls."""
     writing: Callable[[RenderCall], str] | None = None
     """Makes the id to write."""
 

@@ -47,7 +47,9 @@ class CallObjects(BlockGrammar):
     closes: tuple[str, ...]
     """Spellings of the marker after them."""
     name_key: str
+    """The key of the name."""
     argument_keys: tuple[str, ...]
+    """Keys of the arguments, the canonical one first."""
     id_key: str | None
     """The key of the call's id."""
     single_key: bool

@@ -34,11 +34,15 @@ class TagSyntax(BlockGrammar):
     calls: tuple[str, ...]
     """Opening tags of a call, up to the name."""
     ends: tuple[str, ...]
+    """End tags of a call."""
     parameters: tuple[str, ...]
     """Opening tags of a parameter, up to the name."""
     value_ends: tuple[str, ...]
+    """End tags of a parameter."""
     wraps: tuple[str, ...] = ()
+    """Opening tags of the wrapper around all calls."""
     unwraps: tuple[str, ...] = ()
+    """End tags of the wrapper."""
     fillers: tuple[str, ...] = ()
     """Texts without meaning that may occur between a wrapper and a call."""
     pair: tuple[str, str] = ("", "")
@@ -65,6 +69,7 @@ class TagSyntax(BlockGrammar):
     around: tuple[str, str] = ("", "")
     """The text before and after all calls of a turn."""
     between: str = "\n"
+    """The text between two calls."""
     call: str = ""
     """The text of a call: `{name}`, `{parameters}`."""
     parameter: str = ""
