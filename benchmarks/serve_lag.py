@@ -1,10 +1,10 @@
-"""How long the event loop of an environment waits while groups of 8 x 32k tokens are spooled and posted.
+"""The lag of an environment's event loop while groups of 8 x 32k tokens are spooled and posted.
 
     python benchmarks/serve_lag.py
 
-Posts to Atropos' own `run-api` in a process of its own, with this client and with the one of atroposlib's BaseEnv, and
-prints the longest time between two turns of the loop: as CPU time of this process, which a busy machine leaves alone,
-and as wall time, of which "idle" shows the share of the machine.
+Posts to Atropos' `run-api` in a separate process, with our client and with that of atroposlib's BaseEnv, and
+prints the longest time between two turns of the loop: as CPU time of this process, which a busy machine does not
+change, and as wall time, of which "idle" shows the machine's share.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def group() -> dict[str, Any]:
 
 
 class Lag:
-    """Measures the loop while it is entered. Seconds."""
+    """Measures the loop inside the `with` block. Seconds."""
 
     def __init__(self) -> None:
         self.cpu: list[float] = []

@@ -1,6 +1,6 @@
-"""`serve` over a made-up environment whose rollouts take a moment and whose groups name themselves in their tokens.
+"""`serve` over an artificial environment with short rollouts, whose groups are identified by their tokens.
 
-Run as a program it is the environment process that tests kill: `python -m tests.support.fake_serving URL FOLDER ...`.
+As a program it is the environment process that tests kill: `python -m tests.support.fake_serving URL FOLDER ...`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACE = Pace(poll=0.05, settle=0.2, longest_delay=0.3)
 
 
 def payload(number: int, *, group_size: int = GROUP_SIZE, length: int = LENGTH) -> dict[str, Any]:
-    """Group `number`: its number is the first token of every sequence, and all of it is a function of the number."""
+    """Group `number`: the number is the first token of every sequence, and determines the whole group."""
     draw = random.Random(number)
     tokens = [[number, *(draw.randrange(50_000) for _ in range(length - 1))] for _ in range(group_size)]
     return {
@@ -67,7 +67,7 @@ def build(number: int, info: Any) -> Sendable:
 
 
 class DeadlyApi(RolloutApi):
-    """Kills its process right before or right after group `at` was sent: when nobody here knows whether it arrived."""
+    """Kills its process right before or right after group `at` was sent, when its arrival is unknown here."""
 
     def __init__(self, url: str, *, when: str, at: int) -> None:
         super().__init__(url)
