@@ -7,11 +7,13 @@ out of time, is a result. A caller can therefore tell a broken sandbox from a wr
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lachesis.errors import LachesisError
+
+T = TypeVar("T")
 
 MAX_OUTPUT = 1_000_000
 """Bytes of stdout, and of stderr, that `Sandbox.exec` keeps unless told otherwise."""
@@ -186,6 +188,16 @@ class Process(Protocol):
         ...
 
 
+class CallGuard(Protocol):
+    """What a leased sandbox needs of its lease (`backends.lease.Lease`)."""
+
+    async def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of `call`. Raises `SandboxLost` when the lease is over, or ends before `call` does."""
+        ...
+
+    async def release(self) -> None: ...
+
+
 @runtime_checkable
 class Sandbox(Protocol):
     """One isolated place. Paths are inside paths; relative ones start at `workdir`."""
@@ -277,6 +289,13 @@ class Sandbox(Protocol):
 
         Raises:
             OSError: it cannot be read, or it holds more than `max_bytes` (what came before stays).
+        """
+        ...
+
+    def leased(self, lease: CallGuard) -> Sandbox:
+        """The same sandbox for one lease: every call runs through `lease.run`, and `close` is `lease.release`.
+
+        It has the optional powers of this one (`SupportsPty`, `SupportsSnapshot`), and no others.
         """
         ...
 

@@ -13,16 +13,18 @@ import hmac
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 from .base import BackendError, SandboxLost
 from .executor.wire import CHUNK, PROTOCOL, prove
 from .stream import Attachment, Frame
 from .stream import ByteStream as ByteStream
 from .stream import asyncio_stream as asyncio_stream
+
+T = TypeVar("T")
 
 PATIENCE = 60.0
 """Seconds beyond what a request may take by itself until a silent executor is given up."""
@@ -137,6 +139,10 @@ class Connection:
     def lost(self) -> str | None:
         """Why nothing more can be asked, None as long as something can."""
         return self._lost
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of `call`, which uses the sandbox in another way than by requests. A lease may refuse it."""
+        return await call
 
     async def request(
         self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, **fields: Any

@@ -6,17 +6,30 @@ A backend adds how the executor is started and how it is ended; a subclass of `E
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar, cast
 
-from .base import MAX_OUTPUT, BackendError, ExecResult, OutputChunk, Process, ProcessStatus, SandboxLost, SandboxSpec
+from .base import (
+    MAX_OUTPUT,
+    BackendError,
+    CallGuard,
+    ExecResult,
+    OutputChunk,
+    Process,
+    ProcessStatus,
+    SandboxLost,
+    SandboxSpec,
+)
 from .connection import GRACE, PATIENCE, Connection
 from .executor.wire import PROTOCOL
 from .transfer import Transfer, download, upload
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,5 +276,29 @@ class ExecutorSandbox:
         async with self._transfer("pack", remote) as transfer:
             await download(transfer, os.fspath(local), max_bytes)
 
+    def leased(self, lease: CallGuard) -> Self:
+        view = copy.copy(self)
+        view._connection = cast(Connection, _LeasedConnection(self._connection, lease))
+        view.close = lease.release  # type: ignore[method-assign]
+        return view
+
     async def close(self) -> None:
-        raise BackendError(f"{type(self).__name__} does not say how it is closed")
+        raise NotImplementedError(f"{type(self).__name__} has no close()")
+
+
+class _LeasedConnection:
+    """A connection whose requests run through a lease."""
+
+    def __init__(self, connection: Connection, lease: CallGuard) -> None:
+        self._connection, self._lease = connection, lease
+        self.post = connection.post  # a late `cancel` or `drop` only ends what this lease has begun
+
+    @property
+    def lost(self) -> str | None:
+        return self._connection.lost
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        return await self._lease.run(call)
+
+    async def request(self, op: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+        return await self._lease.run(self._connection.request(op, payload, **fields))

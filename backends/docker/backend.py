@@ -472,6 +472,9 @@ class DockerSandbox(ExecutorSandbox):
             BackendUnavailable: what can be written is in memory, and no part of the root.
             SandboxLost: the sandbox is gone.
         """
+        return await self._connection.guard(self._snapshot())
+
+    async def _snapshot(self) -> str:
         making = self._making
         if self._connection.lost is not None:
             raise SandboxLost(self._connection.lost)

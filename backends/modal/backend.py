@@ -429,7 +429,8 @@ class ModalSandbox(ExecutorSandbox):
         if self._connection.lost is not None:
             raise SandboxLost(self._connection.lost)
         what = f"{self._name} could not be kept as an image"
-        image = await retried(lambda: self._sandbox.snapshot_filesystem.aio(timeout=300), what)
+        keeping = retried(lambda: self._sandbox.snapshot_filesystem.aio(timeout=300), what)
+        image = await self._connection.guard(keeping)
         return image.object_id
 
     async def close(self) -> None:
