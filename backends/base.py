@@ -79,6 +79,19 @@ class SandboxSpec:
             raise ValueError(f"workdir has to be an absolute path, not {self.workdir!r}")
 
 
+def reject_fields(backend: str, spec: SandboxSpec, *fields: str) -> None:
+    """Raise `BackendUnavailable` when `spec` sets one of `fields`, which this backend cannot enforce."""
+    for name in fields:
+        if getattr(spec, name) is not None:
+            raise BackendUnavailable(f"backend {backend!r} cannot enforce {name}. Next step: leave {name} out")
+
+
+def sandbox_title(id: str, labels: Mapping[str, str]) -> str:
+    """The name of a sandbox in messages: its id, and the labels that have a value."""
+    shown = ", ".join(f"{key}={value}" for key, value in labels.items() if value)
+    return f"sandbox {id}" + (f" ({shown})" if shown else "")
+
+
 def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
     """Bytes of each of the file systems in memory that a sandbox gets, where its spec does not say.
 

@@ -20,7 +20,15 @@ from typing import Any, Literal
 import aiodocker
 
 from backends import runtime
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    sandbox_title,
+)
 from backends.connection import Connection
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
@@ -163,8 +171,7 @@ class DockerBackend:
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         id = new_id()
-        labels = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
-        name = f"sandbox {id}" + (f" ({labels})" if labels else "")
+        name = sandbox_title(id, spec.labels)
         try:
             engine, found = await self._engine()
         except EngineError as error:

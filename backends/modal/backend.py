@@ -22,7 +22,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    sandbox_title,
+)
 from backends.connection import GRACE, ByteStream, Connection
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
@@ -156,7 +164,7 @@ class ModalBackend:
         app = await self._app(create=True)
         image = await self._image(spec.image or self._image_name, app)
         id = new_id()
-        name = _title(id, spec.labels)
+        name = sandbox_title(id, spec.labels)
         async with self._shared().turns:
             try:
                 async with asyncio.timeout(self._start_timeout):
@@ -475,11 +483,6 @@ def _refuse(spec: SandboxSpec) -> None:
         raise BackendUnavailable(
             f"{unable} memory_bytes={spec.memory_bytes}: Modal counts in MiB. Next step: ask for more"
         )
-
-
-def _title(id: str, labels: Mapping[str, str]) -> str:
-    shown = ", ".join(f"{key}={value}" for key, value in labels.items())
-    return f"sandbox {id}" + (f" ({shown})" if shown else "")
 
 
 def _tag(value: str) -> str:
