@@ -19,10 +19,10 @@ from hashlib import blake2b
 from typing import Any, TypeVar
 
 from .base import BackendError, SandboxLost
-from .executor.wire import CHUNK, PROTOCOL, prove
-from .stream import Attachment, Frame
-from .stream import ByteStream as ByteStream
-from .stream import asyncio_stream as asyncio_stream
+from .byte_stream import Attachment, Frame
+from .byte_stream import ByteStream as ByteStream
+from .byte_stream import asyncio_stream as asyncio_stream
+from .executor.framing import CHUNK, PROTOCOL, token_proof
 
 T = TypeVar("T")
 
@@ -38,7 +38,7 @@ _UNANSWERED = 3  # pings in a row without an answer; then the stream is given up
 _HANDSHAKE = 10.0  # seconds for which a peer may keep its attachment waiting
 _STAGGER = 1.0  # seconds after which another stream is tried beside one that is silent
 _HANDSHAKES = 16  # attachments that are tried at once
-_STRANGER = 4096  # bytes that a peer may send before it has shown who it is
+_UNVERIFIED_LIMIT = 4096  # bytes that a peer may send before it has shown who it is
 
 
 Dial = Callable[[], Awaitable[ByteStream]]
@@ -55,7 +55,7 @@ class _Unreachable(Exception):
     """No stream could be attached in time; the message says why."""
 
 
-class _Unknown(Exception):
+class _UnknownSession(Exception):
     """Who answered does not know the session."""
 
 
@@ -372,7 +372,7 @@ class Connection:
                         return attachment
                     reason = str(error) or type(error).__name__
                     dial_at = min(dial_at, time.monotonic() + 0.05)
-                    if isinstance(error, _Unknown):  # anybody can say that: it has to be said for a while
+                    if isinstance(error, _UnknownSession):  # anybody can say that: it has to be said for a while
                         unknown_since = unknown_since or time.monotonic()
                         if time.monotonic() - unknown_since > 2.0:
                             raise SandboxLost(reason)
@@ -400,23 +400,23 @@ class Connection:
         attachment = Attachment(stream)
         try:
             async with asyncio.timeout(_HANDSHAKE):
-                hello, _, _ = await attachment.next(_STRANGER)
+                hello, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
                 if hello.get("hello") != PROTOCOL:
                     raise ValueError(f"it speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
                 far, near = str(hello["nonce"]), secrets.token_hex(16)
                 answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": self._received}
                 facts = (far, near, self._received, int(self._sealed))
                 if not hello["fresh"]:
-                    answer["proof"] = prove(self._token, "near", *facts)
+                    answer["proof"] = token_proof(self._token, "near", *facts)
                 elif not self._known:
                     answer["token"] = self._token.hex()  # nothing that could listen has run there yet
                 else:
-                    raise _Unknown("its executor does not know the session: it was started anew")
+                    raise _UnknownSession("its executor does not know the session: it was started anew")
                 attachment.write(Frame.of({**answer, "sealed": int(self._sealed)}))
                 await stream.drain()
-                reply, _, _ = await attachment.next(_STRANGER)
+                reply, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
                 received = int(reply["received"])
-                proof = prove(self._token, "far", *facts, received)
+                proof = token_proof(self._token, "far", *facts, received)
                 if not hmac.compare_digest(proof, str(reply["proof"])):
                     raise ValueError("who answers is not its executor")
                 if self._sealed:

@@ -26,7 +26,7 @@ from .base import (
     SandboxSpec,
 )
 from .connection import GRACE, PATIENCE, Connection
-from .executor.wire import PROTOCOL
+from .executor.framing import PROTOCOL
 from .transfer import Transfer, download, upload
 
 T = TypeVar("T")

@@ -101,7 +101,7 @@ async def download(transfer: Transfer, folder: str, max_bytes: int | None) -> No
 
         def run(call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> None:
             file = io.BufferedReader(_Pulling(lambda: call(_next(parts))), PART)
-            unpack(cast(BinaryIO, file), folder, max_bytes)
+            extract(cast(BinaryIO, file), folder, max_bytes)
 
         await _in_thread(run)
 
@@ -195,7 +195,7 @@ async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None
 # --- a tar archive onto this machine ---------------------------------------------------------------------------------
 
 
-def unpack(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
+def extract(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
     """Extract a tar stream that is not trusted below `folder`.
 
     Every folder on the way is opened without following links, so nothing can land elsewhere; a link is made only if it
@@ -218,12 +218,12 @@ def unpack(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
                     raise OSError(errno.EFBIG, f"it holds more than {max_bytes} bytes", folder)
                 try:
                     _extract(archive, member, root)
-                except _Refused as error:
+                except _UnsafeMember as error:
                     refused.append(f"{member.name} ({error})")
                 if member.isdir():
                     modes.append((member.name, member.mode))
         for name, mode in reversed(modes):  # at the end: a folder may be one that nothing can be written to
-            with contextlib.suppress(_Refused), _opened(root, _split(name)) as inner:
+            with contextlib.suppress(_UnsafeMember), _opened(root, _split(name)) as inner:
                 os.fchmod(inner, mode & 0o777 | 0o700)
     except tarfile.TarError as error:
         raise OSError(errno.EIO, f"what came is damaged: {error}", folder) from None
@@ -234,14 +234,14 @@ def unpack(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
         raise OSError(errno.EPERM, f"refused {named}; everything else was copied", folder)
 
 
-class _Refused(Exception):
+class _UnsafeMember(Exception):
     """A member is not extracted."""
 
 
 def _split(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts:
-        raise _Refused("it would land outside")
+        raise _UnsafeMember("it would land outside")
     return parts
 
 
@@ -257,7 +257,7 @@ def _opened(root: int, parts: list[str]) -> Iterator[int]:
                 inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    raise _Refused("there is something that is no folder in its way") from None
+                    raise _UnsafeMember("there is something that is no folder in its way") from None
                 raise
             os.close(fd)
             fd = inner
@@ -272,17 +272,17 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> No
         with _opened(root, parts):
             return
     if not parts or not (member.isreg() or member.issym()):
-        raise _Refused("it is neither a file nor a folder nor a symbolic link")
+        raise _UnsafeMember("it is neither a file nor a folder nor a symbolic link")
     if member.issym():
         steps = member.linkname.split("/")
         ups = sum(step == ".." for step in steps)
         if steps[0] == "" or ups > len(parts) - 1 or ".." in steps[ups:]:
-            raise _Refused(f"it links to {member.linkname}")
+            raise _UnsafeMember(f"it links to {member.linkname}")
     *folders, name = parts
     with _opened(root, folders) as parent:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
-                raise _Refused("there is a folder of that name")
+                raise _UnsafeMember("there is a folder of that name")
             os.unlink(name, dir_fd=parent)
         if member.issym():
             os.symlink(member.linkname, name, dir_fd=parent)

@@ -51,7 +51,7 @@ from .client import (
 )
 from .container import ID, LABEL, OWNER, Account, Image, Options
 from .images import Pull, ensure_image
-from .link import Link, RelayLink, SocketLink, remove_stale_folders, runtime_volume, tar_of
+from .route import RelayRoute, Route, SocketRoute, remove_stale_folders, runtime_volume, tar_of
 
 START_TIMEOUT = 120.0
 """Seconds from a started container to its executor's first word: engines crawl when many containers start."""
@@ -268,7 +268,7 @@ class _Making:
         self.created = time.time()
         self.labels = containers.labels(id, spec, this_owner(), self.created)
         self.asked = False  # whether the engine may have a container of that name
-        self.link: Link | None = None
+        self.route: Route | None = None
         self.connection: Connection | None = None
 
     async def sandbox(self) -> DockerSandbox:
@@ -282,14 +282,14 @@ class _Making:
             with explained(self.engine, f"starting the container of {self.name}"):
                 async with asyncio.timeout(PATIENCE):
                     await self.docker.containers.container(self.id).start()
-            assert self.link is not None
+            assert self.route is not None
             try:
                 self.connection = await Connection.resumable(
-                    self.link.dial,
+                    self.route.dial,
                     name=self.name,
                     grace=backend._grace,
                     start_timeout=START_TIMEOUT,
-                    sealed=self.link.sealed,
+                    sealed=self.route.sealed,
                 )
             except SandboxLost as error:
                 raise BackendError(f"{self.name} could not be started: {error}") from None
@@ -311,8 +311,8 @@ class _Making:
             if strict:
                 raise
         finally:
-            if self.link is not None:
-                self.link.close()
+            if self.route is not None:
+                self.route.close()
 
     async def still_there(self) -> None:
         """Raises `SandboxLost` when the container has ended, and tells why."""
@@ -334,7 +334,7 @@ class _Making:
     # the container
 
     async def _create(self, image: Image, workdir: str, account: Account) -> bool:
-        """Create it, with the link and the way of limiting the disk that this engine allows.
+        """Create it, with the route and the way of limiting the disk that this engine allows.
 
         Returns whether what can be written is in memory.
         """
@@ -354,16 +354,16 @@ class _Making:
                         f"storage ({self.facts.storage}) cannot limit it; set workdir to a folder that is not in the "
                         "image, or leave disk_bytes out"
                     )
-            if self.link is None:
-                self.link = await self._open_link(image)
+            if self.route is None:
+                self.route = await self._open_link(image)
             config = containers.container(
                 self.spec,
                 image,
                 self.facts,
                 backend._options,
                 workdir=workdir if is_root else "/",
-                command=runtime.runtime_command(*self.link.arguments),
-                mounts=self.link.mounts,
+                command=runtime.runtime_command(*self.route.arguments),
+                mounts=self.route.mounts,
                 labels=self.labels,
                 scratch=list(dict.fromkeys(scratch)),
                 quota=quota,
@@ -377,8 +377,8 @@ class _Making:
                 if quota and error.status in (400, 500) and containers.is_quota_refusal(str(error)):
                     backend._quota = False
                 elif backend._transport == "auto" and containers.is_missing_source(str(error)):
-                    self.link.close()
-                    backend._transport, self.link = "exec", None
+                    self.route.close()
+                    backend._transport, self.route = "exec", None
                 else:
                     raise
 
@@ -388,14 +388,14 @@ class _Making:
         with explained(self.engine, f"creating the container of {self.name}"):
             await finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
 
-    async def _open_link(self, image: Image) -> Link:
+    async def _open_link(self, image: Image) -> Route:
         how = self.backend._transport
         if how == "exec" or (how == "auto" and (not self.engine.is_local or self.facts.selinux)):
             async with self.backend._lock():
                 if self.backend._volume is None:
                     self.backend._volume = await runtime_volume(self.docker, self.engine, image.id)
-            return RelayLink(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
-        return SocketLink(self.id, await asyncio.to_thread(runtime.portable_runtime), self.still_there)
+            return RelayRoute(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
+        return SocketRoute(self.id, await asyncio.to_thread(runtime.portable_runtime), self.still_there)
 
     async def _make_folder(self, path: str, account: Account) -> None:
         """What the user could not make by itself."""

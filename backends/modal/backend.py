@@ -48,7 +48,7 @@ from .calls import (
     text_of,
     why_ended,
 )
-from .stream import ExecStream, entrypoint, relay
+from .exec_stream import ExecStream, entrypoint, relay
 
 if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
     import modal

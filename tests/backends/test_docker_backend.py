@@ -29,7 +29,7 @@ from backends.docker import DockerBackend
 from backends.docker.client import Engine, find_engine
 from backends.docker.container import Account, account
 from backends.docker.images import read_credentials, split_name
-from backends.docker.link import remove_stale_folders, run_folder
+from backends.docker.route import remove_stale_folders, run_folder
 from backends.owner import this_owner
 from tests.support.docker_engine import AGENT_IMAGE, BARE_IMAGE, FULL_IMAGE, DockerEngine, docker_engine
 from tests.support.image_registry import image_registry

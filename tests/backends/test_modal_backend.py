@@ -24,7 +24,7 @@ from sandbox_watch import output
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, SupportsSnapshot
 from backends.base import Backend
 from backends.modal import ModalBackend, ModalSandbox
-from backends.modal.stream import RELAY
+from backends.modal.exec_stream import RELAY
 from backends.owner import this_owner
 from tests.support.modal_boxes import Result
 from tests.support.modal_server import Fault, ModalServer

@@ -1,8 +1,8 @@
 """How the executor of a Docker sandbox is reached.
 
 With an engine on this machine the executor dials a Unix socket of ours in a folder that is bound into its container
-(`SocketLink`). With any other it listens inside, and each stream goes through a small process that the engine's own
-`exec` starts there (`RelayLink`).
+(`SocketRoute`). With any other it listens inside, and each stream goes through a small process that the engine's own
+`exec` starts there (`RelayRoute`).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ StillThere = Callable[[], Awaitable[None]]
 """Raises `SandboxLost`, with the reason, when the container runs no more; returns when it does or nobody knows."""
 
 
-class Link(Protocol):
+class Route(Protocol):
     """One sandbox' way to its executor."""
 
     @property
@@ -105,7 +105,7 @@ def remove_stale_folders() -> None:
                 shutil.rmtree(folder)
 
 
-class SocketLink:
+class SocketRoute:
     """A socket on which this side listens while it has no stream, and only then: inside there is nothing to attack.
 
     Its folder is reached by this user and by the one sandbox that it is bound into. There, any user may connect; who
@@ -211,7 +211,7 @@ async def _readable(listener: socket.socket, seconds: float) -> bool:
 # --- a relay inside --------------------------------------------------------------------------------------------------
 
 
-class RelayLink:
+class RelayRoute:
     """Streams through `exec`: for an engine that does not share this machine's files."""
 
     def __init__(self, engine: Engine, facts: Facts, id: str, volume: str, still_there: StillThere) -> None:
