@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # START is a function of (moves, argv, envp, score). It makes a process that shares this one's memory until its execve,
 # and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). The new process calls setsid(); write(open(SCORE_FILE),
 # score, 5); dup2() for every pair in `moves`, up to a negative number; ioctl(0, TIOCSCTTY, 0), which matters to
-# terminals only; execve(argv[0], argv, envp); exit_group(127). Both processes run on one stack at once, so it uses none.
+# terminals only; execve(argv[0], argv, envp); exit_group(127). Both processes share one stack, so it uses none.
 #
 # BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
 # execve(argv[1], argv + 1, envp); if that fails, write(2, MESSAGE) and exit_group(126).
@@ -85,8 +85,8 @@ class Starter:
 
     `fork` copies the page tables, and then every page that either process writes to: that takes longer than a short
     command. After `vfork`, and so `posix_spawn`, this process waits for the new one, which processes inside can stop
-    for ever. Here neither happens. No Python can run in the new process, so machine code makes its system calls. Sources:
-    clone(2), prctl(2), elf(5), memfd_create(2).
+    for ever. Here neither happens. No Python can run in the new process, so machine code makes its system calls.
+    Sources: clone(2), prctl(2), elf(5), memfd_create(2).
 
     Processes that share memory share their oom_score_adj. Commands may write that of the new process, and so make the
     kernel prefer the executor when memory runs out. Each start therefore restores it, and a process that was stopped

@@ -95,7 +95,7 @@ def test_the_engine_is_looked_for_where_the_docker_client_looks(
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     assert find_engine() == Engine("ssh://me@far")
     assert find_engine("unix:///x") == Engine("unix:///x")
-    with pytest.raises(BackendUnavailable, match="not understood"):
+    with pytest.raises(BackendUnavailable, match="is invalid"):
         find_engine("/var/run/docker.sock")
     monkeypatch.setenv("DOCKER_CONTEXT", "missing")
     with pytest.raises(BackendUnavailable, match="context 'missing' cannot be read"):
