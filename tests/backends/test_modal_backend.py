@@ -1,4 +1,4 @@
-"""What is special about Modal, against a stand-in for its services that runs real sandboxes."""
+"""The Modal backend, against a fake of Modal's services that runs real sandboxes."""
 
 from __future__ import annotations
 

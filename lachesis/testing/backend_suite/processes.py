@@ -36,7 +36,7 @@ async def test_a_background_process_is_started_read_and_ends(sandbox: Sandbox) -
     assert (listed.id, listed.command) == (process.id, process.command)
 
 
-async def test_reading_waits_for_output_no_longer_than_told(sandbox: Sandbox) -> None:
+async def test_reading_waits_for_output_no_longer_than_requested(sandbox: Sandbox) -> None:
     process = await sandbox.start("read line; echo got $line; sleep 100")
     begin = time.monotonic()
     assert (await process.read(wait=0.2)).data == b""
