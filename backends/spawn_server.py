@@ -1,11 +1,12 @@
-"""The helper process of `spawner.py`: it starts processes for its owner and ends with it.
+"""A small process that starts others for a large one, and ends with it: the far half of `spawner.py`.
 
-It runs as `python3 -I -S spawn_server.py SOCKET OWNER`, with the descriptors of a SOCK_SEQPACKET socket and of the
-owner's process. A request is one message with descriptors: a file with the job (JSON), the reply socket, standard input
-and output, standard error, then the cgroups to join and the files to pass on. The reply socket gets `{"pid": ...}` with
-a descriptor of the new process and later `{"exit": code}`, negative for a signal; or `{"error": text}`.
+Started as `python3 -I -S spawn_server.py SOCKET OWNER`: descriptors of a SOCK_SEQPACKET socket and of its owner's
+process. A request is one message with descriptors: of a file with the job (JSON), of the reply socket, of standard
+input and output, of standard error, then those of cgroups to join and those to pass on. To the reply socket goes
+`{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`, negative for a signal; if it cannot be
+started, `{"error": text}`.
 
-Standard library only. There is one thread, so any code is safe between fork and exec.
+Standard library only, one thread: between fork and exec, anything may be done.
 """
 
 # ruff: noqa: B905, PTH101, PTH103, PTH118, PTH123
@@ -33,9 +34,9 @@ PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
 OOM_SCORE = 500
-"""When memory runs out, the kernel kills processes of sandboxes before their owner."""
+"""When the machine's memory runs out, what runs in sandboxes goes before what makes them."""
 SCRATCH = 200
-"""Descriptors are first moved above this number, clear of their final numbers."""
+"""Descriptors are moved up here, out of the way of the numbers that they are to get."""
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -47,7 +48,7 @@ def check(result: int, what: str) -> None:
 
 
 def make_disk(mount: str, size: int, folders: list[tuple[str, int]]) -> None:
-    """Mount a tmpfs of limited size at `mount`, visible to this process and its descendants only."""
+    """Mount a tmpfs of bounded size at `mount`, which only this process and its descendants see."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(CLONE_NEWNS) != 0:
         check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "making a user namespace")
@@ -55,7 +56,7 @@ def make_disk(mount: str, size: int, folders: list[tuple[str, int]]) -> None:
             with open(f"/proc/self/{name}", "w") as file:
                 file.write(text)
     check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private")
-    # Each file uses kernel memory beside its contents, so their number is limited as well.
+    # Each file costs kernel memory beside its contents: their number is bounded as well.
     options = f"size={size},nr_inodes={max(4096, size >> 12)},mode=755"
     check(
         libc.mount(b"tmpfs", os.fsencode(mount), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()), f"mounting {mount}"
@@ -67,7 +68,7 @@ def make_disk(mount: str, size: int, folders: list[tuple[str, int]]) -> None:
 
 
 def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
-    """Execute the job in the child. Never returns."""
+    """In the child: never returns."""
     what = "starting"
     stream, errors, *others = fds
     try:
@@ -79,8 +80,8 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         for fd in others[: job["groups"]]:
             os.write(fd, b"0")
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
-            # With the privilege to raise it, commands cannot lower the score again. Without, they could lower theirs
-            # below that of the sandbox' init process, so it stays unchanged.
+            # Where this is privileged, none of them can lower it again. Where it is not, it had better stay as it is:
+            # what the sandbox' init process has must never be more than what a command can choose for itself.
             if privileged():
                 file.write(str(OOM_SCORE))
         what = "making its disk"
@@ -116,7 +117,7 @@ class Server:
         self.replies: dict[int, socket.socket] = {}
 
     def serve(self) -> bool:
-        """Serve one request. False when the owner has closed the socket."""
+        """Answer one request. False when nobody is there to make any more."""
         message, fds, flags, _ = socket.recv_fds(self.requests, 64, 250, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return False
@@ -125,7 +126,7 @@ class Server:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             moved.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
-        except OSError as error:  # no descriptors are left: fail this request only
+        except OSError as error:  # no more fit in: an error of this one, and not of all that it has started before
             with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(fds[1])) as reply:
                 reply.send(json.dumps({"error": str(error)}).encode())
             for fd in moved:
@@ -149,7 +150,7 @@ class Server:
             finally:
                 os.close(handle)
         except OSError as error:
-            if pid > 0:  # the owner no longer waits
+            if pid > 0:  # whoever asked has gone
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
@@ -173,7 +174,7 @@ class Server:
 
 
 def main() -> None:
-    with contextlib.suppress(ValueError, OSError):  # every child needs one
+    with contextlib.suppress(ValueError, OSError):  # each that runs takes one
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
     server = Server(socket.socket(fileno=int(sys.argv[1])))
     owner = int(sys.argv[2])
@@ -184,7 +185,7 @@ def main() -> None:
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    # Processes that the owner has forked may hold its end of the socket: its end alone does not show the owner's death.
+    # The owner's end of the socket may live on in processes that it has forked: it alone would not tell of its death.
     poll = select.poll()
     for fd in (server.requests.fileno(), owner, signals):
         poll.register(fd, select.POLLIN)
@@ -196,7 +197,7 @@ def main() -> None:
             os.read(signals, 4096)
             server.reap()
         if owner in ready or (server.requests.fileno() in ready and not server.serve()):
-            return  # its children are killed with it
+            return  # what it has started is killed with it
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""Starting processes from a helper process, so that the event loop never waits and no process outlives its owner.
+"""Starting processes from a helper process, which costs the event loop nothing and ends them when their owner ends.
 
-A fork blocks all threads of a Python process until the child executes its program: tens of milliseconds with many
-sandboxes at once. And the kernel ties "die with your parent" to the thread that forked, which may end early. The helper
-(`spawn_server.py`) is small, has one thread and lives as long as its owner. Its children get SIGKILL when either dies.
+Forking blocks a whole Python process, threads and all, until the child has started its program: with many sandboxes
+at once, for tens of milliseconds. And the kernel ties "die with your parent" to the parent's thread, which a worker
+thread outlives only by luck. The helper (`spawn_server.py`) is small, has one thread and lives as long as its owner:
+whatever it has started gets SIGKILL when either dies.
 """
 
 from __future__ import annotations
@@ -29,23 +30,23 @@ from .base import BackendError
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
 _FIRST_FILE = 20
-"""The number of the first descriptor that `Spawner.spawn` passes on."""
+"""Number of the first descriptor that is passed on by `Spawner.spawn`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Disk:
-    """A tmpfs of limited size, visible to the new process and its descendants only."""
+    """A tmpfs of bounded size that only the new process and its descendants see."""
 
     mount: str
     """An existing folder of this machine."""
     size: int
-    """Bytes in total."""
+    """Bytes of everything in it together."""
     folders: Sequence[tuple[str, int]] = ()
-    """Folders to create in it, with their modes; parents first."""
+    """Folders to make in it, with their modes; parents first."""
 
 
 def memory_file(name: str, content: bytes) -> int:
-    """The descriptor of a new file in memory, at its beginning."""
+    """A file descriptor of a file that is nowhere on disk, at its beginning."""
     fd = os.memfd_create(name)
     with open(os.dup(fd), "wb") as file:  # noqa: PTH123
         file.write(content)
@@ -54,12 +55,12 @@ def memory_file(name: str, content: bytes) -> int:
 
 
 def numbers(count: int) -> range:
-    """The numbers that the first `count` of the `files` of `Spawner.spawn` have in the new process."""
+    """The descriptors by which the first `count` of `Spawner.spawn`'s `files` are known to the new process."""
     return range(_FIRST_FILE, _FIRST_FILE + count)
 
 
 class Child:
-    """A process started by the helper. It keeps the helper alive until `release`."""
+    """A process that was started by the helper, which it keeps alive. It has to be `release`d."""
 
     def __init__(self, pid: int, handle: int, replies: socket.socket, spawner: Spawner) -> None:
         self.pid = pid
@@ -69,7 +70,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs or before a wait."""
+        """Exit code, negative for a signal; None while it runs, or as long as nobody has waited."""
         return self._code
 
     def kill(self) -> None:
@@ -78,7 +79,7 @@ class Child:
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
     async def exited(self, timeout: float) -> bool:
-        """Wait for its end. False after `timeout` seconds."""
+        """Wait for its end. False when `timeout` seconds pass first."""
         loop = asyncio.get_running_loop()
         news = asyncio.Event()
         end = loop.time() + timeout
@@ -106,7 +107,7 @@ class Child:
         return True
 
     def release(self) -> None:
-        """Close the descriptors. The process lives on while its spawner is referenced."""
+        """Close the descriptors; the process itself lives on while anything else holds its spawner."""
         if self._handle >= 0:
             os.close(self._handle)
             self._handle = -1
@@ -117,7 +118,7 @@ class Child:
         return self._handle if self._replies.fileno() < 0 else self._replies.fileno()
 
     def _look(self) -> bool:
-        """Read the report of the helper. Without a helper, the child was killed."""
+        """Take what the helper has said; when it is gone, its children are being killed."""
         if self._code is not None:
             return True
         if self._replies.fileno() >= 0:
@@ -139,7 +140,7 @@ class Child:
 
 
 class Spawner:
-    """Starts processes. Thread-safe; methods block for milliseconds, so call them in worker threads only."""
+    """The near end. Thread-safe; everything but the constructor blocks for milliseconds: for worker threads only."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,16 +158,16 @@ class Spawner:
         groups: Sequence[int] = (),
         disk: Disk | None = None,
     ) -> Child:
-        """Start `argv`, whose first item is a path, with an empty environment, in a new session.
+        """Start `argv`, whose first item is a path, with an empty environment, in a session of its own.
 
         Args:
             stream: its standard input and output.
-            errors: its standard error, which also gets the reason if it cannot be started (exit code 126).
-            files: descriptors to pass on; their numbers are those of `numbers`.
+            errors: its standard error; why it could not be started is written there, too (exit code 126).
+            files: descriptors to pass on; it knows them by `numbers`.
             groups: descriptors of the `cgroup.procs` that it joins before it runs anything.
 
         Raises:
-            BackendError: the helper could not try.
+            BackendError: it could not even be tried.
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
         described["disk"] = disk and {"mount": disk.mount, "size": disk.size, "folders": list(disk.folders)}
@@ -193,7 +194,7 @@ class Spawner:
                     ours.setblocking(False)
                     return Child(answer["pid"], handles[0], ours, self)
                 reason = "the helper process has ended"
-            except TimeoutError:  # keep this helper: replacing it would kill its children
+            except TimeoutError:  # it lives, and so does what it has started: another one would be the end of that
                 ours.close()
                 raise BackendError(f"a process could not be started within {_PATIENCE:g} s") from None
             except OSError as error:
@@ -205,10 +206,10 @@ class Spawner:
         raise BackendError(f"a process could not be started: {reason}")
 
     def _helper(self, instead_of: socket.socket | None) -> socket.socket:
-        """The helper, or a new one in place of a helper that has failed (`instead_of`)."""
+        """The helper, but not the one behind `instead_of`, which has failed."""
         with self._lock:
-            # A forked copy of this process needs another helper: the children of this one end with this process. When
-            # several threads find that a helper has ended, the first one replaces it for all.
+            # A forked copy of this process needs a helper of its own: this one's children end with this process. And
+            # where several threads find that a helper has ended, the first one's new helper is that of all.
             if self._requests is None or self._owner != os.getpid() or self._requests is instead_of:
                 self._start()
             assert self._requests is not None
@@ -241,7 +242,7 @@ class Spawner:
 
 
 def _end(requests: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    """End the helper, and with it its children."""
+    """Let the helper go; what it has started goes with it."""
     requests.close()
     if owner == os.getpid():
         with contextlib.suppress(subprocess.TimeoutExpired):

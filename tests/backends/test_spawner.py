@@ -62,7 +62,7 @@ def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> N
 
 
 def test_what_is_started_too_late_is_not_left_alone(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The caller gets an error; processes that started in time live on."""
+    """Who asked has been told that it could not be started; what was started in time goes on."""
     monkeypatch.setattr("backends.spawner._PATIENCE", 0.5)
     others = helpers()
     spawner = Spawner()
