@@ -16,7 +16,8 @@ import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, astuple, fields, replace
+from dataclasses import fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,7 +54,6 @@ _PRAGMAS = (
     "secure_delete = OFF",  # on in Debian's build: it writes zeros over each deleted group
     "locking_mode = EXCLUSIVE",
     "journal_mode = WAL",
-    "synchronous = FULL",
     "journal_size_limit = 67108864",
 )
 _COLUMNS = ", ".join(f"{field.name} {'INTEGER' if 'int' in str(field.type) else 'TEXT'}" for field in fields(Entry))
@@ -63,6 +63,7 @@ _TABLES = (
     "CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
     f"PRAGMA user_version = {FORMAT}",
 )
+_row = attrgetter(*Entry.__slots__)
 _PUT = f"INSERT OR REPLACE INTO groups VALUES ({', '.join('?' for _ in fields(Entry))})"
 
 _ANOTHER = "choose another folder (env.spool_path)"
@@ -94,6 +95,7 @@ class Outbox:
         self._settings = orjson.loads(orjson.dumps(dict(settings), default=str))
         self._next_seq = 0
         self._database: sqlite3.Connection | None = None
+        self._flushes: bool | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="outbox")
 
     async def open(self) -> None:
@@ -110,7 +112,7 @@ class Outbox:
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function in the outbox's thread, after the calls that are already there."""
-        return await finish(asyncio.get_running_loop().run_in_executor(self._thread, function, *args))
+        return await finish(self._in_thread(function, *args))
 
     async def append(
         self, payload: Mapping[str, Any], *, key: str, tokens: int, undelivered: int = 0, step: int = 0
@@ -140,7 +142,7 @@ class Outbox:
         """The group as it was appended, as JSON."""
         return await self._read(entry, b"{", b"".join)
 
-    # What became of groups. Each is on the disk when the call returns.
+    # What became of groups. Each is on the disk when the call returns, except `seen`.
 
     async def registered(
         self,
@@ -217,17 +219,24 @@ class Outbox:
         if known is not None and step > known.step:
             known = replace(known, step=step)
         if delivered or known is not self.state.known:
-            await finish(self._save(*delivered, known=known))
+            await finish(self._save(*delivered, known=known, flush=False))  # a later look repeats it
 
     # The database. Disk first, then memory.
 
     async def _save(
-        self, *entries: Entry, known: KnownApi | None = None, payload: Mapping[str, Any] | None = None
+        self,
+        *entries: Entry,
+        known: KnownApi | None = None,
+        payload: Mapping[str, Any] | None = None,
+        flush: bool = True,
     ) -> None:
-        await self.run(self._write, entries, known, payload)
+        await self._in_thread(self._write, entries, known, payload, flush)
         for entry in entries:
             self.state.put(entry)
         self.state.known = known or self.state.known
+
+    def _in_thread(self, function: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        return asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
 
     def _new_seq(self) -> int:
         self._next_seq += 1
@@ -253,21 +262,23 @@ class Outbox:
             raise OutboxError(f"{self.path}: the content of group {at // _MOST_CHUNKS} is gone; {_OTHERWISE}")
         return row[0] if row is not None else None
 
-    def _write(self, entries: tuple[Entry, ...], known: KnownApi | None, payload: Mapping[str, Any] | None) -> None:
+    def _write(
+        self, entries: tuple[Entry, ...], known: KnownApi | None, payload: Mapping[str, Any] | None, flush: bool
+    ) -> None:
         pieces: list[bytes] = []
         if payload is not None:
             overrides = {**(payload.get("group_overrides") or {}), "group_id": entries[0].group_id}
             pieces = encode_group({**payload, "group_overrides": overrides})
-        with self._transaction() as database:
+        with self._transaction(flush=flush) as database:
             for entry in entries:
-                database.execute(_PUT, astuple(entry))
+                database.execute(_PUT, _row(entry))
                 if entry.state not in ON_THEIR_WAY:
                     chunks = (entry.seq * _MOST_CHUNKS, (entry.seq + 1) * _MOST_CHUNKS)
                     database.execute("DELETE FROM chunks WHERE id >= ? AND id < ?", chunks)
             for at, chunk in enumerate(_chunks(pieces)):
                 database.execute("INSERT INTO chunks VALUES (?, ?)", (entries[0].seq * _MOST_CHUNKS + at, chunk))
-            if known is not None:
-                _put_fact(database, "api", asdict(known))
+            if known is not None and known is not self.state.known:
+                _put_fact(database, "api", known)
 
     def _open(self) -> None:
         if (self.folder / "marks.jsonl").exists():
@@ -324,9 +335,12 @@ class Outbox:
             database.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """All of it or nothing."""
+    def _transaction(self, *, flush: bool = True) -> Iterator[sqlite3.Connection]:
+        """All of it or nothing; on the disk at the end, or, without `flush`, with the next commit."""
         with self._errors() as database:
+            if flush is not self._flushes:
+                database.execute(f"PRAGMA synchronous = {'FULL' if flush else 'NORMAL'}")
+                self._flushes = flush
             database.execute("BEGIN IMMEDIATE")
             try:
                 yield database
