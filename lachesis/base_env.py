@@ -315,7 +315,7 @@ class HermesAgentBaseEnv(BaseEnv):
             Phase1CannotTrain: a server that reports no tokens.
             ServerConfigError: sampling settings whose logprobs would not be those of the policy, or a chat template
                 that does not show the tools.
-            RunStopped: the run cannot go on; what is finished is in the spool.
+            RunStopped: the run cannot go on; what is finished is in the outbox.
         """
         refuse_phase_1(self)
         async with self._tracker.tracking(self, job="serve"), self.running(training=True):

@@ -1,9 +1,9 @@
 """`serve`: play groups for a trainer, as many as it can use, and deliver each of them once.
 
-A finished group is built, written to the spool and only then posted (`lachesis.training.delivery`). What may not be
+A finished group is built, written to the outbox and only then posted (`lachesis.training.relay`). What may not be
 sent is written to a file of its own with the reason. Rollouts in flight are never cancelled to make room: when enough
 groups are on their way, no new ones are begun. The run ends when the trainer has made its steps, on SIGTERM or Ctrl-C,
-or when the environment has no more items; groups that are not posted by then stay in the spool for the next start.
+or when the environment has no more items; groups that are not posted by then stay in the outbox for the next start.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,11 +27,12 @@ from lachesis.agent.rollout import is_cancelled
 from lachesis.runs.items import ItemKeys
 from lachesis.runs.process import NextItem, RunStopped
 from lachesis.runs.serve_progress import ServeProgress, ServeResult, Tally
-from lachesis.training.delivery import Delivery, DeliveryError, Pace
+from lachesis.training.outbox import Outbox, OutboxError
+from lachesis.training.outbox_state import Entry
+from lachesis.training.relay import OutboxRelay, Pace, RelayError
 from lachesis.training.rollout_api import EnvDescription, GroupError, RolloutApi, encode_json
 from lachesis.training.serve_settings import BuildGroup, PlayGroup, Sendable, ServeSettings, Unsendable, Verdict
-from lachesis.training.spool import AppendFile, Spool, SpoolError
-from lachesis.training.spool_state import Entry
+from lachesis.trajectories import JsonlError, JsonlWriter
 
 G = TypeVar("G")
 
@@ -82,7 +84,7 @@ class ServeRun(Generic[G]):
         build: BuildGroup[G],
         api: RolloutApi,
         env: EnvDescription,
-        spool: Spool,
+        outbox: Outbox,
         refused: Path,
         settings: ServeSettings,
         console: Console,
@@ -96,25 +98,25 @@ class ServeRun(Generic[G]):
         self.build = build
         self.api = api
         self.env = env
-        self.spool = spool
+        self.outbox = outbox
         self.settings = settings
         self.console = console
         self.evaluate = evaluate
         self.on_group = on_group
         self.on_step = on_step
         self.tally = Tally()
-        self.delivery = Delivery(
+        self.relay = OutboxRelay(
             api,
-            spool,
+            outbox,
             env,
-            refuse=self._refuse_posted,
-            tell=self.tell,
-            changed=self._notice,
+            on_refused=self._refuse_posted,
+            report=self.tell,
+            on_change=self._notice,
             window=settings.window,
             pace=pace,
         )
         self._refused_path = refused
-        self._refused: AppendFile | None = None
+        self._refused: JsonlWriter | None = None
         self._keys = ItemKeys()
         self._draw = asyncio.Lock()
         self._building = asyncio.Lock()
@@ -145,17 +147,16 @@ class ServeRun(Generic[G]):
         """Serve until the trainer is done, the items are used up, or the run is stopped.
 
         Raises:
-            RunFolderError: the spool cannot be used.
-            RunStopped: the run cannot go on; the message says why, and what is finished is in the spool.
+            RunStopped: the run cannot go on; the message says why, and what is finished is in the outbox.
         """
-        await self.spool.open()
         progress = ServeProgress(self.console, self.env.desired_name)
         delivery: asyncio.Task[None] | None = None
         try:
-            self._refused = await self.spool.run(AppendFile, self._refused_path)
-            if left := self.spool.state.undelivered:
-                self.tell(f"continuing {self.spool.folder}: {left} groups are on their way")
-            delivery = asyncio.create_task(self.delivery.run())
+            await self.outbox.open()
+            self._refused = await self.outbox.run(partial(JsonlWriter, self._refused_path, fsync=True))
+            if left := self.outbox.state.undelivered:
+                self.tell(f"continuing {self.outbox.folder}: {left} groups are on their way")
+            delivery = asyncio.create_task(self.relay.run())
             delivery.add_done_callback(self._notice)
             with _signals(self.stop), progress:
                 try:
@@ -165,13 +166,13 @@ class ServeRun(Generic[G]):
                     raise
                 finally:
                     await self._wind_down(delivery)
-        except (DeliveryError, SpoolError) as error:
+        except (JsonlError, OutboxError, RelayError) as error:
             raise RunStopped(str(error)) from error
         finally:
             if self._refused is not None:
-                await self.spool.run(self._refused.close)
+                await self.outbox.run(self._refused.close)
             await self.api.close()
-            await self.spool.close()
+            await self.outbox.close()
         return self._result()
 
     def tell(self, line: str) -> None:
@@ -214,8 +215,8 @@ class ServeRun(Generic[G]):
 
     def _trained(self) -> str:
         """Why the trainer needs no more groups; empty while it does."""
-        known = self.spool.state.known
-        if known is None or self.delivery.status is None:
+        known = self.outbox.state.known
+        if known is None or self.relay.status is None:
             return ""
         total = self.settings.total_steps if self.settings.total_steps >= 0 else known.num_steps
         return f"the trainer has made {known.step} of {total} steps" if 0 <= total <= known.step else ""
@@ -226,13 +227,13 @@ class ServeRun(Generic[G]):
         if trained := self._trained():
             return trained
         working = self._drawing or self._playing or self._again
-        if self._exhausted and not working and not self.spool.state.unsent:
+        if self._exhausted and not working and not self.outbox.state.unsent:
             return "there are no more items, and all groups are posted"
         return ""
 
     def _room(self) -> int:
         """Groups that may be begun now."""
-        settings, info, status = self.settings, self.delivery.info, self.delivery.status
+        settings, info, status = self.settings, self.relay.info, self.relay.status
         busy = len(self._drawing) + len(self._playing)
         if info is None or status is None or (self._exhausted and not self._ripe()) or self._trained():
             return 0
@@ -243,7 +244,7 @@ class ServeRun(Generic[G]):
             workers = int(workers * settings.eval_limit_ratio) if settings.eval_handling == "LIMIT_TRAIN" else 0
         allocation = self.env.min_batch_allocation or 0.0
         sequences = settings.max_batches_offpolicy * info.batch_size
-        own = self.spool.state.undelivered + busy
+        own = self.outbox.state.undelivered + busy
         others = max(0, status.queue_size - status.self_queue_size)
         bound = max(1, int(sequences * (status.unallocated_fraction + allocation)) // self.env.group_size)
         needed = math.ceil(sequences * allocation / self.env.group_size)  # whatever the others have in the queue
@@ -254,8 +255,8 @@ class ServeRun(Generic[G]):
         return self._failed_in_a_row >= MAX_ATTEMPTS
 
     async def _look_at_step(self) -> None:
-        known = self.spool.state.known
-        if known is None or self.delivery.status is None or known.step == self._step:
+        known = self.outbox.state.known
+        if known is None or self.relay.status is None or known.step == self._step:
             return
         every = self.settings.steps_per_eval
         if self.evaluate is not None and every > 0:
@@ -329,7 +330,7 @@ class ServeRun(Generic[G]):
                     self._exhausted = True
                     break
                 key = self._keys.key(item)
-                if key not in self.spool.state.keys:
+                if key not in self.outbox.state.keys:
                     return _Job(item, key)
                 await asyncio.sleep(0)  # thousands may be done already, and the loop serves others, too
         return None
@@ -340,13 +341,13 @@ class ServeRun(Generic[G]):
         return next((job for job in self._again if job.not_before <= now), None)
 
     async def _finish(self, job: _Job, group: G, step: int) -> None:
-        info = self.delivery.info
+        info = self.relay.info
         assert info is not None
         async with self._building:  # threads that compute share one GIL with the loop: it waits for each of them
             verdict = await asyncio.to_thread(self.build, group, info)
         if isinstance(verdict, Sendable):
             verdict = replace(verdict, undelivered=verdict.undelivered + job.tokens)
-            verdict = await self._spool(job.key, verdict, step)
+            verdict = await self._append(job.key, verdict, step)
         elif verdict.again:
             job.tokens += verdict.tokens
             await self._failed(job, verdict.detail)
@@ -362,26 +363,25 @@ class ServeRun(Generic[G]):
         if self.on_group is not None:
             await self.on_group(group, verdict)
 
-    async def _spool(self, key: str, verdict: Sendable, step: int) -> Verdict:
+    async def _append(self, key: str, verdict: Sendable, step: int) -> Verdict:
         try:
-            await self.spool.append(
+            await self.outbox.append(
                 verdict.payload,
                 key=key,
                 tokens=verdict.tokens,
                 undelivered=verdict.undelivered,
                 step=step,
-                record=verdict.record,
             )
         except GroupError as error:
             tokens = verdict.tokens + verdict.undelivered
-            return Unsendable("malformed", str(error), tokens, verdict.rewards, verdict.record)
-        self.delivery.wake()
+            return Unsendable("malformed", str(error), tokens, verdict.rewards)
+        self.relay.wake()
         return verdict
 
     async def _leave_out(self, key: str, verdict: Unsendable) -> None:
         line = {"key": key, "reason": verdict.reason, "detail": verdict.detail, "tokens": verdict.tokens}
         await self._write_refused({**line, "rewards": list(verdict.rewards), **verdict.record})
-        await self.spool.left_out(key, verdict.reason, verdict.tokens)
+        await self.outbox.left_out(key, verdict.reason, verdict.tokens)
         if verdict.reason not in self._told:
             # It may be so with every group: a server that does not stop where the template ends turns, for example.
             self._told.add(verdict.reason)
@@ -391,14 +391,14 @@ class ServeRun(Generic[G]):
             )
 
     async def _refuse_posted(self, entry: Entry, reason: str) -> None:
-        group = await self.spool.payload(entry)
+        group = await self.outbox.payload(entry)
         await self._write_refused({**entry.to_record(), "reason": reason}, group)
         self.tell(f"a group is set aside in {self._refused_path}: {reason[:300]}")
 
     async def _write_refused(self, line: Mapping[str, Any], group: bytes = b"null") -> None:
         assert self._refused is not None
         refused = self._refused
-        await self.spool.run(lambda: refused.append(encode_json(line)[:-1] + b',"group":' + group + b"}\n", True))
+        await self.outbox.run(lambda: refused.write_line(encode_json(line)[:-1] + b',"group":' + group + b"}\n"))
 
     async def _failed(self, job: _Job, reason: str) -> None:
         """The infrastructure broke a group: its item is played again, with growing pauses while nothing succeeds."""
@@ -443,30 +443,30 @@ class ServeRun(Generic[G]):
         if given_up := len(working & self._playing):
             self.tell(f"{_groups(given_up)} did not finish; the next start plays their items again")
         await _cancel(working)
-        self.delivery.stop()
+        self.relay.stop()
         await asyncio.wait({delivery}, timeout=_FLUSH_SECONDS)
         await _cancel({delivery})
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
-                await self.delivery.leave()
-        if self.spool.state.unsent:
+                await self.relay.leave()
+        if self.outbox.state.unsent:
             self.tell(
-                f"{self.spool.state.unsent} finished groups stay in {self.spool.folder}; start again to post them"
+                f"{self.outbox.state.unsent} finished groups stay in {self.outbox.folder}; start again to post them"
             )
         for task in (*self._playing, *([delivery] if delivery.done() else ())):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     def _result(self) -> ServeResult:
-        known = self.spool.state.known
+        known = self.outbox.state.known
         total = self.settings.total_steps
         return ServeResult.of(
-            self.spool.state,
+            self.outbox.state,
             self.tally,
             step=known.step if known is not None else 0,
             total=total if total >= 0 or known is None else known.num_steps,
             playing=len(self._playing),
-            trouble=self.delivery.trouble,
+            trouble=self.relay.trouble,
             reason=self._reason,
         )
 

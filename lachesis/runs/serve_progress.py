@@ -14,7 +14,7 @@ from rich.status import Status
 from rich.table import Table
 
 from lachesis.runs.progress import PLAIN_INTERVAL
-from lachesis.training.spool_state import SpoolState
+from lachesis.training.outbox_state import OutboxState
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class ServeResult:
     at_api: int
     """Groups in the API's queue."""
     waiting: int
-    """Groups in the spool that the API has not acknowledged."""
+    """Groups in the outbox that the API has not acknowledged."""
     refused: Mapping[str, int]
     """Groups that are not sent, by reason."""
     delivered_tokens: int
@@ -71,7 +71,7 @@ class ServeResult:
 
     @classmethod
     def of(
-        cls, state: SpoolState, tally: Tally, *, step: int, total: int, playing: int, trouble: str, reason: str
+        cls, state: OutboxState, tally: Tally, *, step: int, total: int, playing: int, trouble: str, reason: str
     ) -> Self:
         return cls(
             step=step,

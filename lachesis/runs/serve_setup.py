@@ -15,9 +15,9 @@ from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfigError, de
 from lachesis.runs.process import MAX_TRACEBACKS, RunStopped
 from lachesis.runs.serve import ServeRun
 from lachesis.training.groups import GroupSettings, RolloutSamples, SplitRollouts, build_group
+from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi, TrainerInfo
 from lachesis.training.serve_settings import Sendable, ServeSettings, Verdict, verdict_of
-from lachesis.training.spool import Spool
 from lachesis.trajectories import sampling_problem
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
             weight=config.inference_weight,
             min_batch_allocation=config.min_batch_allocation,
         ),
-        spool=Spool(folder, settings),
+        outbox=Outbox(folder, settings),
         refused=folder / "refused.jsonl",
         settings=ServeSettings(
             max_workers=env.max_num_workers,

@@ -23,8 +23,6 @@ class Sendable:
     undelivered: int = 0
     """Sampled tokens of its rollouts that are not in it, on purpose."""
     rewards: Sequence[float] = ()
-    record: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of its line in the spool; not sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,7 @@ class ServeSettings:
     max_workers: int
     """Groups in flight."""
     max_batches_offpolicy: int = 3
-    """Batches that may be on their way: in flight, in the spool and at the API together."""
+    """Batches that may be on their way: in flight, in the outbox and at the API together."""
     total_steps: int = -1
     """The trainer's step at which the run ends; -1 asks the trainer."""
     steps_per_eval: int = 100
@@ -99,4 +97,4 @@ class ServeSettings:
     item_pause: float = 5.0
     """Seconds before an item whose group failed is played again; four times as long the next time."""
     window: int = 1
-    """Batches that may lie at the API (see `lachesis.training.delivery`)."""
+    """Batches that may lie at the API (see `lachesis.training.relay`)."""

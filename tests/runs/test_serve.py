@@ -7,8 +7,10 @@ import io
 import os
 import random
 import signal
+import sqlite3
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import orjson
@@ -102,7 +104,7 @@ async def test_an_api_that_is_killed_and_restarted_loses_and_doubles_nothing(tmp
         trainer = await started(server)
         api = Held(server.url)
         run = make_run(server.url, tmp_path, 28, api=api, max_batches_offpolicy=2, pace=pace)
-        state = run.spool.state
+        state = run.outbox.state
         task = asyncio.create_task(run.run())
         for killed in range(1, 3):
             await trainer.take(8 * killed)
@@ -143,14 +145,14 @@ async def test_rollouts_go_on_while_the_api_is_down_and_a_late_trainer_is_waited
     server = StockRunApi()
     run = make_run(server.url, tmp_path, 8)
     task = asyncio.create_task(run.run())
-    await until(lambda: run.delivery.trouble, task)
-    assert server.url in run.delivery.trouble
+    await until(lambda: run.relay.trouble, task)
+    assert server.url in run.relay.trouble
     try:
         await server.start()
-        await until(lambda: "no trainer" in run.delivery.trouble, task)
+        await until(lambda: "no trainer" in run.relay.trouble, task)
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
-        await until(lambda: "first batch" in run.delivery.trouble, task)
+        await until(lambda: "first batch" in run.relay.trouble, task)
         assert not run.tally.groups
         await trainer.take(8)
         await task
@@ -171,8 +173,9 @@ async def test_a_clean_stop_leaves_and_the_next_start_goes_on(tmp_path, run_api)
         sent, waiting, reason = out.split()
         assert reason == b"SIGTERM"
         assert int(sent) + int(waiting) < 40
-        statuses = (tmp_path / "spool/marks.jsonl").read_bytes().splitlines()
-        assert orjson.loads(statuses[-1])["do"] == "disconnected"
+        with closing(sqlite3.connect(tmp_path / "spool/outbox.db")) as database:
+            (known,) = database.execute("SELECT value FROM facts WHERE name = 'api'").fetchone()
+        assert orjson.loads(known)["connected"] is False
         process = await spawn(server, tmp_path, count=40)
         await trainer.take(40)
         assert await asyncio.wait_for(process.wait(), LIVENESS) == 0
@@ -202,7 +205,7 @@ async def test_a_group_that_finishes_while_the_trainer_is_away_is_kept(tmp_path,
         await until(lambda: len(run._playing) == 4, task)
         api.resets = 3
         await api.close()  # on a new connection it asks who the trainer is
-        await until(lambda: run.delivery.trouble, task)
+        await until(lambda: run.relay.trouble, task)
         finish.set()
         await trainer.take(4)
         await task
@@ -246,11 +249,11 @@ async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 100, play=counted, max_workers=50, max_batches_offpolicy=3)
         task = asyncio.create_task(run.run())
-        await until(lambda: run.spool.state.undelivered == 12, task)
+        await until(lambda: run.outbox.state.undelivered == 12, task)
         await asyncio.sleep(1.0)
         assert len(begun) == 12, "three batches of four groups"
         await trainer.take(4)
-        await until(lambda: run.spool.state.undelivered == 12 and run.spool.state.delivered == 4, task)
+        await until(lambda: run.outbox.state.undelivered == 12 and run.outbox.state.delivered == 4, task)
         assert len(begun) == 16
         run.stop("enough")
         await task
@@ -263,7 +266,7 @@ async def test_every_evaluation_boundary_counts_once_also_when_steps_jump(tmp_pa
         trainer = await started(server, num_steps=9)
 
         async def evaluate():
-            step = run.spool.state.known.step
+            step = run.outbox.state.known.step
             await asyncio.sleep(0.1)
             seen.append(step)
 
@@ -272,10 +275,10 @@ async def test_every_evaluation_boundary_counts_once_also_when_steps_jump(tmp_pa
         )
         task = asyncio.create_task(run.run())
         for jump in range(3):  # the API forms three batches at once: 0, 3, 6, 9
-            await until(lambda: run.spool.state.in_api.total() == 24, task)
+            await until(lambda: run.outbox.state.in_api.total() == 24, task)
             await trainer.take(4 + 12 * jump)
             if jump < 2:
-                await until(lambda jump=jump: run.spool.state.known.step == 3 * (jump + 1), task)
+                await until(lambda jump=jump: run.outbox.state.known.step == 3 * (jump + 1), task)
             await trainer.take(12 + 12 * jump)
         result = await asyncio.wait_for(task, LIVENESS)
         assert seen == [3, 6, 9]
@@ -407,7 +410,7 @@ async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(
         lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
         of_two = 100 * times[2]
         assert {line["reason"]: line["tokens"] for line in lines} == {"same scores": 110, "failed": of_two}
-        of_sent = sum(entry.undelivered for queue in run.spool.state.accepted.values() for entry in queue)
+        of_sent = sum(entry.undelivered for queue in run.outbox.state.accepted.values() for entry in queue)
         assert result.undelivered_tokens + of_sent == 110 + of_two + 8 * 100
 
 
@@ -425,7 +428,7 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
 async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_api):
     async def refused_key(item, key):
         if item["number"] == 3:
-            await until(lambda: run.spool.state.undelivered == 3)
+            await until(lambda: run.outbox.state.undelivered == 3)
             raise RunStopped("the model server refuses the key")
         return await play(item, key)
 
@@ -472,10 +475,10 @@ async def test_a_min_batch_allocation_is_kept_free_for_others_and_told_to_the_ap
     async with run_api.wiped() as server:
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 4)
-        run.delivery.env = run.env = run.env.__class__("fake", 40, GROUP_SIZE, weight=2.0, min_batch_allocation=0.5)
+        run.relay.env = run.env = run.env.__class__("fake", 40, GROUP_SIZE, weight=2.0, min_batch_allocation=0.5)
         task = asyncio.create_task(run.run())
-        await until(lambda: run.delivery.status is not None, task)
-        assert run.delivery.status.unallocated_fraction == 0.5
+        await until(lambda: run.relay.status is not None, task)
+        assert run.relay.status.unallocated_fraction == 0.5
         await trainer.take(4)
         await task
 

@@ -16,10 +16,10 @@ from typing import Any
 from rich.console import Console
 
 from lachesis.runs.serve import ServeRun
-from lachesis.training.delivery import Pace
+from lachesis.training.outbox import Outbox
+from lachesis.training.relay import Pace
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
 from lachesis.training.serve_settings import Sendable, ServeSettings
-from lachesis.training.spool import Spool
 
 GROUP_SIZE = 2
 LENGTH = 40
@@ -94,7 +94,7 @@ def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = Non
         "build": build,
         "api": api or RolloutApi(url),
         "env": EnvDescription("fake", max_token_length=LENGTH, group_size=GROUP_SIZE),
-        "spool": Spool(folder / "spool", {"group_size": GROUP_SIZE}, segment_bytes=8192),
+        "outbox": Outbox(folder / "spool", {"group_size": GROUP_SIZE}),
         "refused": folder / "groups.refused.jsonl",
         "settings": ServeSettings(**settings),
         "console": Console(stderr=True, width=200),
