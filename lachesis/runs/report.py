@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from lachesis.runs.records import rollout_messages
+from lachesis.runs.group_records import rollout_messages
 from lachesis.runs.summary import Summariser, Summary
 
 HISTOGRAM_BINS = 10

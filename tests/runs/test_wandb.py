@@ -15,7 +15,7 @@ import pytest
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
-from lachesis.runs.records import group_record
+from lachesis.runs.group_records import group_record
 from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from tests.support.scripted_server import ScriptedServer
