@@ -5,9 +5,9 @@ from __future__ import annotations
 import errno
 
 import pytest
+from lachesis.runs.run_folder import RunFolderError
 
 from lachesis.runs.ledger import Ledger
-from lachesis.runs.run_folder import RunFolderError
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path, monkeypatch):
