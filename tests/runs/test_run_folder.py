@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 
 import pytest
-from lachesis.runs.run_folder import RunFolderError
+from lachesis.run_folder import RunFolderError
 
 from lachesis.runs.ledger import Ledger
 
