@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
 from lachesis.inference.chat_template import TemplateRefused
 from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
-from lachesis.inference.engines import TokenEngine, create_engine
+from lachesis.inference.engines import ENGINES, TokenEngine, create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import SettingsDiffer
 from lachesis.runs.atropos import APIServerConfig
@@ -46,10 +46,10 @@ class ServerConfig(APIServerConfig):
     reasoning_field: Literal["reasoning_content", "reasoning"] | None = Field(
         "reasoning_content", description="Field in which the server takes earlier reasoning back; null sends none."
     )
-    engine: Literal["auto", "vllm", "vllm-generate", "sglang", "atropos", "llama.cpp"] = Field(
+    engine: str = Field(
         "auto",
-        description="API that reports tokens (Phase 2); auto: vllm or sglang by server_type, and llama.cpp for a "
-        "model that `serve` runs here.",
+        description=f"API that reports tokens (Phase 2): {', '.join(ENGINES.names())}, or package.module:Class; auto: "
+        "vllm or sglang by server_type, and llama.cpp for a model that `serve` runs here.",
     )
     logprobs_mode: Literal["raw", "temperature", "processed"] | None = Field(
         None,
@@ -59,6 +59,13 @@ class ServerConfig(APIServerConfig):
     threads: int = Field(1, ge=1, description="Threads of a model that runs here (embedded or a GGUF file).")
     parallel: int = Field(4, ge=1, description="Completions at once of a model that runs here.")
     context: int = Field(4096, ge=256, description="Tokens of context per completion of a model that runs here.")
+
+    @field_validator("engine")
+    @classmethod
+    def _engine_exists(cls, name: str) -> str:
+        if name != "auto":
+            ENGINES.load(name)
+        return name
 
 
 class ServerConfigError(ValueError):
