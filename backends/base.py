@@ -11,11 +11,13 @@ from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+from lachesis.errors import LachesisError
+
 MAX_OUTPUT = 1_000_000
 """Bytes of stdout, and of stderr, that `Sandbox.exec` keeps unless told otherwise."""
 
 
-class BackendError(Exception):
+class BackendError(LachesisError):
     """The sandbox technology failed. Never the fault of what ran inside."""
 
 
@@ -311,7 +313,15 @@ class SupportsPty(Protocol):
 
 @runtime_checkable
 class Backend(Protocol):
-    """A technology that makes sandboxes."""
+    """A technology that makes sandboxes.
+
+    A backend is a class with these methods. It is found by its registered name, by an entry point of the group
+    `lachesis.backends`, or as `package.module:Class`. Its options are the parameters of its constructor: types and
+    defaults are read from the signature, help from the `Args:` section of the constructor's docstring. Parameters that
+    take callables, or types that the module imports under `TYPE_CHECKING` only, are for programs and are no options.
+
+    `lachesis.testing.backend_suite` tests everything that these protocols promise.
+    """
 
     @property
     def name(self) -> str: ...
