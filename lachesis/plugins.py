@@ -67,7 +67,7 @@ class Registry(Generic[T]):
         near = get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownPlugin(
-            f"there is no {self.kind} called {name!r}.{hint} Known are: {', '.join(names)}. One of your own is given as "
+            f"there is no {self.kind} called {name!r}.{hint} Known are: {', '.join(names)}. Give one of your own as "
             f"'package.module:attribute', or by an entry point in the group {self.group!r}"
         )
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from backends.tasks import finish
 from lachesis.agent.rollout import Rollout
+from lachesis.errors import LachesisError
 from lachesis.inference import Unauthorized
 from lachesis.runs.items import ItemKeys
 from lachesis.runs.ledger import Ledger
@@ -35,7 +36,7 @@ MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full; all of them are in the report."""
 
 
-class RunStopped(Exception):
+class RunStopped(LachesisError):
     """The run cannot go on; what was finished is on disk. The message says why and how to continue."""
 
 

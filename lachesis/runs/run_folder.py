@@ -10,10 +10,11 @@ from typing import IO, Any
 
 import orjson
 
+from lachesis.errors import LachesisError
 from lachesis.trajectories.jsonl import sync_folder
 
 
-class RunFolderError(Exception):
+class RunFolderError(LachesisError):
     """The run's folder cannot be used; the message says why and what to do."""
 
 

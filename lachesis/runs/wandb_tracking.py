@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
+from lachesis.errors import LachesisError
 from lachesis.runs.records import rollout_messages
 from lachesis.runs.summary import Summariser
 
@@ -17,7 +18,7 @@ CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
 
 
-class TrackingError(RuntimeError):
+class TrackingError(LachesisError, RuntimeError):
     """W&B was asked for and cannot be used."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
+from lachesis.errors import LachesisError
 from lachesis.tools.schema import Parameter, arguments_model, parse_docstring, read_parameters
 from lachesis.tools.session import ToolSession
 
@@ -31,7 +32,7 @@ class ToolError(Exception):
     """What a tool asked for cannot be done, and the model should read why. The message is shown as it is."""
 
 
-class ToolUnavailable(LookupError):
+class ToolUnavailable(LachesisError, LookupError):
     """Tools were asked for by name whose requirements are missing here."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
@@ -157,6 +158,8 @@ def tool(
 
 class ToolRegistry(Mapping[str, Tool]):
     """An immutable set of tools by name, in the order they were given."""
+
+    exit_code = 2
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}

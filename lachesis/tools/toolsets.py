@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+from lachesis.errors import LachesisError
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.registry import ToolRegistry, ToolUnavailable
 from lachesis.tools.text import did_you_mean
@@ -15,8 +16,10 @@ ALL = ("all", "*")
 """Names that stand for every tool."""
 
 
-class ToolsetError(ValueError):
+class ToolsetError(LachesisError, ValueError):
     """A toolset is unknown, includes itself, or cannot be made."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)

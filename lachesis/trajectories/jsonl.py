@@ -20,13 +20,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from lachesis.errors import LachesisError
+
 StrPath = str | os.PathLike[str]
 
 _CHUNK = 1 << 16
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
-class JsonlError(Exception):
+class JsonlError(LachesisError):
     """A JSONL file that cannot be read or written: names the file, the reason and, where there is one, a next step."""
 
     def __init__(self, path: StrPath, reason: str, *, line: int | None = None) -> None:
