@@ -19,37 +19,34 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from pydantic import BaseModel
 from rich.console import Console
 
+import lachesis.inference as inference
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
-from lachesis.agent.result import AgentResult
-from lachesis.agent.reward_threads import RewardThreads
-from lachesis.agent.rollout import Rollout, RolloutPlayer, is_cancelled, with_metrics
-from lachesis.inference import Router, TokenServer
-from lachesis.runs import command_line as cli
-from lachesis.runs.atropos import APIServerConfig, BaseEnv, ServerBaseline, as_server_configs, initial_state
-from lachesis.runs.items import item_digest
-from lachesis.runs.model_servers import (
+from lachesis.runs.atropos_base import AtroposBase
+from lachesis.runs.class_settings import apply_class_settings
+from lachesis.runs.server_settings import (
+    EMBEDDED,
     ServerConfig,
     ServerConfigError,
+    as_server_configs,
     describe,
     needs_start,
-    server_of,
-    start_servers,
     token_engine,
 )
-from lachesis.runs.process import ProcessRun, RunFiles, RunResult, RunStopped
-from lachesis.runs.records import group_record
-from lachesis.runs.serve_progress import ServeResult
-from lachesis.runs.serve_setup import ANY_TRAINER, judge, play_whole_group, refuse_off_policy, refuse_phase_1, serve_run
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.summary import evaluation_metrics, training_metrics
-from lachesis.runs.wandb_tracking import Tracker
-from lachesis.testing.reference_server import Policy
+from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolSessions, get_tool_definitions
-from lachesis.training.serve_settings import Sendable
+
+# Imported where they are used: this module has to be cheap to import, for `--help`.
+if TYPE_CHECKING:
+    from lachesis.agent.result import AgentResult
+    from lachesis.agent.rollout import Rollout, RolloutPlayer
+    from lachesis.runs.process import ProcessRun, RunFiles, RunResult
+    from lachesis.runs.serve_progress import ServeResult
+    from lachesis.testing.reference_server import Policy
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +54,7 @@ REWARD_THREADS = 64
 """Plain `def` rewards that may run at once."""
 
 
-class HermesAgentBaseEnv(BaseEnv):
+class HermesAgentBaseEnv(AtroposBase):
     """Base of every environment; see the module's text for what a subclass writes."""
 
     name: ClassVar[str | None] = None
@@ -65,35 +62,46 @@ class HermesAgentBaseEnv(BaseEnv):
     tools: ClassVar[ToolRegistry] = BUILTIN_TOOLS
     """Tools that toolset names refer to; extend it for tools of your own."""
 
+    toolsets: ClassVar[Sequence[str] | None]
+    max_turns: ClassVar[int]
+    system_prompt: ClassVar[str | None]
+    """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        apply_class_settings(cls)
+
     def __init__(
         self,
         config: HermesAgentEnvConfig,
-        server_configs: ServerBaseline | list[APIServerConfig],
+        server_configs: ServerConfig | Sequence[BaseModel],
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        # Not BaseEnv.__init__: it would open SDK clients and download a tokenizer (lachesis/runs/atropos.py).
-        for attribute, value in initial_state(config).items():
-            setattr(self, attribute, value)
-        self.config = config.model_copy()
+        """Make an environment; nothing is started. Atropos' own classes of settings are accepted as well."""
+        from lachesis.runs.model_servers import server_of
+        from lachesis.runs.wandb_tracking import Tracker
+
+        super().__init__()
+        self.config = as_env_config(config, self.env_config_cls)
         self.server_configs = as_server_configs(server_configs)
-        self.max_num_workers: int = config.max_num_workers
+        self.max_num_workers = self.config.max_num_workers
         if self.max_num_workers == -1:
-            self.max_num_workers = config.max_num_workers_per_node * len(self.server_configs)
+            self.max_num_workers = self.config.max_num_workers_per_node * len(self.server_configs)
         self.slurm = slurm
         self.testing = testing
         self.process_mode = False
-        self.n_groups_to_process = config.total_steps
-        self.group_size_to_process = config.group_size
+        self.n_groups_to_process = self.config.total_steps
+        self.group_size_to_process = self.config.group_size
         self.console = Console(stderr=True)
         self._tokenizer: Any = None
         self._eval_items: list[Any] | None = None
-        self._server: Router | TokenServer | None = None
+        self._server: inference.Router | inference.TokenServer | None = None
         self._player: RolloutPlayer | None = None
         self._tracker = Tracker()
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
-            self._server = Router(
-                [server_of(server, tool_call_parser=config.tool_call_parser) for server in self.server_configs]
+            self._server = inference.Router(
+                [server_of(server, tool_call_parser=self.config.tool_call_parser) for server in self.server_configs]
             )
 
     # What a subclass writes.
@@ -119,9 +127,9 @@ class HermesAgentBaseEnv(BaseEnv):
     # What a subclass may write.
 
     @classmethod
-    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
         """Defaults of the settings, and the servers, always a list. Default: the embedded model."""
-        return cls.env_config_cls(), [ServerConfig(model_name="embedded")]
+        return cls.env_config_cls(), [ServerConfig(model_name=EMBEDDED)]
 
     async def get_eval_items(self) -> Sequence[Any]:
         """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
@@ -152,7 +160,7 @@ class HermesAgentBaseEnv(BaseEnv):
         return self.name or type(self).__name__
 
     @property
-    def server(self) -> Router | TokenServer:
+    def server(self) -> inference.Router | inference.TokenServer:
         """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2."""
         if self._server is None:
             raise RuntimeError(
@@ -163,7 +171,7 @@ class HermesAgentBaseEnv(BaseEnv):
     @property
     def tokenizer(self) -> Any:
         """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded when first asked for."""
-        if isinstance(self._server, TokenServer):
+        if isinstance(self._server, inference.TokenServer):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:
             from transformers import AutoTokenizer
@@ -203,6 +211,10 @@ class HermesAgentBaseEnv(BaseEnv):
             InferenceError: no model server answers, or one refuses the key.
             ToolsetError: the toolsets name something that does not exist or is unavailable.
         """
+        from lachesis.agent.reward_threads import RewardThreads
+        from lachesis.agent.rollout import RolloutPlayer
+        from lachesis.runs.model_servers import start_servers
+
         async with AsyncExitStack() as stack:
             config = self.config
             try:
@@ -232,7 +244,7 @@ class HermesAgentBaseEnv(BaseEnv):
                 stack.push_async_callback(self.server.close)
             if not self.testing:
                 await self.server.check()
-            if isinstance(self.server, TokenServer):
+            if isinstance(self.server, inference.TokenServer):
                 await self._prove_template(self.server)
             self._player = RolloutPlayer(
                 config=config,
@@ -248,7 +260,7 @@ class HermesAgentBaseEnv(BaseEnv):
             finally:
                 self._player = None
 
-    async def _prove_template(self, server: TokenServer) -> None:
+    async def _prove_template(self, server: inference.TokenServer) -> None:
         """Say once how the chat template continues conversations; a template that hides the tools is an error."""
         verdict = await asyncio.to_thread(lambda: server.prompts.verdict)
         self.console.print(verdict.describe(), markup=False, highlight=False, soft_wrap=True)
@@ -263,6 +275,8 @@ class HermesAgentBaseEnv(BaseEnv):
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
     ) -> Rollout:
         """One finished rollout of `item`. An exception in the environment's code stays this rollout's own."""
+        from lachesis.agent.rollout import Rollout, is_cancelled, with_metrics
+
         player = self.player
         try:
             rollout = await player.play(
@@ -286,8 +300,13 @@ class HermesAgentBaseEnv(BaseEnv):
 
         In Phase 2 it is what `serve` would send, and None where that would be refused.
         """
+        from lachesis.runs.items import item_digest
+        from lachesis.runs.records import group_record
+        from lachesis.runs.serve_setup import ANY_TRAINER, judge, play_whole_group
+        from lachesis.training.serve_settings import Sendable
+
         key = item_digest(item)
-        if isinstance(self.server, TokenServer):
+        if isinstance(self.server, inference.TokenServer):
             verdict = await asyncio.to_thread(judge, await play_whole_group(self, item, key), self.config, ANY_TRAINER)
             return (dict(verdict.payload) if isinstance(verdict, Sendable) else None), []
         tools, rollouts = await self._play_group(item, key, self.config.group_size)
@@ -306,7 +325,9 @@ class HermesAgentBaseEnv(BaseEnv):
     @classmethod
     def cli(cls) -> NoReturn:
         """`serve | process | evaluate`, from the arguments of this process."""
-        sys.exit(cli.main(cls))
+        from lachesis.runs import command_line
+
+        sys.exit(command_line.main(cls))
 
     async def env_manager(self) -> ServeResult:
         """`serve`: play groups for a trainer behind Atropos' rollout API, and send the tokens exactly as sampled.
@@ -317,16 +338,20 @@ class HermesAgentBaseEnv(BaseEnv):
                 that does not show the tools.
             RunStopped: the run cannot go on; what is finished is in the spool.
         """
+        from lachesis.runs.serve_setup import refuse_off_policy, refuse_phase_1, serve_run
+
         refuse_phase_1(self)
         async with self._tracker.tracking(self, job="serve"), self.running(training=True):
             server = self.server
-            assert isinstance(server, TokenServer)
+            assert isinstance(server, inference.TokenServer)
             refuse_off_policy(server, self.config)
             await self._hold_out()
             return await serve_run(self, server).run()
 
     async def _hold_out(self) -> None:
         """Take the items of evaluations out of the stream before training does: after a restart they are the same."""
+        from lachesis.runs.process import RunStopped
+
         own, base, wanted = type(self), HermesAgentBaseEnv, self.config.eval_items
         default = own.get_eval_items is base.get_eval_items and own.evaluate is base.evaluate
         if self.config.steps_per_eval > 0 and default and (found := len(await self.get_eval_items())) < wanted:
@@ -339,6 +364,8 @@ class HermesAgentBaseEnv(BaseEnv):
         self, item: Any, item_key: str, tools: Sequence[Mapping[str, Any]], rollouts: Sequence[Rollout]
     ) -> None:
         """Count a group of `serve` for the next `wandb_log`."""
+        from lachesis.runs.records import group_record
+
         group = await asyncio.to_thread(  # conversations of thousands of turns are copied
             group_record,
             environment=self.run_name,
@@ -353,6 +380,8 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def process_manager(self) -> RunResult:
         """`process`: play `total_steps` groups and write them down; continues what an earlier start left."""
+        from lachesis.runs.process import RunFiles
+
         default = Path("data") / self.run_name / "groups.jsonl"
         files = RunFiles(Path(self.config.data_path_to_save_groups or default))
         self.process_mode = True
@@ -372,6 +401,9 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> RunResult:
         """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
+        from lachesis.runs.process import RunFiles
+        from lachesis.runs.summary import evaluation_metrics
+
         items = iter(await self.get_eval_items())
 
         async def next_item() -> Any:
@@ -401,6 +433,8 @@ class HermesAgentBaseEnv(BaseEnv):
         return result
 
     def _run(self, *, files: RunFiles, next_item: Any, total: int, group_size: int, evaluation: bool) -> ProcessRun:
+        from lachesis.runs.process import ProcessRun
+
         settings = {
             "environment": self.run_name,
             "model": describe(self.server_configs),
@@ -408,7 +442,7 @@ class HermesAgentBaseEnv(BaseEnv):
             **self.config.about_content(evaluation=evaluation),
             "group_size": group_size,
         }
-        if isinstance(self.server, TokenServer):
+        if isinstance(self.server, inference.TokenServer):
             settings["template_verdict"] = self.server.prompts.verdict.to_record()
         return ProcessRun(
             next_item=next_item,
@@ -446,6 +480,8 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
+        from lachesis.runs.summary import training_metrics
+
         metrics = dict(wandb_metrics or {})
         metrics.update(training_metrics(self._tracker.take()))
         metrics.update(self.server.wandb_metrics())

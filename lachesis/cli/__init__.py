@@ -8,6 +8,8 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
+from lachesis.errors import LachesisError
+
 VERBS = {
     "demo": "play a few problems with the embedded model and with the reference policy",
     "doctor": "show what works on this machine, and how to get what does not",
@@ -31,6 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(f"lachesis.cli.{parsed.verb.replace('-', '_')}")
         code: int = module.main(rest)
+    except LachesisError as error:
+        from lachesis.runs.command_line import report_error
+
+        return report_error(error)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -38,30 +38,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
     console = Console()
-    console.print("importing (a few seconds) ...", style="dim")
     from backends import BackendUnavailable
-    from lachesis.runs.command_line import EXPECTED_ERRORS
 
     try:
         return asyncio.run(_play(console, arguments))
-    except EXPECTED_ERRORS as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        if isinstance(error, BackendUnavailable):
-            console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
-        return 1
+    except BackendUnavailable:
+        console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
+        raise
 
 
 def _count(text: str) -> int:
-    """A number of things of which there is at least one."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text!r}")
     return int(text)
 
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
-    from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig
-    from lachesis.runs.model_servers import ServerConfig
+    from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
     from lachesis.runs.process import RunFiles, RunResult, example_rollouts
+    from lachesis.runs.server_settings import ServerConfig
 
     results: dict[str, RunResult] = {}
     for player, title in PLAYERS.items():

@@ -1,22 +1,16 @@
-"""Files to be created with given content: the smallest environment whose reward looks into the sandbox.
-
-python environments/terminal_test_env.py process --env.total_steps 3
-"""
+"""Create a file with given content: the smallest environment whose reward looks into the sandbox."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from lachesis import HermesAgentBaseEnv, Message, ToolCall
 
-from lachesis.agent.result import AgentResult
-from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.reference_server import Policy
-from lachesis.trajectories import Message, ToolCall
+if TYPE_CHECKING:
+    from lachesis import AgentResult, Policy
 
 TRAIN_ITEMS = (
     {"path": "greeting.txt", "content": "Hello from the sandbox"},
@@ -29,25 +23,14 @@ EVAL_ITEMS = (
 )
 
 
-class TerminalTestEnvConfig(HermesAgentEnvConfig):
-    """Settings of the terminal test."""
-
-    enabled_toolsets: list[str] | None = Field(
-        ["terminal", "file"], description="Toolsets or tools that the agent gets."
-    )
-    max_agent_turns: int = Field(10, ge=1, description="Completions per rollout, the final answer included.")
-    max_token_length: int = Field(512, ge=1, description="Tokens of one completion.")
-    system_prompt: str | None = Field(
-        "You work in a Linux sandbox. Use the tools to do what is asked, then say that it is done.",
-        description="System message of every rollout.",
-    )
-
-
 class TerminalTestEnv(HermesAgentBaseEnv):
     """Create a file with exact content: 1.0 for the content, 0.5 when the file merely contains it, else 0.0."""
 
     name = "terminal-test"
-    env_config_cls = TerminalTestEnvConfig
+    toolsets = ("terminal", "file")
+    max_turns = 10
+    max_token_length = 512
+    system_prompt = "You work in a Linux sandbox. Use the tools to do what is asked, then say that it is done."
 
     async def setup(self) -> None:
         self.items = itertools.cycle(TRAIN_ITEMS)
@@ -68,7 +51,7 @@ class TerminalTestEnv(HermesAgentBaseEnv):
         return 0.5 if item["content"] in written else 0.0
 
     def reference_policy(self) -> Policy:
-        """Writes the file that is asked for with one call of `write_file`."""
+        """Writes the file with one call of `write_file`."""
         items = {self.format_prompt(item): item for item in (*TRAIN_ITEMS, *EVAL_ITEMS)}
 
         def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
@@ -79,7 +62,3 @@ class TerminalTestEnv(HermesAgentBaseEnv):
             return Message("assistant", tool_calls=(ToolCall("call_1", "write_file", arguments),))
 
         return play
-
-
-if __name__ == "__main__":
-    TerminalTestEnv.cli()

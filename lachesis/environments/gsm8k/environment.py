@@ -11,30 +11,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
-from environments.gsm_symbolic import gsm_symbolic
-from environments.math_answer import MathVerifier, boxed, last_number
-from lachesis.agent.result import AgentResult
-from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.atropos import APIServerConfig
-from lachesis.runs.dataset_rows import is_local, load_rows
-from lachesis.runs.model_servers import ServerConfig
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.reference_server import (
-    Policy,
-    WorkedSolution,
-    WorkedSolutionPolicy,
-    arithmetic_steps,
-    gsm8k_steps,
-)
-from lachesis.trajectories import Message
+from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerConfig, load_rows
+from lachesis.environments.gsm8k.math_answer import MathVerifier, boxed, last_number
+from lachesis.environments.gsm8k.symbolic import gsm_symbolic
+from lachesis.runs.dataset_rows import is_local
+from lachesis.testing.worked_solutions import WorkedSolution, WorkedSolutionPolicy, arithmetic_steps, gsm8k_steps
+
+if TYPE_CHECKING:
+    from lachesis import AgentResult, Policy
 
 GSM_SYMBOLIC = "gsm_symbolic"
 EVAL_SEED = 1_000_003
-"""Added to `dataset_seed` for evaluation, so that no problem of training is asked again."""
+"""Added to `dataset_seed` for evaluation, so that it has no problem of training."""
 
 SYSTEM_PROMPT = (
     "You solve math word problems. Compute with the python tool: write code that prints the result. When you know the "
@@ -43,17 +35,14 @@ SYSTEM_PROMPT = (
 
 
 class GSM8kEnvConfig(HermesAgentEnvConfig):
-    """Settings of GSM8K, with defaults that a small model can follow."""
+    """Settings of GSM8K."""
 
-    enabled_toolsets: list[str] | None = Field(["python"], description="Toolsets or tools that the agent gets.")
-    max_agent_turns: int = Field(8, ge=1, description="Completions per rollout, the final answer included.")
-    max_token_length: int = Field(512, ge=1, description="Tokens of one completion.")
-    system_prompt: str | None = Field(SYSTEM_PROMPT, description="System message of every rollout.")
+    dataset_seed: int = Field(default=0, description="Seed of gsm_symbolic's problems.")
+    dataset_size: int = Field(default=10_000, ge=1, description="Number of gsm_symbolic's problems.")
     dataset_name: str | None = Field(
-        GSM_SYMBOLIC, description="gsm_symbolic, a name on the hub (openai/gsm8k), a .jsonl file, or a folder of them."
+        default=GSM_SYMBOLIC,
+        description="gsm_symbolic, a name on the hub (openai/gsm8k), a .jsonl file, or a folder of them.",
     )
-    dataset_seed: int = Field(0, description="Seed of gsm_symbolic's problems.")
-    dataset_size: int = Field(10_000, ge=1, description="Number of gsm_symbolic's problems.")
 
 
 class GSM8kAgentEnv(HermesAgentBaseEnv):
@@ -61,9 +50,14 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
 
     name = "gsm8k"
     env_config_cls = GSM8kEnvConfig
+    # Defaults that a small model can follow.
+    toolsets = ("python",)
+    max_turns = 8
+    max_token_length = 512
+    system_prompt = SYSTEM_PROMPT
 
     @classmethod
-    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
         """The embedded model, or the server that `ATROPOS_SERVER_{BASE_URL,MODEL,API_KEY}` name."""
         config = cls.env_config_cls()
         if tokenizer := os.environ.get("ATROPOS_TOKENIZER_NAME"):
@@ -130,7 +124,7 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
         }
 
     def reference_policy(self) -> Policy:
-        """Replays the worked solutions of the dataset. A check of the whole path, not a model."""
+        """Replays the worked solutions of the dataset: a check of the whole path, not a model."""
 
         def play(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
             question = next((message["content"] for message in messages if message["role"] == "user"), "")
@@ -142,24 +136,20 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
 
 
 def worked_solution(item: Mapping[str, str]) -> WorkedSolution:
-    """The dataset's own solution: GSM8K marks its arithmetic, gsm_symbolic says it in prose."""
+    """The dataset's solution: GSM8K marks its arithmetic, gsm_symbolic writes it in prose."""
     text = item["solution"]
     return gsm8k_steps(text) if "<<" in text else arithmetic_steps(text)
 
 
 def final_answer(text: str) -> str | None:
-    """The boxed answer, or for want of a box the last number."""
+    """The boxed answer; without a box, the last number."""
     return boxed(text) or last_number(text)
 
 
 def _solution(row: Mapping[str, Any]) -> tuple[str, str]:
     """(worked solution, final answer) of a row of GSM8K, which has both in one field, or of gsm_symbolic."""
-    given = str(row["answer"])  # files of one's own hold plain numbers, too
+    given = str(row["answer"])  # users' files hold plain numbers as well
     metadata = row.get("metadata")
     worked = metadata.get("answer_cot") if isinstance(metadata, Mapping) else None
     worked, answer = str(worked or given), given.rpartition("####")[2].strip().replace(",", "")
     return worked, answer
-
-
-if __name__ == "__main__":
-    GSM8kAgentEnv.cli()
