@@ -120,7 +120,7 @@ async def test_the_record_of_a_served_group_is_made_beside_the_event_loop(
         threads.append(threading.get_ident())
         return group_record(**given)
 
-    monkeypatch.setattr("lachesis.base_env.group_record", noted)
+    monkeypatch.setattr("lachesis.runs.records.group_record", noted)
     async with ScriptedServer(sorts) as server:
         env = make(SortWords, server, tmp_path)
         await env.note_group("i", "key", [], [])
