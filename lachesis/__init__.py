@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from lachesis.agent.loop import HermesAgentLoop
     from lachesis.agent.outcome import Outcome
     from lachesis.agent.result import AgentResult
+    from lachesis.agent.reward import Reward
     from lachesis.agent.tool_context import ToolContext
     from lachesis.base_env import HermesAgentBaseEnv
     from lachesis.errors import LachesisError
@@ -35,6 +36,7 @@ else:
             "lachesis.agent.loop": ["HermesAgentLoop"],
             "lachesis.agent.outcome": ["Outcome"],
             "lachesis.agent.result": ["AgentResult"],
+            "lachesis.agent.reward": ["Reward"],
             "lachesis.agent.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
             "lachesis.errors": ["LachesisError"],
@@ -62,6 +64,7 @@ __all__ = [
     "MessageHistory",
     "Outcome",
     "Policy",
+    "Reward",
     "SandboxSpec",
     "ServerConfig",
     "ToolCall",

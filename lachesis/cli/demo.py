@@ -55,7 +55,8 @@ def _count(text: str) -> int:
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
     from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
-    from lachesis.runs.process import RunFiles, RunResult, example_rollouts
+    from lachesis.runs.file_sink import example_rollouts
+    from lachesis.runs.results import RunFiles, RunResult
     from lachesis.runs.server_settings import ServerConfig
 
     results: dict[str, RunResult] = {}

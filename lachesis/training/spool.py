@@ -26,7 +26,7 @@ from typing import IO, Any, TypeVar
 import orjson
 
 from backends.tasks import finish
-from lachesis.runs.run_folder import RunFolderError, changes, take_lock, write_manifest
+from lachesis.run_folder import RunFolderError, changes, take_lock, write_manifest
 from lachesis.training.rollout_api import EnvDescription, compress, encode_group, encode_json
 from lachesis.training.spool_state import (
     ACCEPTED,

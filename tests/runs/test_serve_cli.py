@@ -21,13 +21,14 @@ from lachesis.agent.rollout import Rollout
 from lachesis.inference import RequestRejected, ServerUnavailable
 from lachesis.inference.chat_template import TemplateRefused
 from lachesis.runs import command_line as cli
+from lachesis.runs.decisions import LeftOut
+from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.model_servers import ServerConfig
-from lachesis.runs.process import RunStopped
-from lachesis.runs.serve_setup import ANY_TRAINER, BrokenGroups, PlayedGroup, judge
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis.testing.fake_server.completions import Reply
 from lachesis.training.groups import samples_from_atropos
-from lachesis.training.serve_settings import Unsendable
 from lachesis.trajectories import verify
 from tests.support.ports import free_port
 from tests.support.serving_envs import Coins, Counted, Raising
@@ -252,18 +253,23 @@ REFUSED = replace(BROKEN, error=TemplateRefused("the chat template", "it takes o
 )
 def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: bool, told: str) -> None:
     group = PlayedGroup("item", "key", [], [UNSCORED, rollout])
-    verdict = judge(group, Coins.env_config_cls(group_size=2), ANY_TRAINER)
-    assert isinstance(verdict, Unsendable)
-    assert (verdict.again, verdict.detail.rpartition("left out: ")[2]) == (again, told)
+    decision = decide_for_training(group, Coins.env_config_cls(group_size=2), ANY_TRAINER)
+    assert isinstance(decision, LeftOut)
+    assert (decision.again, decision.detail.rpartition("left out: ")[2]) == (again, told)
 
 
 def test_a_run_ends_that_gets_nothing_but_refusals() -> None:
-    broken = BrokenGroups(Console(file=io.StringIO()), 3)
+    brake = FailureBrake(Console(file=io.StringIO()), 3)
+
+    def check(rollouts: list[Rollout]) -> None:
+        group = PlayedGroup("item", "key", [], rollouts)
+        brake.check("key", decide_for_training(group, Coins.env_config_cls(), ANY_TRAINER))
+
     scored = replace(UNSCORED, reward=1.0)
     for rollouts in ([REFUSED], [REJECTED], [scored, REJECTED], [REJECTED], [REFUSED]):
-        broken.look_at(PlayedGroup("item", "key", [], rollouts))
+        check(rollouts)
     with pytest.raises(RunStopped, match="3 groups in a row without a scored rollout; the last one: how it ended"):
-        broken.look_at(PlayedGroup("item", "key", [], [REJECTED]))
+        check([REJECTED])
 
 
 def make(

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.run_folder import RunFolderError
 from lachesis.runs.ledger import Ledger
-from lachesis.runs.run_folder import RunFolderError
 from lachesis.training.rollout_api import EnvDescription, GroupError
 from lachesis.training.spool import Spool, SpoolError
 from tests.support.fake_serving import number_of, payload

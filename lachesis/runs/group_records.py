@@ -1,9 +1,8 @@
-"""Rollouts as they are written down: plain dicts that are whole without the process that made them.
+"""The records of groups and rollouts: plain dicts, complete without the process that made them.
 
-A group is one JSON object in the shape that Atropos gives its groups (`scores`, `messages`, ... of the scored
-rollouts, side by side), plus `rollouts`: what happened in every rollout, left-out ones included. `tokens` and `masks`
-are null, for a rollout may have several samples: Phase 2 has them under `samples`, Phase 1 has none, and none are made
-up.
+A group is one JSON object in the shape of Atropos' groups (`scores`, `messages`, ... of the scored rollouts, side by
+side), plus `rollouts`: what happened in every rollout, including those that were left out. `tokens` and `masks` are
+null, since a rollout may have several samples: Phase 2 has them under `samples`, Phase 1 has none.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Literal
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
-from lachesis.runs.items import plain
+from lachesis.runs.item_keys import plain
 from lachesis.trajectories import to_trajectory_entry
 
 SCHEMA = "lachesis.group/1"
@@ -75,6 +74,7 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "reason": rollout.reason,
         "completed": rollout.outcome is Outcome.COMPLETED,
         "reward": rollout.reward,
+        "turn_rewards": None if rollout.turn_rewards is None else list(rollout.turn_rewards),
         "traceback": rollout.traceback,
         "attempts": rollout.attempts,
         "retried_after": list(rollout.retried_after),
@@ -90,8 +90,8 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
 
 
 def _messages(result: AgentResult | None) -> list[dict[str, Any]]:
-    """What was said, also where a reward has since edited `result.messages`."""
-    return result.history.to_openai("reasoning") if result is not None else []
+    """The conversation as it was, even if a reward has edited `result.messages`."""
+    return result.recorded_messages if result is not None else []
 
 
 def _agent_record(result: AgentResult | None) -> dict[str, Any]:

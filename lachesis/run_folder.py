@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time, and a note of the settings that its files were made with."""
+"""The folder of a run: one process at a time, and a manifest of the settings that its files were made with."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class RunFolderError(LachesisError):
 
 
 def take_lock(path: Path, *, taken: str, options: str = "") -> IO[str]:
-    """The folder is this process' until the file is closed. It is made if it is missing.
+    """Lock the folder for this process until the file is closed. Makes the folder if it is missing.
 
     Args:
-        taken: what is told where another process has it.
-        options: which ones choose the folder.
+        taken: the message if another process has it.
+        options: the flags that choose the folder, for messages.
 
     Raises:
         RunFolderError: another process has it, it cannot be written to, or its file system knows no locks.
@@ -48,7 +48,7 @@ def take_lock(path: Path, *, taken: str, options: str = "") -> IO[str]:
 
 
 def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
-    """When this returns, the file is whole and on the disk; before, it is what it was."""
+    """Replace the file. When this returns, the new one is on the disk; until then, the old one is."""
     temporary = path.with_suffix(".tmp")
     try:
         with temporary.open("wb") as file:
@@ -62,6 +62,6 @@ def write_manifest(path: Path, manifest: Mapping[str, Any]) -> None:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """What differs between two sets of settings, in words; empty if nothing does."""
+    """The differences between two sets of settings, in words; empty if there are none."""
     names = sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
     return "; ".join(f"{name}: {before.get(name)!r} then, {now.get(name)!r} now" for name in names)
