@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from lachesis.errors import LachesisError
 
 VERBS = {
-    "demo": "play a few problems with the embedded model and with the reference policy",
-    "doctor": "show what works on this machine, and how to get what does not",
-    "fake-server": "serve completions without a model, for tests and to measure what an environment can carry",
+    "demo": "play a few problems with the embedded model and the reference policy",
+    "doctor": "show what works on this machine, and how to install what is missing",
+    "fake-server": "serve completions without a model, for tests and load measurements",
     "report": "write the HTML report of a groups file again",
-    "sandboxes": "list the sandboxes that a backend holds, and remove those that were left behind",
-    "verify": "prove that files of samples hold what was sampled, each token once",
+    "sandboxes": "list the sandboxes of a backend, and remove those that killed runs left",
+    "verify": "check that sample files hold exactly the sampled tokens, each once",
 }
 
 
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"lachesis {importlib.metadata.version('lachesis-rl')}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, help_text in VERBS.items():
-        # The verb parses its own arguments, so that no other verb's room is imported for it.
+        # Each verb parses its arguments itself, so only its modules are imported.
         verbs.add_parser(verb, help=help_text, add_help=False)
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed, rest = parser.parse_known_args(arguments)

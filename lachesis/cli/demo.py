@@ -1,7 +1,7 @@
-"""`lachesis demo`: the main job, small: problems, tools, a sandbox, a real language model, scored trajectories.
+"""`lachesis demo`: a small run with problems, tools, a sandbox, a language model and scored trajectories.
 
-Two players take the same problems. The embedded model has 135 million parameters and mostly fails; the reference policy
-replays each problem's worked solution, is no model, and shows what a right trajectory looks like.
+Two players get the same problems. The embedded model has 135 million parameters and mostly fails. The reference policy
+is no model: it replays each problem's worked solution, and shows a correct trajectory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play, then print a table, where everything is, and two trajectories."""
-    description = (__doc__ or "").replace("`lachesis demo`: the main job", "The main job")
+    """Play, then print a table, the paths of the output, and two trajectories."""
+    description = (__doc__ or "").replace("`lachesis demo`: a", "A")
     parser = argparse.ArgumentParser(prog="lachesis demo", description=description)
     parser.add_argument("--items", type=_count, default=6, metavar="N", help="problems for each player (default: 6)")
     parser.add_argument("--group-size", type=_count, default=2, metavar="N", help="rollouts of a problem (default: 2)")

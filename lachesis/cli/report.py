@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report beside the file, or where `--output` says."""
+    """Write the report beside the file, or to `--output`."""
     parser = argparse.ArgumentParser(prog="lachesis report", description=__doc__)
     parser.add_argument("groups", type=Path, help="a groups.jsonl of `process`, or a samples.jsonl of `evaluate`")
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         write_report(output, title=title, groups=groups)
     except (KeyError, TypeError):
         raise LachesisError(
-            f"{arguments.groups}: its lines are no groups; "
+            f"{arguments.groups}: its lines are not groups; "
             "name a groups.jsonl of `process` or a samples.jsonl of `evaluate`"
         ) from None
     except OSError as error:

