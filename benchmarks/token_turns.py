@@ -207,7 +207,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=16, help="number of rollouts to average")
     parser.add_argument(
-        "--engine", choices=sorted(set(ENGINES) - {"llama.cpp"}), default="vllm", help="engine of the agent loop"
+        "--engine", choices=sorted(set(ENGINES.names()) - {"llama.cpp"}), default="vllm", help="of the agent loop"
     )
     parser.add_argument("--no-peer", action="store_true", help="skip atroposlib")
     parser.add_argument("--profile", action="store_true", help="show where the time of our agent loop goes")

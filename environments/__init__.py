@@ -1,1 +1,1 @@
-"""Concrete environments, and the modules of the Hermes stack under the names that its environments import."""
+"""Environments that run as scripts, and the Hermes stack under the names that its environments import."""

@@ -1,5 +1,5 @@
 """`ToolContext` under the name that Hermes environments import it by."""
 
-from lachesis.agent.tool_context import ToolContext
+from lachesis import ToolContext
 
 __all__ = ["ToolContext"]

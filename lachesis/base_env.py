@@ -16,30 +16,29 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from pydantic import BaseModel
 from rich.console import Console
 
-from backends import SandboxSpec
-from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import Reward
-from lachesis.agent.rollout import Rollout, RolloutPlayer
-from lachesis.agent.scorer import is_cancelled
-from lachesis.inference import Router, TokenServer
-from lachesis.runs import command_line as cli
-from lachesis.runs import commands
-from lachesis.runs.atropos import APIServerConfig, BaseEnv, ServerBaseline, as_server_configs, initial_state
-from lachesis.runs.model_servers import ServerConfig, needs_start, server_of, token_engine
-from lachesis.runs.resources import run_resources
-from lachesis.runs.results import RunResult, ServeResult
-from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.runs.summary import training_metrics
-from lachesis.runs.wandb_tracking import Tracker
-from lachesis.testing.reference_server import Policy
+from lachesis import inference
+from lachesis.runs.atropos_base import AtroposBase
+from lachesis.runs.class_settings import apply_class_settings
+from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
+from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 
+# Imported where they are used: this module has to be cheap to import, for `--help`.
+if TYPE_CHECKING:
+    from backends import SandboxSpec
+    from lachesis.agent.result import AgentResult
+    from lachesis.agent.reward import Reward
+    from lachesis.agent.rollout import Rollout, RolloutPlayer
+    from lachesis.runs.results import RunResult, ServeResult
+    from lachesis.testing.reference_server import Policy
 
-class HermesAgentBaseEnv(BaseEnv):
+
+class HermesAgentBaseEnv(AtroposBase):
     """Base of every environment; the module's docstring lists what a subclass writes."""
 
     name: ClassVar[str | None] = None
@@ -47,39 +46,47 @@ class HermesAgentBaseEnv(BaseEnv):
     tools: ClassVar[ToolRegistry] = BUILTIN_TOOLS
     """Tools that toolset names refer to; extend it for tools of your own."""
 
+    toolsets: ClassVar[Sequence[str] | None]
+    max_turns: ClassVar[int]
+    system_prompt: ClassVar[str | None]
+    """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
+
     def __init__(
         self,
         config: HermesAgentEnvConfig,
-        server_configs: ServerBaseline | list[APIServerConfig],
+        server_configs: ServerConfig | Sequence[BaseModel],
         slurm: bool = False,
         testing: bool = False,
     ) -> None:
-        # Not BaseEnv.__init__: it would open SDK clients and download a tokenizer (lachesis/runs/atropos.py).
-        for attribute, value in initial_state(config).items():
-            setattr(self, attribute, value)
-        self.config = config.model_copy()
+        """Make an environment; nothing is started. Atropos' own classes of settings are accepted as well."""
+        from lachesis.runs.model_servers import server_of
+        from lachesis.runs.wandb_tracking import Tracker
+
+        super().__init__()
+        self.config = as_env_config(config, self.env_config_cls)
         self.server_configs = as_server_configs(server_configs)
-        self.max_num_workers: int = config.max_num_workers
+        self.max_num_workers = self.config.max_num_workers
         if self.max_num_workers == -1:
-            self.max_num_workers = config.max_num_workers_per_node * len(self.server_configs)
+            self.max_num_workers = self.config.max_num_workers_per_node * len(self.server_configs)
         self.slurm = slurm
         self.testing = testing
         self.process_mode = False
-        self.n_groups_to_process = config.total_steps
-        self.group_size_to_process = config.group_size
+        self.n_groups_to_process = self.config.total_steps
+        self.group_size_to_process = self.config.group_size
         self.console = Console(stderr=True)
         self._tokenizer: Any = None
         self._eval_items: list[Any] | None = None
-        self._server: Router | TokenServer | None = None
+        self._server: inference.Router | inference.TokenServer | None = None
         self._player: RolloutPlayer | None = None
         self.tracker = Tracker()
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
-            self._server = Router(
-                [server_of(server, tool_call_parser=config.tool_call_parser) for server in self.server_configs]
+            self._server = inference.Router(
+                [server_of(server, tool_call_parser=self.config.tool_call_parser) for server in self.server_configs]
             )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        apply_class_settings(cls)
         if cls.compute_group_reward is not None and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = _scored_with_its_group  # type: ignore[method-assign]
 
@@ -113,9 +120,9 @@ class HermesAgentBaseEnv(BaseEnv):
     """
 
     @classmethod
-    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
         """Defaults of the settings, and the servers, always a list. Default: the embedded model."""
-        return cls.env_config_cls(), [ServerConfig(model_name="embedded")]
+        return cls.env_config_cls(), [ServerConfig(model_name=EMBEDDED)]
 
     async def get_eval_items(self) -> Sequence[Any]:
         """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
@@ -146,7 +153,7 @@ class HermesAgentBaseEnv(BaseEnv):
         return self.name or type(self).__name__
 
     @property
-    def server(self) -> Router | TokenServer:
+    def server(self) -> inference.Router | inference.TokenServer:
         """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2."""
         if self._server is None:
             raise RuntimeError(
@@ -157,7 +164,7 @@ class HermesAgentBaseEnv(BaseEnv):
     @property
     def tokenizer(self) -> Any:
         """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded when first asked for."""
-        if isinstance(self._server, TokenServer):
+        if isinstance(self._server, inference.TokenServer):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:
             from transformers import AutoTokenizer
@@ -197,6 +204,8 @@ class HermesAgentBaseEnv(BaseEnv):
             InferenceError: no model server answers, or one rejects the key.
             ToolsetError: the toolsets name something that does not exist or is unavailable.
         """
+        from lachesis.runs.resources import run_resources
+
         given = self._server
         async with run_resources(self, given, training=training) as (server, player):
             self._server, self._player = server, player
@@ -209,6 +218,9 @@ class HermesAgentBaseEnv(BaseEnv):
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
     ) -> Rollout:
         """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
+        from lachesis.agent.rollout import Rollout
+        from lachesis.agent.scorer import is_cancelled
+
         player = self.player
         try:
             return await player.play(
@@ -231,6 +243,8 @@ class HermesAgentBaseEnv(BaseEnv):
 
         In Phase 2 it is the group that `serve` would send, and None where `serve` would not send it.
         """
+        from lachesis.runs import commands
+
         return await commands.collect_group(self, item), []
 
     # The commands.
@@ -238,28 +252,40 @@ class HermesAgentBaseEnv(BaseEnv):
     @classmethod
     def cli(cls) -> NoReturn:
         """`serve | process | evaluate`, from the arguments of this process."""
-        sys.exit(cli.main(cls))
+        from lachesis.runs import command_line
+
+        sys.exit(command_line.main(cls))
 
     async def env_manager(self) -> ServeResult:
         """`serve`: play groups for a trainer at Atropos' rollout API; see `lachesis.runs.commands.serve`."""
+        from lachesis.runs import commands
+
         own, base = type(self), HermesAgentBaseEnv
         default = own.get_eval_items is base.get_eval_items and own.evaluate is base.evaluate
         return await commands.serve(self, hold_out=default)
 
     async def process_manager(self) -> RunResult:
         """`process`: play `total_steps` groups and write them down; continues what an earlier start left."""
+        from lachesis.runs import commands
+
         self.process_mode = True
         return await commands.process(self)
 
     async def _run_evaluate(self) -> Any:
+        from lachesis.runs import commands
+
         return await commands.evaluate_alone(self)
 
     async def evaluate(self, *args: Any, **kwargs: Any) -> RunResult:
         """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
+        from lachesis.runs import commands
+
         return await commands.evaluate(self)
 
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None:
         """Log what happened since the last call. Subclasses add to `wandb_metrics` and call this."""
+        from lachesis.runs.summary import training_metrics
+
         if self.tracker.on:
             metrics = {**(wandb_metrics or {}), **training_metrics(self.tracker.take()), **self.server.wandb_metrics()}
             self.tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)

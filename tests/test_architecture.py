@@ -17,10 +17,10 @@ ROOMS = ("backends", "environments", "lachesis", "tool_call_parsers")
 HEAVY = {"atroposlib", "datasets", "math_verify", "openai", "torch", "transformers", "wandb"}
 LIGHT = (
     *("backends", "lachesis.tools", "lachesis.trajectories", "tool_call_parsers", "lachesis.inference"),
-    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "environments.math_answer"),
+    *("environments", "lachesis.agent.loop", "lachesis.runs.report", "lachesis.environments.gsm8k"),
 )
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-TALKS = {"lachesis/runs/command_line.py", "environments/math_child.py", "lachesis/tools/repl_driver.py"}
+TALKS = {"lachesis/runs/command_line.py", "lachesis/environments/gsm8k/math_child.py", "lachesis/tools/repl_driver.py"}
 """Modules that print: a command line, and programs of their own whose standard output is read by the project."""
 
 

@@ -8,14 +8,16 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
+from lachesis.errors import LachesisError
+
 VERBS = {
-    "demo": "play a few problems with the embedded model and with the reference policy",
-    "doctor": "show what works on this machine, and how to get what does not",
+    "demo": "play a few problems with the embedded model and the reference policy",
+    "doctor": "show what works on this machine, and how to install what is missing",
     "export": "write the groups of a finished run in another format",
-    "fake-server": "serve completions without a model, for tests and to measure what an environment can carry",
+    "fake-server": "serve completions without a model, for tests and load measurements",
     "report": "write the HTML report of a groups file again",
-    "sandboxes": "list the sandboxes that a backend holds, and remove those that were left behind",
-    "verify": "prove that files of samples hold what was sampled, each token once",
+    "sandboxes": "list the sandboxes of a backend, and remove those that killed runs left",
+    "verify": "check that sample files hold exactly the sampled tokens, each once",
 }
 
 
@@ -25,13 +27,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"lachesis {importlib.metadata.version('lachesis-rl')}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     for verb, help_text in VERBS.items():
-        # The verb parses its own arguments, so that no other verb's room is imported for it.
+        # Each verb parses its arguments itself, so only its modules are imported.
         verbs.add_parser(verb, help=help_text, add_help=False)
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed, rest = parser.parse_known_args(arguments)
     try:
         module = importlib.import_module(f"lachesis.cli.{parsed.verb.replace('-', '_')}")
         code: int = module.main(rest)
+    except LachesisError as error:
+        from lachesis.runs.command_line import report_error
+
+        return report_error(error)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130

@@ -1,7 +1,7 @@
-"""`lachesis demo`: the main job, small: problems, tools, a sandbox, a real language model, scored trajectories.
+"""`lachesis demo`: a small run with problems, tools, a sandbox, a language model and scored trajectories.
 
-Two players take the same problems. The embedded model has 135 million parameters and mostly fails; the reference policy
-replays each problem's worked solution, is no model, and shows what a right trajectory looks like.
+Two players get the same problems. The embedded model has 135 million parameters and mostly fails. The reference policy
+is no model: it replays each problem's worked solution, and shows a correct trajectory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Play, then print a table, where everything is, and two trajectories."""
-    description = (__doc__ or "").replace("`lachesis demo`: the main job", "The main job")
+    """Play, then print a table, the paths of the output, and two trajectories."""
+    description = (__doc__ or "").replace("`lachesis demo`: a", "A")
     parser = argparse.ArgumentParser(prog="lachesis demo", description=description)
     parser.add_argument("--items", type=_count, default=6, metavar="N", help="problems for each player (default: 6)")
     parser.add_argument("--group-size", type=_count, default=2, metavar="N", help="rollouts of a problem (default: 2)")
@@ -38,31 +38,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
     console = Console()
-    console.print("importing (a few seconds) ...", style="dim")
     from backends import BackendUnavailable
-    from lachesis.runs.command_line import EXPECTED_ERRORS
 
     try:
         return asyncio.run(_play(console, arguments))
-    except EXPECTED_ERRORS as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        if isinstance(error, BackendUnavailable):
-            console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
-        return 1
+    except BackendUnavailable:
+        console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
+        raise
 
 
 def _count(text: str) -> int:
-    """A number of things of which there is at least one."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a number from 1 up, got {text!r}")
     return int(text)
 
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
-    from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig
+    from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
     from lachesis.runs.file_sink import example_rollouts
-    from lachesis.runs.model_servers import ServerConfig
     from lachesis.runs.results import RunFiles, RunResult
+    from lachesis.runs.server_settings import ServerConfig
 
     results: dict[str, RunResult] = {}
     for player, title in PLAYERS.items():

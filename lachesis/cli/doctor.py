@@ -1,4 +1,4 @@
-"""`lachesis doctor`: what works on this machine, and how to get what does not."""
+"""`lachesis doctor`: what works on this machine, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from backends import cgroups, create_backend
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",
     "OPENROUTER_API_KEY": "models at openrouter.ai",
-    "HF_TOKEN": "datasets of the hub that ask for a login",
+    "HF_TOKEN": "datasets of the hub that need a login",
     "WANDB_API_KEY": "--env.use_wandb, where `wandb login` was not run",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the table. `needed` things decide the exit code."""
+    """One line of the table. Those that are `needed` decide the exit code."""
 
     name: str
     ok: bool
@@ -36,7 +36,7 @@ class Finding:
 
 
 async def examine() -> list[Finding]:
-    """Everything that was looked at, needed things first."""
+    """All findings, those that are needed first."""
     sandbox = await create_backend("local").check()
     return [
         Finding(
@@ -68,10 +68,10 @@ def _model() -> Finding:
     ]
     if missing:
         return Finding("embedded model", False, "not installed", " && ".join(missing))
-    # In a child: a library that is missing on this machine shows only when it is loaded.
+    # In a child process: a missing shared library shows only when the module is loaded.
     tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        # On a processor that it was not built for it is killed, and says nothing.
+        # On a processor that it was not built for, it is killed and prints nothing.
         reason = (tried.stderr.strip().splitlines() or [f"its import ended with exit code {tried.returncode}"])[-1]
         fix = "apt-get install libgomp1" if "libgomp" in reason else "pip install --force-reinstall xllamacpp"
         return Finding("embedded model", False, reason, fix)
@@ -92,7 +92,7 @@ def _key(name: str, use: str) -> Finding:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the table; 1 when something needed is missing."""
+    """Print the findings; 1 when something needed is missing."""
     argparse.ArgumentParser(prog="lachesis doctor", description=__doc__).parse_args(argv)
     findings = asyncio.run(examine())
     console = Console()
@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for finding in findings:
         mark, style = ("ok", "green") if finding.ok else ("missing", "red") if finding.needed else ("no", "yellow")
         console.print(f"{mark:<8}", style=style, end="")
-        # Not a table: what is folded at the edge of a cell cannot be copied.
-        told = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
-        console.print(f"{finding.name:<{width}}  {told}", markup=False, highlight=False, soft_wrap=True)
+        # Not a table: text that is folded at the edge of a cell cannot be copied.
+        detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
+        console.print(f"{finding.name:<{width}}  {detail}", markup=False, highlight=False, soft_wrap=True)
     return 0 if all(finding.ok for finding in findings if finding.needed) else 1

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the report beside the file, or where `--output` says."""
+    """Write the report beside the file, or to `--output`."""
     parser = argparse.ArgumentParser(prog="lachesis report", description=__doc__)
     parser.add_argument("groups", type=Path, help="a groups.jsonl of `process`, or a samples.jsonl of `evaluate`")
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
     arguments = parser.parse_args(argv)
+    from lachesis.errors import LachesisError
     from lachesis.runs.report import write_report
-    from lachesis.trajectories import JsonlError, read_lines
+    from lachesis.trajectories import read_lines
 
-    try:
-        groups = list(read_lines(arguments.groups))
-    except JsonlError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    groups = list(read_lines(arguments.groups))
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:
         title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
         write_report(output, title=title, groups=groups)
     except (KeyError, TypeError):
-        print(
-            f"error: {arguments.groups}: its lines are no groups; "
-            "name a groups.jsonl of `process` or a samples.jsonl of `evaluate`",
-            file=sys.stderr,
-        )
-        return 1
+        raise LachesisError(
+            f"{arguments.groups}: its lines are not groups; "
+            "name a groups.jsonl of `process` or a samples.jsonl of `evaluate`"
+        ) from None
     except OSError as error:
-        print(f"error: {output}: cannot be written ({error.strerror}); choose another --output", file=sys.stderr)
-        return 1
+        raise LachesisError(f"{output}: cannot be written ({error.strerror}); choose another --output") from error
     print(output)
     return 0

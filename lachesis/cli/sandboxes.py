@@ -1,4 +1,4 @@
-"""`lachesis sandboxes list|reap`: what sandboxes a backend holds, and the removal of those that were left behind."""
+"""`lachesis sandboxes list|reap`: list the sandboxes of a backend, and remove those that killed runs left."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from backends import Backend, BackendError, SandboxInfo, backend_names, create_b
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lachesis sandboxes", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
-    listing = verbs.add_parser("list", help="every sandbox that the backend holds, whoever made it")
-    reaping = verbs.add_parser("reap", help="remove those whose environment is gone")
+    listing = verbs.add_parser("list", help="every sandbox of the backend")
+    reaping = verbs.add_parser("reap", help="remove those whose run has ended")
     for verb in (listing, reaping):
         verb.add_argument(
             "--backend",
@@ -33,28 +33,28 @@ def parser() -> argparse.ArgumentParser:
             help="the backend's own options, as in terminal_options: '{host: worker-1}'",
         )
     reaping.add_argument("--run", metavar="RUN_ID", help="only those of this run")
-    reaping.add_argument("--everyone", action="store_true", help="also those whose environment is alive")
+    reaping.add_argument("--everyone", action="store_true", help="also those whose run is alive")
     return parser
 
 
 async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: argparse.Namespace) -> int:
-    """List or reap, backend by backend. 1 when one that was asked for by name, or works here, cannot do it."""
+    """List or reap, backend by backend. 1 when a backend that was named, or that works here, fails."""
     console, code = Console(), 0
     found: list[SandboxInfo] = []
     for name in names or sorted(backend_names()):
-        is_asked = bool(names)
+        is_expected = bool(names)
         try:
             backend: Backend = create_backend(name, **(options if names else {}))
             if not names and not (await backend.check()).ok:
                 continue
-            is_asked = True
+            is_expected = True
             found += await (
                 backend.sandboxes()
                 if arguments.verb == "list"
                 else backend.reap(run_id=arguments.run, everyone=arguments.everyone)
             )
         except (BackendError, ValueError) as error:
-            if is_asked:
+            if is_expected:
                 print(f"error: {name}: {error}", file=sys.stderr)
                 code = 1
     for info in found:
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         options = yaml.safe_load(arguments.options) or {}
     except yaml.YAMLError as error:
-        print(f"error: --options is no YAML: {error}", file=sys.stderr)
+        print(f"error: --options is not YAML: {error}", file=sys.stderr)
         return 2
     if not isinstance(options, dict) or (options and len(arguments.backend or []) != 1):
         print("error: --options takes a mapping, and needs exactly one --backend", file=sys.stderr)

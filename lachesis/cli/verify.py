@@ -1,6 +1,6 @@
-"""`lachesis verify FILE...`: prove that files of samples hold what was sampled, each token once.
+"""`lachesis verify FILE...`: check that sample files hold exactly the sampled tokens, each once.
 
-The files are JSON Lines of samples, or of groups that hold `samples`. Exit code 0 means that nothing at all is wrong.
+The files are JSON Lines of samples, or of groups that hold `samples`. Exit code 0 means that nothing is wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
-    """Totals of one file, read a line at a time. What is no JSON or cannot be read is a problem, never an exception."""
+    """Totals of one file, read line by line. A line that is not JSON, or unreadable, is a problem and no exception."""
     verifier = RecordVerifier(max_problems=max_problems)
     number = None
     try:
@@ -59,7 +59,7 @@ def verify_file(path: Path, *, max_problems: int = 20) -> Totals:
                     continue
                 verifier.feed(record, number)
     except OSError as error:
-        where = "" if number is None else f" behind line {number}"
+        where = "" if number is None else f" after line {number}"
         verifier.reject(f"the file cannot be read{where}: {error.strerror or error}", number)
     return verifier.totals()
 
@@ -69,14 +69,14 @@ def _parse(line: bytes) -> Any:
     try:
         return orjson.loads(line)
     except ValueError:
-        return json.loads(line)  # slower, and takes what orjson does not: lone surrogates in messages, NaN
+        return json.loads(line)  # slower, but accepts lone surrogates and NaN
 
 
 def _show(console: Console, found: Mapping[str, Totals]) -> None:
     for path, totals in found.items():
-        verdict = "ok" if totals.ok else "WRONG"
+        status = "ok" if totals.ok else "WRONG"
         of = f"{totals.samples:,} samples of {totals.rollouts:,} rollouts, {totals.rejected:,} rejected"
-        _say(console, f"{verdict:<6}{path}: {of}", style="green" if totals.ok else "red")
+        _say(console, f"{status:<6}{path}: {of}", style="green" if totals.ok else "red")
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in ("", "tokens", "share"):
             table.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -95,11 +95,11 @@ def _show(console: Console, found: Mapping[str, Totals]) -> None:
 
 
 def _say(console: Console, text: str, style: str | None = None) -> None:
-    """One line of output. Not in a table: what is folded at the edge of a cell cannot be copied."""
+    """One line of output. Not in a table: text that is folded at the edge of a cell cannot be copied."""
     console.print(_printable(text), style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def _printable(text: str) -> str:
-    """A record may hold half a surrogate pair, or a code that moves the cursor."""
+    """The text without halves of surrogate pairs and codes that move the cursor."""
     text = text.encode("utf-8", "backslashreplace").decode()
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

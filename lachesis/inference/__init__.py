@@ -6,17 +6,35 @@
 `lachesis.inference.embedded` and `lachesis.testing.reference_server` are imported where they are used.
 """
 
-from lachesis.inference.errors import (
-    BadResponse,
-    ContextExhausted,
-    InferenceError,
-    RequestRejected,
-    ServerUnavailable,
-    Unauthorized,
-)
-from lachesis.inference.openai_server import OpenAIServer, ServerSettings
-from lachesis.inference.router import Router, TokenTrackingUnavailable
-from lachesis.inference.token_server import TokenServer
+from typing import TYPE_CHECKING
+
+from lachesis.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from lachesis.inference.errors import (
+        BadResponse,
+        ContextExhausted,
+        InferenceError,
+        RequestRejected,
+        ServerUnavailable,
+        Unauthorized,
+    )
+    from lachesis.inference.openai_server import OpenAIServer, ServerSettings
+    from lachesis.inference.router import Router, TokenTrackingUnavailable
+    from lachesis.inference.token_server import TokenServer
+else:  # aiohttp takes 0.3 s of CPU to import
+    __getattr__ = lazy_names(
+        __name__,
+        {
+            "lachesis.inference.errors": (
+                *("BadResponse", "ContextExhausted", "InferenceError"),
+                *("RequestRejected", "ServerUnavailable", "Unauthorized"),
+            ),
+            "lachesis.inference.openai_server": ("OpenAIServer", "ServerSettings"),
+            "lachesis.inference.router": ("Router", "TokenTrackingUnavailable"),
+            "lachesis.inference.token_server": ("TokenServer",),
+        },
+    )
 
 __all__ = [
     "BadResponse",

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from lachesis.errors import LachesisError
 from lachesis.inference.openai_server import ServerSettings
 from lachesis.inference.scoped import Running
 
@@ -25,7 +26,7 @@ HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"
 _TAIL = 2000
 
 
-class EmbeddedServerError(RuntimeError):
+class EmbeddedServerError(LachesisError, RuntimeError):
     """The embedded model cannot start, or has ended: what, why (the end of its log included) and what to do."""
 
     def __init__(self, model: str, reason: str, next_step: str) -> None:

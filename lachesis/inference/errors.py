@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from lachesis.errors import LachesisError
 
-class InferenceError(Exception):
+
+class InferenceError(LachesisError):
     """Base of all. `server` is its base URL."""
 
     def __init__(self, server: str, reason: str, next_step: str) -> None:

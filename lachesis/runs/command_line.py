@@ -6,7 +6,6 @@ Precedence: flags over YAML over `config_init()`. A name that no setting has is 
 from __future__ import annotations
 
 import asyncio
-import difflib
 import itertools
 import signal
 import sys
@@ -18,56 +17,20 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from backends import BackendError
-from lachesis.inference import InferenceError
-from lachesis.inference.embedded import EmbeddedServerError
-from lachesis.run_folder import RunFolderError
-from lachesis.runs.atropos import APIServerConfig, as_server_configs
-from lachesis.runs.dataset_rows import DatasetError
-from lachesis.runs.environment import Environment
-from lachesis.runs.failures import RunStopped
-from lachesis.runs.flags import ONLY_SERVE, REFUSED, WITHOUT_EFFECT, make_parser
-from lachesis.runs.item_keys import ItemError
-from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError, needs_start
-from lachesis.runs.results import RunResult, ServeResult, print_result
-from lachesis.runs.wandb_tracking import TrackingError
-from lachesis.tools import ToolsetError, ToolUnavailable
-from lachesis.trajectories import JsonlError
+from lachesis.errors import LachesisError, SettingsError
+from lachesis.runs.flags import close_names, make_parser
+from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, needs_start
+from lachesis.runs.setting_facts import facts_of
+from lachesis.runs.settings import as_env_config
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from lachesis.runs.settings import HermesAgentEnvConfig
+    from lachesis.runs.environment import Environment
 
 TOP_LEVEL = ("env", "openai", "slurm", "testing")
 
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class SettingsError(ValueError):
-    """Settings that cannot be used."""
-
-
-EXPECTED_ERRORS = (
-    BackendError,
-    DatasetError,
-    EmbeddedServerError,
-    InferenceError,
-    ItemError,
-    JsonlError,
-    Phase1CannotTrain,
-    RunFolderError,
-    RunStopped,
-    ServerConfigError,
-    SettingsError,
-    ToolUnavailable,
-    ToolsetError,
-    TrackingError,
-)
-"""Errors that say everything there is to know; a traceback would only hide it."""
-
-USAGE_ERRORS = (Phase1CannotTrain, ServerConfigError, SettingsError, ToolUnavailable, ToolsetError)
-"""Of these, what another command line mends: exit code 2."""
 
 
 def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
@@ -75,17 +38,28 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        command, env = build(env_cls, arguments)
-        return asyncio.run(_run(command, env))
-    except EXPECTED_ERRORS as error:
-        console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        return 2 if isinstance(error, USAGE_ERRORS) else 1
+        command, settings = read_settings(env_cls, arguments)
+        if console.is_terminal:  # the rest of the start takes a second
+            said = f"{env_cls.name or env_cls.__name__}: {command}, model {describe(settings['server_configs'])}"
+            console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+        return asyncio.run(_run(command, env_cls(**settings)))
+    except LachesisError as error:
+        return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; what was finished is kept, start again to continue")
         return 130
 
 
+def report_error(error: LachesisError, console: Console | None = None) -> int:
+    """Print an expected error, without a traceback; the exit code. All commands end with expected errors here."""
+    console = console or Console(stderr=True)
+    console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return error.exit_code
+
+
 async def _run(command: str, env: Environment) -> int:
+    from lachesis.runs.results import RunResult, ServeResult, print_result
+
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
@@ -98,18 +72,25 @@ async def _run(command: str, env: Environment) -> int:
 
 
 def build(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, Environment]:
-    """The command and the environment that the arguments ask for.
+    """The command and the environment that the arguments describe. Raises `SettingsError` as `read_settings` does."""
+    command, settings = read_settings(env_cls, argv)
+    return command, env_cls(**settings)
+
+
+def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+    """The command, and the arguments of the environment's constructor.
 
     Raises:
-        SettingsError: names what is wrong with which setting.
+        SettingsError: names the setting, what is wrong with it, and the next step.
     """
     default_config, in_code = env_cls.config_init()
+    default_config = as_env_config(default_config, env_cls.env_config_cls)
     default_servers = as_server_configs(in_code)
     server = default_servers[0] if len(default_servers) == 1 else None
     given = vars(make_parser(env_cls.__doc__, default_config, server).parse_args(argv))
     command = given.pop("command")
     path = given.pop("config", None)
-    del given["flags"]
+    del given["parser"]
     flags = _nest(given)
     file = _read_yaml(Path(path)) if path else {}
     _reject_unknown(f"{path}: ", file, TOP_LEVEL)
@@ -120,16 +101,18 @@ def build(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, Environ
     env_values = {**default_config.model_dump(), **from_file, **flags.get("env", {})}
     _reject_unknown("env.", env_values, type(default_config).model_fields)
     config = _validate(type(default_config), env_values, "env")
-    _reject_refused(config)
+    for name in type(config).model_fields:
+        if (instead := facts_of(type(config), name).use_instead) and getattr(config, name):
+            raise SettingsError(f"env.{name} is not translated for model servers; use {instead}")
     if command == "process" and config.total_steps < 1:
         raise SettingsError("env.total_steps -1 is the number of the trainer's steps, which only `serve` knows")
     servers = _servers(default_servers, file.get("openai"), flags.get("openai", {}))
-    _note_without_effect(command, file, flags)
+    _note_without_effect(command, type(config), file, flags)
     options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
-    return command, env_cls(config=config, server_configs=servers, **options)
+    return command, {"config": config, "server_configs": servers, **options}
 
 
-def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mapping[str, Any]) -> list[APIServerConfig]:
+def _servers(defaults: list[ServerConfig], from_file: Any, from_flags: Mapping[str, Any]) -> list[ServerConfig]:
     """The servers: as many as the file or, without one, the code names; flags apply when it is one."""
     entries = from_file if isinstance(from_file, list) else [from_file or {}]
     if not entries or not all(isinstance(entry, dict) for entry in entries):
@@ -142,10 +125,10 @@ def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mappin
         layers = [(default.model_dump(), from_file or {}) for default in defaults]
     if from_flags and len(layers) > 1:
         raise SettingsError(
-            f"--openai.* flags say nothing about which of the {len(layers)} servers they mean; "
+            f"--openai.* flags do not say which of the {len(layers)} servers they are for; "
             "set the servers as a list under openai: in the YAML file instead"
         )
-    servers: list[APIServerConfig] = []
+    servers = []
     for base, chosen in layers:
         values = {**base, **chosen, **from_flags}
         _reject_unknown("openai.", values, ServerConfig.model_fields)
@@ -156,7 +139,7 @@ def _servers(defaults: list[APIServerConfig], from_file: Any, from_flags: Mappin
 
 
 def _check_url(server: ServerConfig, *, given: bool) -> None:
-    """A URL that would not be used, or that is none, is an error. `given`: somebody means it to be used."""
+    """A URL that would not be used, or that is none, is an error. `given`: it is not a default."""
     url = server.base_url or ""
     if given and url and needs_start(server):
         raise SettingsError(
@@ -167,26 +150,27 @@ def _check_url(server: ServerConfig, *, given: bool) -> None:
         raise SettingsError(f"openai.base_url has to begin with http:// or https:// (got {url!r})")
 
 
-def _reject_refused(config: HermesAgentEnvConfig) -> None:
-    for name, instead in REFUSED.items():
-        if getattr(config, name):
-            raise SettingsError(f"env.{name} is not translated into what servers take; use {instead}")
-
-
-def _note_without_effect(command: str, file: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Settings that change nothing are accepted, but not in silence."""
-    notes = {"settings of Atropos that change nothing here": WITHOUT_EFFECT}
-    if command != "serve":
-        notes[f"settings of `serve`, which `{command}` does not read"] = {"env": ONLY_SERVE}
-    for note, parts in notes.items():
-        found = []
-        for part, names in parts.items():
-            in_file = file.get(part) or {}
-            given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(part, {})]
-            found += [f"{part}.{name}" for name in dict.fromkeys(given) if name in names]
-        if found:
-            told = f"note: {', '.join(found)}: {note}"
-            Console(stderr=True).print(told, style="yellow", markup=False, highlight=False, soft_wrap=True)
+def _note_without_effect(
+    command: str, config_cls: type[BaseModel], file: Mapping[str, Any], flags: Mapping[str, Any]
+) -> None:
+    """Name the settings that are accepted and change nothing."""
+    ignored, of_serve = [], []
+    for namespace, model in (("env", config_cls), ("openai", ServerConfig)):
+        in_file = file.get(namespace) or {}
+        given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(namespace, {})]
+        for name in dict.fromkeys(given):
+            facts = facts_of(model, name)
+            if facts.ignored:
+                ignored.append(f"{namespace}.{name}")
+            elif facts.only_serve and command != "serve":
+                of_serve.append(f"{namespace}.{name}")
+    for names, note in (
+        (ignored, "settings of Atropos that change nothing here"),
+        (of_serve, f"settings of `serve`, which `{command}` does not read"),
+    ):
+        if names:
+            text = f"note: {', '.join(names)}: {note}"
+            Console(stderr=True).print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _nest(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -218,7 +202,7 @@ def _reject_unknown(prefix: str, given: Iterable[str], known: Iterable[str]) -> 
     known = list(known)
     for name in given:
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=3)
+            near = close_names(str(name), known)
             hint = f"; did you mean {' or '.join(near)}?" if near else f"; known are {', '.join(known)}"
             raise SettingsError(f"unknown setting {prefix}{name}{hint}")
 
@@ -228,7 +212,7 @@ def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> 
         return model(**values)
     except ValidationError as error:
         lines = [
-            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_said(problem)} (got {problem['input']!r})"
+            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)} (got {problem['input']!r})"
             if problem["loc"]
             else f"{namespace}: {problem['msg']}"
             for problem in error.errors()
@@ -236,7 +220,7 @@ def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> 
         raise SettingsError("\n       ".join(lines)) from error
 
 
-def _said(problem: ErrorDetails) -> str:
-    """What pydantic says, and how a list or a mapping is written where that was not clear."""
+def _message(problem: ErrorDetails) -> str:
+    """What pydantic says, and how to write a list or a mapping where that is the problem."""
     example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
     return problem["msg"] + (f", written as {example}" if example else "")

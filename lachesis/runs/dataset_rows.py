@@ -8,13 +8,15 @@ from typing import Any
 
 import orjson
 
+from lachesis.errors import LachesisError
 
-class DatasetError(Exception):
-    """A dataset that cannot be used; names the place and the next step."""
+
+class DatasetError(LachesisError):
+    """A dataset cannot be used; the message names the place and the next step."""
 
 
 def is_local(name: str) -> bool:
-    """Whether a dataset name is meant as a path of this machine."""
+    """Whether a dataset name is a path on this machine."""
     return name.endswith((".jsonl", ".json")) or name.startswith(("/", "./", "../", "~")) or Path(name).is_dir()
 
 
@@ -34,7 +36,7 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
                 try:
                     row = orjson.loads(line)
                 except orjson.JSONDecodeError as error:
-                    raise DatasetError(f"{path}, line {number}: not JSON ({error}); mend or remove the line") from error
+                    raise DatasetError(f"{path}, line {number}: not JSON ({error}); correct or delete it") from error
                 if not isinstance(row, dict):
                     raise DatasetError(f"{path}, line {number}: expected an object, found {type(row).__name__}")
                 missing = [field for field in required if field not in row]
@@ -54,7 +56,7 @@ def load_rows(
     """Rows of a dataset: a JSON Lines file, a folder with `SPLIT.jsonl`, or a name on the hub.
 
     Raises:
-        DatasetError: not there, not readable, or without the required fields.
+        DatasetError: the dataset does not exist, cannot be read, or lacks a required field.
     """
     if is_local(name):
         path = Path(name).expanduser()

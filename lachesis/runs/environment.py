@@ -4,28 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
-from backends import SandboxSpec
-from lachesis.agent.result import AgentResult
-from lachesis.agent.rollout import Rollout, RolloutPlayer
-from lachesis.inference import Router, TokenServer
-from lachesis.runs.results import RunResult, ServeResult
-from lachesis.runs.wandb_tracking import Tracker
-from lachesis.testing.reference_server import Policy
-from lachesis.tools import ToolRegistry
+    from backends import SandboxSpec
+    from lachesis.agent.result import AgentResult
+    from lachesis.agent.rollout import Rollout, RolloutPlayer
+    from lachesis.inference import Router, TokenServer
+    from lachesis.runs.results import RunResult, ServeResult
+    from lachesis.runs.settings import HermesAgentEnvConfig
+    from lachesis.runs.wandb_tracking import Tracker
+    from lachesis.testing.reference_server import Policy
+    from lachesis.tools import ToolRegistry
 
 
 class Environment(Protocol):
     """See `HermesAgentBaseEnv` for what each of these means."""
 
+    name: ClassVar[str | None]
+    env_config_cls: ClassVar[type[HermesAgentEnvConfig]]
     config: Any
     server_configs: list[Any]
     testing: bool
     console: Console
-    tools: ToolRegistry
+    tools: ClassVar[ToolRegistry]
     tracker: Tracker
     max_num_workers: int
     n_groups_to_process: int
@@ -60,7 +64,7 @@ class Environment(Protocol):
     async def get_eval_items(self) -> Sequence[Any]: ...
     async def compute_reward(self, item: Any, result: AgentResult, ctx: Any) -> Any: ...
     async def evaluate(self, *args: Any, **kwargs: Any) -> Any: ...
-    async def evaluate_log(self, metrics: dict[str, Any], **kwargs: Any) -> None: ...
+    async def evaluate_log(self, metrics: Mapping[str, Any], *args: Any, **kwargs: Any) -> None: ...
     async def wandb_log(self, wandb_metrics: dict[str, Any] | None = None) -> None: ...
     def sandbox_for(self, item: Any, spec: SandboxSpec) -> SandboxSpec: ...
     def reference_policy(self) -> Policy | None: ...

@@ -14,8 +14,10 @@ from enum import Enum
 from pathlib import PurePath
 from typing import Any
 
+from lachesis.errors import LachesisError
 
-class ItemError(TypeError):
+
+class ItemError(LachesisError, TypeError):
     """An item that has no form in JSON, and so can neither be written down nor be recognised by a second start."""
 
 

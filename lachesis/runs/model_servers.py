@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
-
-from pydantic import ConfigDict, Field
+from typing import TYPE_CHECKING, Any
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
 from lachesis.inference.chat_template import TemplateRefused
@@ -18,130 +14,64 @@ from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis.inference.engines import TokenEngine, create_engine
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import SettingsDiffer
-from lachesis.runs.atropos import APIServerConfig
+from lachesis.runs.server_settings import (
+    EMBEDDED,
+    REFERENCE,
+    Phase1CannotTrain,
+    ServerConfig,
+    ServerConfigError,
+    describe,
+    is_local_model,
+    key_for,
+    needs_start,
+    token_engine,
+)
 from lachesis.testing.reference_server import Policy, ReferenceServer
 
 if TYPE_CHECKING:
     from lachesis.runs.settings import HermesAgentEnvConfig
 
-KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
-"""Where a key comes from when `api_key` is not set."""
-
-EMBEDDED = "embedded"
-REFERENCE = "reference"
-
-
-class ServerConfig(APIServerConfig):
-    """Everything that can be set as `--openai.NAME` or under `openai:` in YAML. Unknown names are an error.
-
-    `model_name` may be `embedded` (the small model that comes along), the path of a GGUF file, or `reference` (the
-    environment's reference policy, where it has one); such servers are started and stopped with the run.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    weight: float = Field(1.0, gt=0, description="Share of the requests, against the other servers' weights.")
-    extra_body: dict[str, Any] | None = Field(None, description="Extra fields of every request to this server.")
-    max_retries: int = Field(6, ge=0, description="Further attempts after a request that failed for the moment.")
-    reasoning_field: Literal["reasoning_content", "reasoning"] | None = Field(
-        "reasoning_content", description="Field in which the server takes earlier reasoning back; null sends none."
-    )
-    engine: Literal["auto", "vllm", "vllm-generate", "sglang", "atropos", "llama.cpp"] = Field(
-        "auto",
-        description="API that reports tokens (Phase 2); auto: vllm or sglang by server_type, and llama.cpp for a "
-        "model that `serve` runs here.",
-    )
-    logprobs_mode: Literal["raw", "temperature", "processed"] | None = Field(
-        None,
-        description="What the server's logprobs are of, where it was told (vLLM: --logprobs-mode processed_logprobs); "
-        "null is what its engine does by itself.",
-    )
-    threads: int = Field(1, ge=1, description="Threads of a model that runs here (embedded or a GGUF file).")
-    parallel: int = Field(4, ge=1, description="Completions at once of a model that runs here.")
-    context: int = Field(4096, ge=256, description="Tokens of context per completion of a model that runs here.")
+__all__ = [
+    "Phase1CannotTrain",
+    "ServerConfig",
+    "ServerConfigError",
+    "describe",
+    "load_tokenizer",
+    "needs_start",
+    "server_of",
+    "settings_of",
+    "start_servers",
+    "token_engine",
+    "token_server",
+]
 
 
-class ServerConfigError(ValueError):
-    """The settings name no server."""
-
-
-class Phase1CannotTrain(RuntimeError):
-    """`serve` was asked to send rollouts that have no token ids."""
-
-
-def is_local_model(config: APIServerConfig) -> bool:
-    """Whether the model runs as a child of the run."""
-    name: str = config.model_name
-    return name == EMBEDDED or name.endswith(".gguf")
-
-
-def key_for(url: str) -> str:
-    """The key that the process' environment holds for a public service; it is sent to that service and nowhere else."""
-    host = urlsplit(url).hostname or ""
-    for domain, variable in KEY_VARIABLES.items():
-        if host == domain or host.endswith(f".{domain}"):
-            return os.environ.get(variable, "")
-    return ""
-
-
-def needs_start(config: APIServerConfig) -> bool:
-    """Whether the server has to be started before it has a URL."""
-    return is_local_model(config) or config.model_name == REFERENCE
-
-
-def describe(configs: Sequence[APIServerConfig]) -> str:
-    """Name of the model for records: what was asked for, without addresses or keys."""
-    names = []
-    for config in configs:
-        name = Path(config.model_name).name if config.model_name.endswith(".gguf") else config.model_name
-        name = {EMBEDDED: "SmolLM2-135M-Instruct (embedded)", REFERENCE: "reference policy"}.get(name, name)
-        if name not in names:
-            names.append(name)
-    return ", ".join(names)
-
-
-def own_config(config: APIServerConfig) -> ServerConfig:
-    """The configuration with our fields, whatever class it came in."""
-    return config if isinstance(config, ServerConfig) else ServerConfig(**config.model_dump())
-
-
-def token_engine(config: APIServerConfig, *, training: bool = False) -> str | None:
-    """The engine that reports this server's tokens (Phase 2); None where the server is used for chat (Phase 1)."""
-    own = own_config(config)
-    if own.engine != "auto":
-        return own.engine
-    if own.server_type in ("vllm", "sglang"):
-        return str(own.server_type)
-    return "llama.cpp" if training and is_local_model(own) else None
-
-
-def settings_of(config: APIServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:
-    """How to talk to one server. `base_url` overrides the configured one, for servers that were started here."""
-    own = own_config(config)
-    url = base_url or own.base_url
+def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:
+    """Settings of a server's client. `base_url` replaces the configured one, for servers that the run started."""
+    url = base_url or config.base_url
     if not url:
         raise ServerConfigError(
-            f"model {own.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, "
-            f"or --openai.model_name {EMBEDDED} for the model that comes along"
+            f"model {config.model_name!r} has no server: set --openai.base_url http://HOST:PORT/v1, "
+            f"or --openai.model_name {EMBEDDED} for the model that is installed with Lachesis"
         )
-    local = is_local_model(own)
+    local = is_local_model(config)
     return ServerSettings(
         base_url=url,
-        model_name=own.model_name,
-        api_key=own.api_key or key_for(url),
-        timeout=own.timeout,
-        max_concurrency=own.parallel if local else own.num_max_requests_at_once,
-        max_eval_concurrency=own.parallel if local else own.num_requests_for_eval,
-        weight=own.weight,
-        extra_body=own.extra_body or {},
-        max_retries=own.max_retries,
+        model_name=config.model_name,
+        api_key=config.api_key or key_for(url),
+        timeout=config.timeout,
+        max_concurrency=config.parallel if local else config.num_max_requests_at_once,
+        max_eval_concurrency=config.parallel if local else config.num_requests_for_eval,
+        weight=config.weight,
+        extra_body=config.extra_body or {},
+        max_retries=config.max_retries,
         tool_call_parser=tool_call_parser,
-        reasoning_field=own.reasoning_field,
-        logprobs_mode=own.logprobs_mode,
+        reasoning_field=config.reasoning_field,
+        logprobs_mode=config.logprobs_mode,
     )
 
 
-def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call_parser: str | None) -> OpenAIServer:
+def server_of(config: ServerConfig, *, base_url: str | None = None, tool_call_parser: str | None) -> OpenAIServer:
     """A client for one server (Phase 1)."""
     settings = settings_of(config, base_url=base_url, tool_call_parser=tool_call_parser)
     try:
@@ -151,7 +81,7 @@ def server_of(config: APIServerConfig, *, base_url: str | None = None, tool_call
 
 
 async def start_servers(
-    configs: Sequence[APIServerConfig],
+    configs: Sequence[ServerConfig],
     *,
     settings: HermesAgentEnvConfig,
     policy: Policy | None,
@@ -165,17 +95,16 @@ async def start_servers(
     """
     kinds = [token_engine(config, training=training) for config in configs]
     if None in kinds and any(kinds):
-        told = ", ".join(f"{config.model_name}: {kind or 'chat'}" for config, kind in zip(configs, kinds, strict=True))
+        found = ", ".join(f"{config.model_name}: {kind or 'chat'}" for config, kind in zip(configs, kinds, strict=True))
         raise ServerConfigError(
-            f"some servers report tokens and some do not ({told}); set server_type or engine alike for all of them"
+            f"some servers report tokens and some do not ({found}); set server_type or engine alike for all of them"
         )
     urls, files = [], []
     for config in configs:
         url, file = None, None
         if is_local_model(config):
-            own = own_config(config)
-            model = "smollm2" if own.model_name == EMBEDDED else Path(own.model_name)
-            embedded = EmbeddedServer(model, threads=own.threads, parallel=own.parallel, context=own.context)
+            model = "smollm2" if config.model_name == EMBEDDED else Path(config.model_name)
+            embedded = EmbeddedServer(model, threads=config.threads, parallel=config.parallel, context=config.context)
             url = (await stack.enter_async_context(embedded)).base_url
             file = embedded.model_file
         elif config.model_name == REFERENCE:
@@ -199,7 +128,7 @@ async def start_servers(
         raise
     except ValueError as error:
         raise ServerConfigError(str(error)) from error
-    server = await asyncio.to_thread(token_server, engines, own_config(configs[0]), settings, files[0])
+    server = await asyncio.to_thread(token_server, engines, configs[0], settings, files[0])
     return await stack.enter_async_context(server)
 
 
@@ -219,8 +148,8 @@ def token_server(
             when_unextendable=settings.when_unextendable,
         )
     except (OSError, ValueError, TemplateRefused) as error:
-        told = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
-        raise ServerConfigError(f"{told}; set --env.chat_template FILE.jinja") from error
+        reason = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
+        raise ServerConfigError(f"{reason}; set --env.chat_template FILE.jinja") from error
     try:
         return TokenServer(engines, prompts, settings.tool_call_parser, max_tokens=settings.max_token_length)
     except SettingsDiffer as error:
@@ -230,7 +159,7 @@ def token_server(
 
 
 def load_tokenizer(config: ServerConfig, settings: HermesAgentEnvConfig, model_file: Path | None) -> Any:
-    """The model's tokenizer: that of its own file, or the one that is named.
+    """The model's tokenizer, from the model file or by name.
 
     Names, in this order: `openai.tokenizer_name`, `env.tokenizer_name` where it was set, `openai.model_name`.
     """

@@ -1,155 +1,225 @@
-"""Settings of an environment: the fields that Hermes environments have always had, and ours, each with a default."""
+"""Settings of an environment. Each is described once, on its field; see `setting_facts` for what else a field says."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from backends import SandboxSpec, backend_names
-from lachesis.runs.atropos import BaseEnvConfig
-
-_NOT_ABOUT_CONTENT = frozenset(
-    {
-        "total_steps",
-        "max_num_workers",
-        "max_num_workers_per_node",
-        "max_eval_workers",
-        "worker_timeout",
-        "use_wandb",
-        "wandb_name",
-        "rollout_server_url",
-        "data_path_to_save_groups",
-        "data_dir_to_save_evals",
-        "eval_items",
-        "num_rollouts_to_keep",
-        "num_rollouts_per_group_for_logging",
-        "min_items_sent_before_logging",
-        "max_failed_groups",
-        "max_infra_retries",
-        "steps_per_eval",
-        "eval_handling",
-        "eval_limit_ratio",
-        "inference_weight",
-        "max_batches_offpolicy",
-        "batch_size",
-        "min_batch_allocation",
-        "split_rollouts",
-        "grace_period",
-        "spool_path",
-        "terminal_options",
-    }
-)
-"""Settings that may differ between two starts of one run: they decide how it runs, not what it writes."""
+from lachesis.errors import SettingsError
+from lachesis.runs.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of
 
 
-class HermesAgentEnvConfig(BaseEnvConfig):
-    """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error."""
+class EvalHandlingEnum(StrEnum):
+    """What `serve` does with rollouts while it evaluates."""
+
+    STOP_TRAIN = "STOP_TRAIN"
+    LIMIT_TRAIN = "LIMIT_TRAIN"
+    NONE = "NONE"
+
+
+class HermesAgentEnvConfig(BaseModel):
+    """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error.
+
+    It has the fields of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
     # What is played.
-    total_steps: int = Field(
-        1000, ge=-1, description="Groups that `process` plays; steps of the trainer that `serve` goes on for (-1: its)."
+    total_steps: Annotated[int, HOW] = Field(
+        default=1000,
+        ge=-1,
+        description="Groups that `process` plays; trainer steps after which `serve` ends (-1: its own).",
     )
-    group_size: int = Field(4, ge=1, description="Rollouts of an item, which are scored against each other.")
-    max_token_length: int = Field(2048, ge=1, description="Tokens of one completion.")
+    group_size: Annotated[int, Facts(content="training")] = Field(
+        default=4, ge=1, description="Rollouts of an item, which are scored against each other."
+    )
+    max_num_workers: Annotated[int, HOW] = Field(
+        default=-1,
+        description="Groups at once in `process` and `serve`; -1 is max_num_workers_per_node for each server.",
+    )
+    max_num_workers_per_node: Annotated[int, HOW] = Field(
+        default=8, description="Groups at once for each server, where max_num_workers is -1."
+    )
+    dataset_name: str | None = Field(default=None, description="Dataset; the environment decides which names it knows.")
+    dataset_split: str = Field(default="train", description="Split of the dataset to train on.")
+    prompt_field: str = Field(default="prompt", description="Field of a row that holds the prompt.")
 
-    # What the agent may do.
-    enabled_toolsets: list[str] | None = Field(None, description="Toolsets or tools that the agent gets; null is all.")
-    disabled_toolsets: list[str] | None = Field(None, description="Toolsets or tools that are taken away again.")
-    distribution: str | None = Field(None, description="Named distribution to draw the toolsets of a group from.")
-    max_agent_turns: int = Field(30, ge=1, description="Completions per rollout, the final answer included.")
-    agent_temperature: float = Field(1.0, ge=0, description="Sampling temperature of rollouts.")
-    system_prompt: str | None = Field(None, description="System message of every rollout.")
-    extra_body: dict[str, Any] | None = Field(None, description="Extra fields of every request to the model server.")
-    tool_call_parser: str = Field(
-        "hermes", description="Parser for completions whose tool calls the server left in the text; auto detects it."
+    # The agent.
+    enabled_toolsets: list[str] | None = Field(
+        default=None, description="Toolsets or tools that the agent gets; null is all."
     )
-
-    # How exact tokens are kept (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
-    chat_template: str | None = Field(None, description="File of the chat template; default: the tokenizer's own.")
-    chat_template_kwargs: dict[str, Any] | None = Field(
-        None, description="Further variables of the chat template, for example '{enable_thinking: false}'."
+    disabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools to leave out of these.")
+    distribution: str | None = Field(
+        default=None, description="Named distribution to draw the toolsets of a group from."
     )
-    when_unextendable: Literal["branch", "error"] = Field(
-        "branch",
-        description="What a turn does whose template cannot go on from sampled tokens: render anew, or stop.",
+    max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, the final answer included.")
+    max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
+    max_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls per rollout.")
+    rollout_token_budget: int | None = Field(default=None, ge=1, description="Completion tokens per rollout.")
+    rollout_timeout: float | None = Field(default=1800.0, gt=0, description="Wall-clock seconds per rollout.")
+    reward_timeout: float = Field(default=300.0, gt=0, description="Wall-clock seconds for one reward.")
+    agent_temperature: Annotated[float, Facts(content="training")] = Field(
+        default=1.0, ge=0, description="Sampling temperature of rollouts."
     )
-
-    # What `serve` sends.
-    split_rollouts: Literal["longest", "advantages"] = Field(
-        "longest",
-        description="A rollout of several samples: send the longest, or all with advantages and their own group size.",
-    )
-    grace_period: float = Field(60.0, ge=0, description="Seconds that rollouts in flight get to finish at the end.")
-    spool_path: str | None = Field(
-        None, description="Folder in which `serve` keeps groups until they are sent; default: data/NAME/spool."
-    )
-
-    # Where its tools run.
-    terminal_backend: str = Field(
-        "local", description=f"What makes the sandboxes: {', '.join(backend_names())}, or package.module:Class."
-    )
-    terminal_timeout: int = Field(120, ge=1, description="Seconds a command may take unless the call says otherwise.")
-    terminal_lifetime: int = Field(3600, ge=1, description="Seconds after which a sandbox ends itself.")
-    terminal_image: str | None = Field(
-        None, description="What a sandbox is made from, in the backend's terms; null is the backend's default."
-    )
-    terminal_workdir: str | None = Field(None, description="Folder inside in which commands start.")
-    terminal_env: dict[str, str] = Field(default_factory=dict, description="Variables to set inside.")
-    terminal_network: bool = Field(False, description="Whether commands may use the network.")
-    terminal_cpus: float | None = Field(None, gt=0, description="Processors' worth of time for a whole sandbox.")
-    terminal_memory: int | None = Field(None, gt=0, description="Megabytes of memory for a whole sandbox.")
-    terminal_pids: int | None = Field(None, gt=0, description="Processes and threads in a sandbox.")
-    terminal_disk: int | None = Field(None, gt=0, description="Megabytes that may be written in a sandbox.")
-    terminal_options: dict[str, Any] = Field(
-        default_factory=dict, description="The backend's own options, for example '{host: worker-1}' for ssh."
-    )
-    sandbox: Literal["bubblewrap", "none"] = Field(
-        "bubblewrap",
-        description="Isolation of the local backend. 'none' runs the model's commands as you: trusted use only.",
-    )
-
-    # What it is asked.
-    dataset_name: str | None = Field(None, description="Dataset; what names mean is the environment's.")
-    dataset_split: str = Field("train", description="Split of the dataset to train on.")
-    prompt_field: str = Field("prompt", description="Field of a row that holds the prompt.")
-
-    # Told to the model, never written into a trajectory.
+    system_prompt: str | None = Field(default=None, description="System message of every rollout.")
     ephemeral_system_prompt: str | None = Field(
-        None, description="Appended to the system message of requests; in no trajectory."
+        default=None, description="Appended to the system message of requests; in no trajectory."
     )
     prefill_messages: list[dict[str, Any]] = Field(
-        default_factory=list, description="Messages behind the system message of requests; in no trajectory."
+        default_factory=list, description="Messages after the system message of requests; in no trajectory."
+    )
+    extra_body: dict[str, Any] | None = Field(
+        default=None, description="Extra fields of every request to the model server."
+    )
+    tool_call_parser: str = Field(
+        default="hermes",
+        description="Parser for completions whose tool calls the server left in the text; auto detects it.",
     )
 
-    # Budgets of a rollout, besides max_agent_turns and max_token_length (tokens of one completion).
-    max_tool_calls: int | None = Field(None, ge=1, description="Tool calls per rollout.")
-    rollout_token_budget: int | None = Field(None, ge=1, description="Completion tokens per rollout.")
-    rollout_timeout: float | None = Field(1800.0, gt=0, description="Wall-clock seconds per rollout.")
-    reward_timeout: float = Field(300.0, gt=0, description="Wall-clock seconds for one reward.")
+    # Exact tokens (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
+    tokenizer_name: str = Field(
+        default="NousResearch/DeepHermes-3-Llama-3-3B-Preview",
+        description="Hugging Face tokenizer: the model's, where openai.tokenizer_name names none.",
+    )
+    chat_template: str | None = Field(
+        default=None, description="File of the chat template; default: the tokenizer's own."
+    )
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="Further variables of the chat template, for example '{enable_thinking: false}'."
+    )
+    when_unextendable: Literal["branch", "error"] = Field(
+        default="branch",
+        description="Where the chat template cannot continue from sampled tokens: render anew, or stop.",
+    )
+
+    # Sandboxes.
+    terminal_backend: Annotated[str, Facts(choices=backend_names)] = Field(
+        default="local", description="Technology of the sandboxes."
+    )
+    terminal_options: Annotated[dict[str, Any], HOW] = Field(
+        default_factory=dict,
+        description="Options of the backend, for example '{host: worker-1}' for ssh; `--help` after "
+        "--env.terminal_backend lists them.",
+    )
+    sandbox: Literal["bubblewrap", "none"] = Field(
+        default="bubblewrap",
+        description="Isolation of the local backend. 'none' runs the model's commands as you: trusted use only.",
+    )
+    terminal_timeout: int = Field(
+        default=120, ge=1, description="Seconds that a command may take unless the call says more."
+    )
+    terminal_lifetime: int = Field(default=3600, ge=1, description="Seconds after which a sandbox ends itself.")
+    terminal_image: str | None = Field(
+        default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
+    )
+    terminal_workdir: str | None = Field(default=None, description="Folder inside in which commands start.")
+    terminal_env: dict[str, str] = Field(default_factory=dict, description="Environment variables inside.")
+    terminal_network: bool = Field(default=False, description="Whether commands may use the network.")
+    terminal_cpus: float | None = Field(
+        default=None, gt=0, description="Processors' worth of time for a whole sandbox."
+    )
+    terminal_memory: int | None = Field(default=None, gt=0, description="Megabytes of memory for a whole sandbox.")
+    terminal_pids: int | None = Field(default=None, gt=0, description="Processes and threads in a sandbox.")
+    terminal_disk: int | None = Field(default=None, gt=0, description="Megabytes that may be written in a sandbox.")
 
     # Retries.
-    max_resamples: int = Field(3, ge=0, description="How often an unusable completion is sampled again.")
-    max_faulty_turns: int = Field(3, ge=1, description="Turns in a row with calls that cannot be run before giving up.")
-    max_infra_retries: int = Field(2, ge=0, description="New starts of a rollout that the infrastructure broke.")
-    max_failed_groups: int = Field(
-        3, ge=1, description="Groups in a row without a single scored rollout before the run stops."
+    max_resamples: int = Field(default=3, ge=0, description="How often an unusable completion is sampled again.")
+    max_faulty_turns: int = Field(
+        default=3, ge=1, description="Turns in a row with calls that cannot be run before giving up."
+    )
+    max_infra_retries: Annotated[int, HOW] = Field(
+        default=2, ge=0, description="Further attempts at a rollout that the infrastructure broke."
+    )
+    max_failed_groups: Annotated[int, HOW] = Field(
+        default=3, ge=1, description="Groups in a row without a single scored rollout before the run stops."
     )
 
     # Evaluation.
-    eval_items: int = Field(50, ge=1, description="Problems that `evaluate` plays.")
-    eval_temperature: float = Field(0.0, ge=0, description="Sampling temperature of evaluation.")
+    eval_items: Annotated[int, HOW] = Field(default=50, ge=1, description="Problems that `evaluate` plays.")
+    eval_temperature: Annotated[float, Facts(content="evaluation")] = Field(
+        default=0.0, ge=0, description="Sampling temperature of evaluation."
+    )
+    max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `evaluate` plays at once.")
 
     # Output.
-    trajectory_system_prompt: Literal["generated", "actual"] = Field(
-        "generated",
-        description="System turn of ShareGPT trajectories: Hermes' tool prompt, or what the model was told.",
+    data_path_to_save_groups: Annotated[str | None, HOW] = Field(
+        default=None, description="Where `process` writes (PATH.jsonl); default: data/NAME/groups.jsonl."
     )
-    use_wandb: bool = Field(False, description="Log to Weights & Biases (needs a login, or WANDB_MODE=offline).")
+    data_dir_to_save_evals: Annotated[str | None, HOW] = Field(
+        default=None, description="Folder that `evaluate` writes into; default: data/NAME/eval."
+    )
+    trajectory_system_prompt: Literal["generated", "actual"] = Field(
+        default="generated",
+        description="System turn of ShareGPT trajectories: Hermes' tool prompt, or the messages that the model got.",
+    )
+    use_wandb: Annotated[bool, HOW] = Field(
+        default=False, description="Log to Weights & Biases (needs a login, or WANDB_MODE=offline)."
+    )
+    wandb_name: Annotated[str | None, HOW] = Field(default=None, description="Name of the W&B run.")
+    num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a table of W&B.")
+
+    # `serve`.
+    rollout_server_url: Annotated[str, SERVE] = Field(
+        default="http://localhost:8000", description="Atropos' rollout API (run-api)."
+    )
+    spool_path: Annotated[str | None, SERVE] = Field(
+        default=None, description="Folder in which `serve` keeps groups until they are sent; default: data/NAME/spool."
+    )
+    split_rollouts: Annotated[Literal["longest", "advantages"], SERVE] = Field(
+        default="longest",
+        description="A rollout of several samples: send the longest, or all with advantages and their own group size.",
+    )
+    ensure_scores_are_not_same: Annotated[bool, Facts(only_serve=True)] = Field(
+        default=True, description="`serve` withholds groups whose rewards are all equal: they teach nothing."
+    )
+    include_messages: Annotated[bool, Facts(only_serve=True)] = Field(
+        default=False, description="`serve` sends the messages beside the tokens."
+    )
+    max_batches_offpolicy: Annotated[int, SERVE] = Field(
+        default=3, description="Batches that may wait at the rollout API before `serve` pauses."
+    )
+    inference_weight: Annotated[float, SERVE] = Field(
+        default=1.0, description="Share of the trainer's batches, relative to other environments of the same trainer."
+    )
+    min_batch_allocation: Annotated[float | None, SERVE] = Field(
+        default=None, description="Least share of every batch."
+    )
+    worker_timeout: Annotated[float, SERVE] = Field(
+        default=600, description="Seconds that a group of `serve` may take."
+    )
+    grace_period: Annotated[float, SERVE] = Field(
+        default=60.0, ge=0, description="Seconds that rollouts in flight get to finish at the end."
+    )
+    steps_per_eval: Annotated[int, SERVE] = Field(
+        default=100, description="Steps of the trainer between two evaluations of `serve`."
+    )
+    eval_handling: Annotated[EvalHandlingEnum, SERVE] = Field(
+        default=EvalHandlingEnum.STOP_TRAIN,
+        description="What `serve` does with rollouts while it evaluates: STOP_TRAIN, LIMIT_TRAIN or NONE.",
+    )
+    eval_limit_ratio: Annotated[float, SERVE] = Field(
+        default=0.5,
+        description="Share of rollouts that go on during an evaluation, where eval_handling is LIMIT_TRAIN.",
+    )
+
+    # Settings of Atropos without effect, and those that are rejected.
+    batch_size: Annotated[int, IGNORED] = -1
+    min_items_sent_before_logging: Annotated[int, IGNORED] = 2
+    num_rollouts_per_group_for_logging: Annotated[int, IGNORED] = 1
+    thinking_mode: Annotated[bool, Facts(use_instead="--openai.extra_body")] = False
+    reasoning_effort: Annotated[
+        str | None, Facts(use_instead="--openai.extra_body, for example '{reasoning_effort: high}'")
+    ] = None
+    max_reasoning_tokens: Annotated[int | None, Facts(use_instead="--openai.extra_body")] = Field(
+        default=None, ge=1024, le=32000
+    )
+    custom_thinking_prompt: Annotated[str | None, Facts(use_instead="--env.ephemeral_system_prompt")] = None
 
     @model_validator(mode="after")
     def _check_distribution(self) -> HermesAgentEnvConfig:
@@ -173,7 +243,7 @@ class HermesAgentEnvConfig(BaseEnvConfig):
         return value
 
     def sandbox_spec(self, labels: Mapping[str, str]) -> SandboxSpec:
-        """What a rollout's sandbox is to be, as far as the settings say it."""
+        """The sandbox of a rollout, as far as the settings define it."""
         return SandboxSpec(
             image=self.terminal_image,
             workdir=self.terminal_workdir,
@@ -194,15 +264,33 @@ class HermesAgentEnvConfig(BaseEnvConfig):
 
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
         """The settings that decide what a run writes, as JSON: a second start has to have the same."""
-        irrelevant = {"group_size", "agent_temperature"} if evaluation else {"eval_temperature"}
-        return _without_values(self.model_dump(mode="json", exclude=set(_NOT_ABOUT_CONTENT | irrelevant)))
+        deciding = {"always", "evaluation" if evaluation else "training"}
+        others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
+        return _without_values(self.model_dump(mode="json", exclude=others))
 
     def public(self) -> dict[str, Any]:
-        """All settings as JSON, as far as others may read them."""
+        """The settings that others may read, as JSON."""
         return _without_values(self.model_dump(mode="json", exclude={"terminal_options"}))
 
 
+def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig]) -> HermesAgentEnvConfig:
+    """A copy of the settings as the environment's class, if they are of a base class of it or Atropos' `BaseEnvConfig`.
+
+    Of a base class, only the values that were set are taken: the others have the environment's defaults.
+    """
+    if isinstance(config, env_config_cls) or (
+        isinstance(config, HermesAgentEnvConfig) and not issubclass(env_config_cls, type(config))
+    ):
+        return config.model_copy()
+    try:
+        if isinstance(config, HermesAgentEnvConfig):
+            return env_config_cls(**config.model_dump(exclude_unset=True))
+        return env_config_cls(**config.model_dump(mode="json"))
+    except ValidationError as error:
+        raise SettingsError(f"{type(config).__name__} cannot be used as settings of an environment: {error}") from error
+
+
 def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
-    """Variables of a sandbox may be secrets: of their values only digests are written down, so that a change shows."""
+    """Variables of a sandbox may be secrets. Only digests of their values are written, which still show a change."""
     digests = {name: sha256(value.encode()).hexdigest()[:16] for name, value in settings["terminal_env"].items()}
     return {**settings, "terminal_env": digests}

@@ -159,6 +159,8 @@ def tool(
 class ToolRegistry(Mapping[str, Tool]):
     """An immutable set of tools by name, in the order they were given."""
 
+    exit_code = 2
+
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}
         for each in tools:

@@ -19,6 +19,8 @@ ALL = ("all", "*")
 class ToolsetError(LachesisError, ValueError):
     """A toolset is unknown, includes itself, or cannot be made."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Toolset:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lachesis.base_env import HermesAgentBaseEnv
+from lachesis import HermesAgentBaseEnv
 from lachesis.runs.command_line import build
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +23,7 @@ def test_the_command_in_a_config_reads_it(path: Path, monkeypatch: pytest.Monkey
     assert ROOT / config == path
     module = importlib.import_module(f"environments.{module_name}")
     (env_cls,) = (
-        value
-        for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, HermesAgentBaseEnv) and value.__module__ == module.__name__
+        value for value in vars(module).values() if isinstance(value, type) and issubclass(value, HermesAgentBaseEnv)
     )
     built, env = build(env_cls, [command, "--config", config])
     assert built == command

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig, final_answer, worked_solution
-from environments.gsm_symbolic import gsm_symbolic
+from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
+from lachesis.environments.gsm8k.environment import final_answer, worked_solution
+from lachesis.environments.gsm8k.symbolic import gsm_symbolic
 from lachesis.runs.model_servers import ServerConfig
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, lines, make, rollouts

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from environments.math_answer import MAX_LENGTH, MathVerifier, as_number, boxed, last_number
+from lachesis.environments.gsm8k.math_answer import MAX_LENGTH, MathVerifier, as_number, boxed, last_number
 
 
 @pytest.fixture

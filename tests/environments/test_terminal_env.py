@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from environments.terminal_test_env import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv, TerminalTestEnvConfig
+from lachesis.environments.terminal_test import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv
 from lachesis.runs.model_servers import ServerConfig
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
@@ -50,6 +50,6 @@ async def test_evaluation_has_tools_and_items_of_its_own(tmp_path: Path) -> None
 
 
 async def test_the_reference_policy_earns_everything(tmp_path: Path) -> None:
-    config = TerminalTestEnvConfig(total_steps=3, data_path_to_save_groups=str(tmp_path / "groups.jsonl"))
+    config = TerminalTestEnv.env_config_cls(total_steps=3, data_path_to_save_groups=str(tmp_path / "groups.jsonl"))
     result = await TerminalTestEnv(config, [ServerConfig(model_name="reference")]).process_manager()
     assert result.summary.reward.mean == 1.0

@@ -17,7 +17,7 @@ from typing import Any, Final
 import pytest
 
 from lachesis.inference.embedded import EmbeddedServer
-from lachesis.inference.engines import LlamaCppEngine
+from lachesis.inference.engines.llama_cpp import LlamaCppEngine
 from lachesis.inference.gguf_tokenizer import tokenizer_from_gguf
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling

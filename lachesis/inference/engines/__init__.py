@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from lachesis.inference.engines.atropos import AtroposEngine
-from lachesis.inference.engines.base import Generated, Generation, TokenEngine
-from lachesis.inference.engines.llama_cpp import LlamaCppEngine
-from lachesis.inference.engines.sglang import SGLangEngine
-from lachesis.inference.engines.vllm import VLLMCompletions, VLLMGenerate
-from lachesis.inference.http_client import ServerSettings
+from lachesis.lazy import lazy_names
+from lachesis.plugins import Registry
 
-__all__ = [
-    "ENGINES",
-    "AtroposEngine",
-    "Generated",
-    "Generation",
-    "LlamaCppEngine",
-    "SGLangEngine",
-    "TokenEngine",
-    "VLLMCompletions",
-    "VLLMGenerate",
-    "create_engine",
-]
+if TYPE_CHECKING:
+    from lachesis.inference.engines.base import Generated, Generation, TokenEngine
+    from lachesis.inference.http_client import ServerSettings
+else:  # the command line asks for the names of the engines only
+    __getattr__ = lazy_names(__name__, {f"{__name__}.base": ["Generated", "Generation", "TokenEngine"]})
 
-ENGINES: Final[Mapping[str, Callable[[ServerSettings], TokenEngine]]] = MappingProxyType(
-    {engine.kind: engine for engine in (VLLMCompletions, VLLMGenerate, SGLangEngine, AtroposEngine, LlamaCppEngine)}
+__all__ = ["ENGINES", "EngineFactory", "Generated", "Generation", "TokenEngine", "create_engine"]
+
+EngineFactory: TypeAlias = "Callable[[ServerSettings], TokenEngine]"
+"""An engine class, or a function that makes an engine."""
+
+ENGINES: Final[Registry[EngineFactory]] = Registry(
+    "token engine",
+    "lachesis.token_engines",
+    {
+        "vllm": "lachesis.inference.engines.vllm:VLLMCompletions",
+        "vllm-generate": "lachesis.inference.engines.vllm:VLLMGenerate",
+        "sglang": "lachesis.inference.engines.sglang:SGLangEngine",
+        "atropos": "lachesis.inference.engines.atropos:AtroposEngine",
+        "llama.cpp": "lachesis.inference.engines.llama_cpp:LlamaCppEngine",
+    },
 )
-"""The engines by the kind that settings name."""
+"""The engines by the name that settings give. `docs/engines.md` shows how to add one."""
 
 
-def create_engine(kind: str, settings: ServerSettings) -> TokenEngine:
-    """The engine of this kind, unconnected. Raises `ValueError` for an unknown kind or settings it cannot hold."""
-    if kind not in ENGINES:
-        raise ValueError(f"there is no token engine {kind!r}; set openai.engine to one of {', '.join(ENGINES)}")
-    return ENGINES[kind](settings)
+def create_engine(name: str, settings: ServerSettings) -> TokenEngine:
+    """The engine with this name, or at `package.module:Class`; it connects with its first request.
+
+    Raises:
+        UnknownPlugin: no engine has this name.
+        ValueError: the engine does not accept these settings.
+    """
+    return ENGINES.load(name)(settings)

@@ -1,4 +1,4 @@
-"""The child process of `environments.math_answer`: one JSON question a line in, one JSON verdict a line out.
+"""The child process of `math_answer`: one JSON question a line in, one JSON boolean a line out.
 
 It runs by itself, as a file, and imports nothing of the project.
 """
@@ -13,12 +13,12 @@ import sys
 from typing import Any
 
 MAX_MEMORY = 4 << 30
-"""Bytes of address space; what `9^{9^{9^9}}` would take is more than there is."""
+"""Bytes of address space; `9^{9^{9^9}}` would take more than there is."""
 _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    # Arithmetic in C hears neither the end of standard input nor a timer of Python: the kernel has to end it.
+    # Arithmetic in C notices neither the end of standard input nor a timer of Python: the kernel has to end it.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     from math_verify import parse, verify

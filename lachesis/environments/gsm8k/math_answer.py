@@ -1,7 +1,7 @@
-"""Is a final answer right? Plain numbers are compared here; everything else by math-verify, in a child process.
+"""Whether a final answer is right: plain numbers are compared here, everything else by math-verify in a child process.
 
-math-verify (sympy) may think for ever about what a model writes, and its own time limits work in a main thread only. In
-a child it has one, and the event loop never waits for it.
+math-verify (sympy) can compute for ever on what a model writes, and its time limits work in a main thread only. In a
+child it has one, and the event loop never waits for it.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class MathVerifier:
             await self.close()
             return False
         except BaseException:
-            await self.close()  # what it still says would be taken for the answer to the next question
+            await self.close()  # its late answer would be read as the answer to the next question
             raise
         if not line:
             await self.close()
@@ -100,7 +100,7 @@ class MathVerifier:
 
     async def _start(self) -> Process:
         if self._child is None or self._child.returncode is not None:
-            # As a file and with -P: a folder called environments where the user stands is not ours.
+            # As a file and with -P: no folder of the user can shadow what it imports.
             self._child = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", str(_CHILD), stdin=PIPE, stdout=PIPE, stderr=DEVNULL
             )

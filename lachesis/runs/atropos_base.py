@@ -1,0 +1,176 @@
+"""Atropos' `BaseEnv` as a virtual base class: its attributes and methods, without an import of atroposlib.
+
+`isinstance(env, BaseEnv)` and `issubclass(Env, BaseEnv)` are True once a program has loaded atroposlib, whichever came
+first. `BaseEnv` is an ABC, so this needs one call of `BaseEnv.register`. It is made here when atroposlib is loaded
+already, and by an import finder when `atroposlib.envs.base` is imported later.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from abc import ABC
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+from rich.console import Console
+from rich.table import Table
+
+from lachesis.runs.server_settings import ServerConfig, describe
+from lachesis.runs.settings import HermesAgentEnvConfig
+
+MODULE = "atroposlib.envs.base"
+
+INHERITED = (
+    *("add_rollouts_for_wandb", "add_train_workers", "cleanup", "collect_trajectory", "create_rollout_table"),
+    *("derived_batch_size", "env_step_checks", "get_cli_evaluate_config_cls", "get_cli_process_config_cls"),
+    *("get_cli_serve_config_cls", "get_server_info", "get_status", "handle_env", "handle_send_to_api"),
+    *("load_checkpoint", "postprocess_histories", "register_env", "save_checkpoint", "server_cls", "setup_wandb"),
+    *("_post_json_with_compression", "_register_env", "_send_scored_data_to_api"),
+)
+"""What an environment takes over from `BaseEnv` unchanged. Lachesis itself calls none of it."""
+
+
+class _Inherited:
+    """An attribute of `BaseEnv`, which is imported when the attribute is used."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, env: Any, env_cls: type) -> Any:
+        from lachesis.runs.atropos import BaseEnv
+
+        found = vars(BaseEnv)[self.name]
+        return found.__get__(env, env_cls) if hasattr(type(found), "__get__") else found
+
+
+class AtroposBase(ABC):
+    """The part of an environment that Atropos' programs rely on."""
+
+    name: ClassVar[str | None] = None
+    config: HermesAgentEnvConfig
+    server_configs: list[ServerConfig]
+    console: Console
+
+    def __init__(self) -> None:
+        """Set what `BaseEnv.__init__` sets, apart from `server`, `tokenizer`, `config` and `max_num_workers`.
+
+        `BaseEnv.__init__` itself is not used: it opens an SDK client for each server (`openai` 3 rejects its default
+        empty key), downloads a tokenizer and fixes the output file.
+        """
+        self.items_sent_this_step = 0
+        self.eval_runner: Any = None
+        self.workers_added_list: list[Any] = []
+        self.succeeded_task_duration: list[float] = []
+        self.failed_task_duration: list[float] = []
+        self.task_duration: list[float] = []
+        self.mainloop_timings: list[float] = []
+        self.task_successful: list[Any] = []
+        self.last_loop_time: Any = None
+        self.last_completed_item: Any = None
+        self.workers: set[Any] = set()
+        self.eval_workers: set[Any] = set()
+        self.backlog: list[Any] = []
+        self.rollouts_for_wandb: list[Any] = []
+        self.running_items: dict[Any, Any] = {}
+        self.wandb_project: str | None = None
+        self.wandb_group: str | None = None
+        self.wandb_prepend: str | None = None
+        self.curr_step = 0
+        self.max_token_len = -1
+        self.completion_lengths: list[int] = []
+        self.checkpoint_dir = ""
+        self.checkpoint_interval = -1
+        self.jsonl_writer: Any = None
+
+    def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
+        """`metrics_dict` as it is: Atropos adds the timings of its own loop, which does not run here."""
+        return metrics_dict
+
+    async def evaluate_log(
+        self,
+        metrics: Mapping[str, Any],
+        task_name: str | None = None,
+        model_name: str | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+        generation_parameters: Mapping[str, Any] | None = None,
+        samples: Sequence[Mapping[str, Any]] | None = None,
+        verbose: bool = True,
+    ) -> None:
+        """Write `metrics.json`, and `samples.jsonl` if there are samples, into `data_dir_to_save_evals`.
+
+        Args:
+            metrics: name -> number.
+            task_name: default: the environment's name with `_eval`.
+            model_name: default: the names of the servers' models.
+            start_time, end_time: seconds since the epoch; default: now.
+            generation_parameters: sampling settings to write down, beside `max_new_tokens`.
+            samples: one JSON object each.
+            verbose: whether to print the metrics.
+        """
+        now = time.time()
+        seconds = (end_time or now) - (start_time or now)
+        task_name = task_name or f"{self.name or type(self).__name__}_eval"
+        if self.config.data_dir_to_save_evals is None:
+            self.console.print("data_dir_to_save_evals is not set: the evaluation is not written", style="yellow")
+            return
+        if verbose:
+            table = Table(title=f"{task_name} ({seconds:.1f} s)", show_header=False)
+            for name, value in metrics.items():
+                table.add_row(name, f"{value:.4g}" if isinstance(value, float) else str(value))
+            self.console.print(table)
+        written = {
+            "config_general": {
+                "model_name": model_name or describe(self.server_configs),
+                "total_evaluation_time_seconds": str(seconds),
+                "generation_parameters": {
+                    "max_new_tokens": self.config.max_token_length,
+                    **(generation_parameters or {}),
+                },
+            },
+            "results": {f"atropos|{task_name}|0": metrics, "all": metrics},
+        }
+        folder = Path(self.config.data_dir_to_save_evals)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
+        if samples:
+            lines = "".join(f"{json.dumps(sample, ensure_ascii=False)}\n" for sample in samples)
+            (folder / "samples.jsonl").write_text(lines, encoding="utf-8")
+
+
+for _name in INHERITED:
+    setattr(AtroposBase, _name, _Inherited(_name))
+
+
+class _Loader(SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        _register(module)
+
+
+class _Finder(MetaPathFinder):
+    """Finds atroposlib's base module as usual, and registers our classes once it is loaded."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != MODULE:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+def _register(module: ModuleType) -> None:
+    module.BaseEnv.register(AtroposBase)
+
+
+if MODULE in sys.modules:
+    _register(sys.modules[MODULE])
+else:
+    sys.meta_path.insert(0, _Finder())

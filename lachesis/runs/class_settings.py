@@ -1,0 +1,120 @@
+"""Settings as class attributes of an environment.
+
+    class Fix(HermesAgentBaseEnv):
+        toolsets = ["terminal", "file"]
+        max_turns = 8
+        group_size = 2
+
+An attribute with the name of a setting (or `toolsets`, `max_turns`) becomes the default of that setting in the
+environment's settings class, so that `--help`, YAML and flags know it. Read from the class it is the default, read from
+an environment it is the value in force.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from difflib import get_close_matches
+from inspect import get_annotations
+from typing import Annotated, Any
+
+from pydantic import TypeAdapter, ValidationError, create_model
+
+from lachesis.errors import SettingsError
+from lachesis.runs.settings import HermesAgentEnvConfig
+
+SHORT = {"toolsets": "enabled_toolsets", "max_turns": "max_agent_turns"}
+"""Class attribute -> the setting that it is short for."""
+PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
+"""Types of attributes that may be misspelt settings."""
+
+
+class ClassSetting:
+    """A class attribute that shows a setting."""
+
+    def __init__(self, field: str) -> None:
+        self.field = field
+
+    def __get__(self, env: Any, env_cls: Any) -> Any:
+        if env is not None:
+            return getattr(env.config, self.field)
+        return env_cls.env_config_cls.model_fields[self.field].get_default(call_default_factory=True)
+
+
+def apply_class_settings(env_cls: Any) -> None:
+    """Move the settings among the attributes of a new class into its `env_config_cls`.
+
+    Raises:
+        SettingsError: a value that the setting cannot have, a setting given twice, or nearly the name of one.
+    """
+    model: type[HermesAgentEnvConfig] = env_cls.env_config_cls
+    own = vars(env_cls)
+    given: dict[str, str] = {}
+    for name, value in own.items():
+        field = SHORT.get(name, name)
+        if name.startswith("_") or hasattr(type(value), "__get__"):
+            continue
+        if field not in model.model_fields:
+            _check_name(env_cls, name, value)
+        elif field in given:
+            raise SettingsError(f"{env_cls.__name__}: {given[field]} and {name} are the same setting; keep one of them")
+        else:
+            given[field] = name
+    if "env_config_cls" in own:
+        _check_model(env_cls, model, given)
+    if not given:
+        return
+    definitions: dict[str, Any] = {}
+    for field, name in given.items():
+        definitions[field] = _with_default(env_cls, model, field, name)
+        setattr(env_cls, name, ClassSetting(field))
+    env_cls.env_config_cls = create_model(
+        f"{env_cls.__name__}Config", __base__=model, __module__=env_cls.__module__, __doc__=model.__doc__, **definitions
+    )
+
+
+def _with_default(env_cls: type, model: type[HermesAgentEnvConfig], field: str, name: str) -> tuple[Any, Any]:
+    """The definition of a field with another default: (annotation, field)."""
+    info = model.model_fields[field]
+    value = vars(env_cls)[name]
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, "", *info.metadata])  # type: ignore[arg-type]
+        value = adapter.validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = "".join(f"[{part!r}]" for part in problem["loc"])
+        raise SettingsError(
+            f"{env_cls.__name__}.{name}{place}: {problem['msg']} (got {problem['input']!r}); it sets the default of "
+            f"env.{field}"
+        ) from error
+    changed = copy(info)
+    changed.default, changed.default_factory = value, None
+    return info.annotation, changed
+
+
+def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[str, str]) -> None:
+    """A settings class beside class attributes: it must know those of the bases, and not set the same again."""
+    base_env = next(base for base in env_cls.__mro__[1:] if hasattr(base, "env_config_cls"))
+    inherited = base_env.env_config_cls
+    bases = {name for base in env_cls.__mro__[1:] for name, value in vars(base).items() if type(value) is ClassSetting}
+    if bases and not issubclass(model, inherited):
+        raise SettingsError(
+            f"{env_cls.__name__}: its settings class {model.__name__} does not know the attributes "
+            f"{', '.join(sorted(bases))} of {base_env.__name__}; let it inherit from {base_env.__name__}.env_config_cls"
+        )
+    added = [cls for cls in model.__mro__ if cls not in inherited.__mro__]
+    for field, name in given.items():
+        if any(field in get_annotations(cls) for cls in added):
+            raise SettingsError(
+                f"{env_cls.__name__}.{name} and {model.__name__}.{field} are the same setting; keep one of them"
+            )
+
+
+def _check_name(env_cls: Any, name: str, value: Any) -> None:
+    if not isinstance(value, PLAIN) or any(hasattr(base, name) for base in env_cls.__mro__[1:]):
+        return
+    near = get_close_matches(name, [*SHORT, *env_cls.env_config_cls.model_fields], n=1, cutoff=0.85)
+    if near:
+        raise SettingsError(
+            f"{env_cls.__name__}.{name} is no setting; did you mean {near[0]}? An attribute of your own needs a name "
+            "that is less like it"
+        )

@@ -1,0 +1,57 @@
+"""What a setting's pydantic field says beside its type, default and description.
+
+The facts are part of the annotation: `spool_path: Annotated[str | None, SERVE] = Field(None, description="...")`. The
+command line (flags, help, notes) and the check of a second start read them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import BaseModel
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the command line and a second start have to know about a setting."""
+
+    content: Literal["always", "never", "training", "evaluation"] = "always"
+    """When the setting decides what a run writes: a second start of that run must then have the same value."""
+    only_serve: bool = False
+    """Whether `process` and `evaluate` do not read it."""
+    ignored: bool = False
+    """A setting of Atropos that is accepted, so that old settings files work, and that changes nothing."""
+    use_instead: str = ""
+    """A setting of Atropos that is rejected because it would change what the model does: what to use instead."""
+    secret: bool = False
+    """Whether its value must not be shown."""
+    choices: Callable[[], list[str]] | None = None
+    """The names of a registry of plug-ins; `package.module:Class` is possible as well."""
+
+
+NO_FACTS = Facts()
+HOW = Facts(content="never")
+"""Decides how a run runs, not what it writes."""
+SERVE = Facts(content="never", only_serve=True)
+IGNORED = Facts(content="never", ignored=True)
+
+
+def facts_of(model: type[BaseModel], name: str) -> Facts:
+    """The facts of a field, inherited from the base class where a subclass defines the field again without them."""
+    for cls in model.__mro__:
+        field = getattr(cls, "model_fields", {}).get(name)
+        for entry in field.metadata if field is not None else ():
+            if isinstance(entry, Facts):
+                return entry
+    return NO_FACTS
+
+
+def description_of(model: type[BaseModel], name: str) -> str:
+    """The description of a field, inherited in the same way."""
+    for cls in model.__mro__:
+        field = getattr(cls, "model_fields", {}).get(name)
+        if field is not None and field.description:
+            return str(field.description)
+    return ""

@@ -1,0 +1,107 @@
+"""Settings as class attributes: defaults of an environment, and what is wrong with them is an error of the class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import Field
+
+from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
+from lachesis.errors import SettingsError
+from lachesis.runs import command_line as cli
+
+SERVER = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]
+
+
+class Short(HermesAgentBaseEnv):
+    """Four settings, and no settings class."""
+
+    toolsets = ["terminal"]  # noqa: RUF012
+    max_turns = 8
+    system_prompt = "Be brief."
+    group_size = 2
+    items = ("not", "a", "setting")
+
+    async def get_next_item(self) -> Any: ...
+
+    def format_prompt(self, item: Any) -> str:
+        return ""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return 0.0
+
+
+class Longer(Short):
+    max_turns = 9
+
+
+def built(env_cls: type[HermesAgentBaseEnv], *flags: str) -> HermesAgentBaseEnv:
+    return cli.build(env_cls, ["process", *SERVER, *flags])[1]
+
+
+def test_class_attributes_are_defaults_that_flags_change(capsys: pytest.CaptureFixture[str]) -> None:
+    config = built(Short).config
+    assert (config.enabled_toolsets, config.max_agent_turns, config.group_size) == (["terminal"], 8, 2)
+    assert config.system_prompt == "Be brief."
+    assert built(Short, "--env.max_agent_turns", "3").config.max_agent_turns == 3
+    with pytest.raises(SystemExit):
+        cli.main(Short, ["process", "--help"])
+    assert "Completions per rollout, the final answer included. (default: 8)" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert HermesAgentEnvConfig().max_agent_turns == 30, "nothing but the environment has changed"
+
+
+def test_class_attributes_are_inherited_and_overridden() -> None:
+    config = built(Longer).config
+    assert (config.enabled_toolsets, config.max_agent_turns, config.group_size) == (["terminal"], 9, 2)
+    assert built(Short).config.max_agent_turns == 8
+
+
+def test_a_setting_read_from_the_environment_is_the_value_in_force() -> None:
+    assert (Short.max_turns, Longer.max_turns, Short.toolsets) == (8, 9, ["terminal"])
+    env: Any = built(Short, "--env.max_agent_turns", "3")
+    assert (env.max_turns, env.system_prompt, env.items[0]) == (3, "Be brief.", "not")
+
+
+def test_settings_of_the_base_class_keep_the_defaults_of_the_environment() -> None:
+    server = ServerConfig(base_url="http://127.0.0.1:1/v1")
+    env = Short(HermesAgentEnvConfig(total_steps=5, group_size=4), server)
+    assert (env.config.total_steps, env.config.group_size, env.config.max_agent_turns) == (5, 4, 8)
+
+
+def test_a_settings_class_may_add_settings_to_class_attributes() -> None:
+    class Mixed(Short):
+        class Config(Short.env_config_cls):  # type: ignore[name-defined,misc]
+            difficulty: int = Field(default=3, description="How hard.")
+
+        env_config_cls = Config
+        max_turns = 4
+
+    config: Any = built(Mixed, "--env.difficulty", "5").config
+    assert (config.difficulty, config.max_agent_turns, config.group_size) == (5, 4, 2)
+
+
+class Own(HermesAgentEnvConfig):
+    max_agent_turns: int = 5
+
+
+@pytest.mark.parametrize(
+    ("bases", "attributes", "message"),
+    [
+        ((HermesAgentBaseEnv,), {"toolset": ["file"]}, r"Wrong\.toolset is no setting; did you mean toolsets\?"),
+        ((HermesAgentBaseEnv,), {"max_truns": 3}, "did you mean max_turns"),
+        ((HermesAgentBaseEnv,), {"sytem_prompt": "x"}, "did you mean system_prompt"),
+        ((HermesAgentBaseEnv,), {"max_turns": 3, "max_agent_turns": 4}, "max_turns and max_agent_turns are the same"),
+        ((HermesAgentBaseEnv,), {"max_turns": "many"}, r"Wrong\.max_turns: .*integer.*'many'.*env\.max_agent_turns"),
+        ((HermesAgentBaseEnv,), {"max_turns": 0}, "greater than or equal to 1"),
+        ((HermesAgentBaseEnv,), {"toolsets": "terminal"}, "list"),
+        ((HermesAgentBaseEnv,), {"toolsets": ["file", 3]}, r"Wrong\.toolsets\[1\]"),
+        ((HermesAgentBaseEnv,), {"env_config_cls": Own, "max_turns": 3}, r"Own\.max_agent_turns are the same setting"),
+        ((Short,), {"env_config_cls": Own}, "inherit from Short.env_config_cls"),
+    ],
+)
+def test_conflicts_and_typos_are_errors_of_the_class(bases: Any, attributes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        type("Wrong", bases, attributes)
