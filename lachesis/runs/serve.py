@@ -31,7 +31,7 @@ from lachesis.training.outbox import Outbox, OutboxError
 from lachesis.training.outbox_state import Entry
 from lachesis.training.relay import OutboxRelay, Pace, RelayError
 from lachesis.training.rollout_api import EnvDescription, GroupError, RolloutApi, encode_json
-from lachesis.training.serve_settings import BuildGroup, PlayGroup, Sendable, ServeSettings, Unsendable, Verdict
+from lachesis.training.serve_settings import BuildGroup, Decision, PlayGroup, Sendable, ServeSettings, Unsendable
 from lachesis.trajectories import JsonlError, JsonlWriter
 
 G = TypeVar("G")
@@ -89,7 +89,7 @@ class ServeRun(Generic[G]):
         settings: ServeSettings,
         console: Console,
         evaluate: Callable[[], Awaitable[Any]] | None = None,
-        on_group: Callable[[G, Verdict], Awaitable[None]] | None = None,
+        on_group: Callable[[G, Decision], Awaitable[None]] | None = None,
         on_step: Callable[[int], Awaitable[None]] | None = None,
         pace: Pace | None = None,
     ) -> None:
@@ -363,7 +363,7 @@ class ServeRun(Generic[G]):
         if self.on_group is not None:
             await self.on_group(group, verdict)
 
-    async def _append(self, key: str, verdict: Sendable, step: int) -> Verdict:
+    async def _append(self, key: str, verdict: Sendable, step: int) -> Decision:
         try:
             await self.outbox.append(
                 verdict.payload,

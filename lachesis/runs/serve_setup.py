@@ -17,7 +17,7 @@ from lachesis.runs.serve import ServeRun
 from lachesis.training.groups import GroupSettings, RolloutSamples, SplitRollouts, build_group
 from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi, TrainerInfo
-from lachesis.training.serve_settings import Sendable, ServeSettings, Verdict, verdict_of
+from lachesis.training.serve_settings import Decision, Sendable, ServeSettings, decide
 from lachesis.trajectories import sampling_problem
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
     async def play(item: Any, key: str) -> PlayedGroup:
         return await play_whole_group(env, item, key)
 
-    def build(group: PlayedGroup, trainer: TrainerInfo) -> Verdict:
+    def build(group: PlayedGroup, trainer: TrainerInfo) -> Decision:
         return judge(group, config, trainer)
 
     evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
@@ -125,7 +125,7 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
         config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
         await env.evaluate()
 
-    async def on_group(group: PlayedGroup, verdict: Verdict) -> None:
+    async def on_group(group: PlayedGroup, verdict: Decision) -> None:
         broken.look_at(group)
         await env.note_group(group.item, group.item_key, group.tools, group.rollouts)
 
@@ -207,7 +207,7 @@ async def play_whole_group(env: HermesAgentBaseEnv, item: Any, item_key: str) ->
     return PlayedGroup(item, item_key, tools, rollouts)
 
 
-def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo) -> Verdict:
+def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo) -> Decision:
     """Whether a group goes out, and as what. CPU-bound: not for the event loop."""
     rollouts = [
         RolloutSamples(
@@ -225,7 +225,7 @@ def judge(group: PlayedGroup, config: HermesAgentEnvConfig, trainer: TrainerInfo
         max_token_len=trainer.max_token_len,
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
-    verdict = verdict_of(
+    verdict = decide(
         build_group(rollouts, settings),
         rewards=[rollout.reward for rollout in group.rollouts],
         record={

@@ -1,4 +1,4 @@
-"""What `serve` decides about a finished group, and its settings."""
+"""The settings of `serve`, and its decision about a finished group."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from lachesis.training.groups import Refused, TrainingGroup
+from lachesis.training.groups import RejectedGroup, TrainingGroup
 from lachesis.training.rollout_api import TrainerInfo
 
 G = TypeVar("G")
@@ -33,31 +33,31 @@ class Unsendable:
     """One of a few, to be counted."""
     detail: str
     tokens: int = 0
-    """Sampled tokens that are thereby not delivered."""
+    """Sampled tokens that are therefore not delivered."""
     rewards: Sequence[float | None] = ()
     record: Mapping[str, Any] = field(default_factory=dict)
-    """What is written down of it."""
+    """Further fields of its line in `refused.jsonl`."""
     again: bool = False
-    """The infrastructure broke it, which says nothing about the item: it is played again."""
+    """The infrastructure broke it, which says nothing about the item: the item is played again."""
 
 
-Verdict = Sendable | Unsendable
+Decision = Sendable | Unsendable
 
 PlayGroup = Callable[[Any, str], Awaitable[G]]
-"""Plays the group of an item (and its key). What it raises is taken for broken infrastructure, but for `RunStopped`."""
+"""Plays the group of an item and its key. Its exceptions, except `RunStopped`, count as broken infrastructure."""
 
-BuildGroup = Callable[[G, TrainerInfo], Verdict]
-"""Looks at a finished group, in a thread: it may take its time."""
+BuildGroup = Callable[[G, TrainerInfo], Decision]
+"""Decides about a finished group. It runs in a thread and may take long."""
 
 
-def verdict_of(
-    built: TrainingGroup | Refused,
+def decide(
+    built: TrainingGroup | RejectedGroup,
     *,
     rewards: Sequence[float | None],
     record: Mapping[str, Any] | None = None,
     again: bool = False,
-) -> Verdict:
-    """What `build_group` says, in the words of `ServeRun`; `record` and `again` are about a group that is refused."""
+) -> Decision:
+    """The decision that follows from `build_group`. `record` and `again` are for a group that is not sent."""
     if isinstance(built, TrainingGroup):
         return Sendable(
             payload=built.to_atropos(),
@@ -77,24 +77,24 @@ def verdict_of(
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """How a run goes on; nothing here decides the content of groups."""
+    """The pace of a run. Nothing here decides the content of groups."""
 
     max_workers: int
     """Groups in flight."""
     max_batches_offpolicy: int = 3
-    """Batches that may be on their way: in flight, in the outbox and at the API together."""
+    """Batches that may be on their way: in flight, in the outbox and at the API, in sum."""
     total_steps: int = -1
-    """The trainer's step at which the run ends; -1 asks the trainer."""
+    """The step of the trainer at which the run ends; -1 takes it from the trainer."""
     steps_per_eval: int = 100
     """0 or less: no evaluation."""
     eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = "STOP_TRAIN"
-    """What an evaluation does to training: no new groups, `eval_limit_ratio` of them, or nothing."""
+    """While an evaluation runs: begin no groups, begin `eval_limit_ratio` of them, or begin all."""
     eval_limit_ratio: float = 0.5
     worker_timeout: float = -1.0
-    """Seconds for one group, 0 or less for any. A last resort: a rollout should have ended itself before."""
+    """Seconds for one group; 0 or less: no limit. A last resort: rollouts have a timeout themselves."""
     grace_period: float = 60.0
-    """Seconds that groups in flight get to finish when the run is stopped."""
+    """Seconds for groups in flight to finish after the run is stopped."""
     item_pause: float = 5.0
-    """Seconds before an item whose group failed is played again; four times as long the next time."""
+    """Seconds before an item whose group failed is played again; each further pause is four times as long."""
     window: int = 1
-    """Batches that may lie at the API (see `lachesis.training.relay`)."""
+    """Batches that may wait at the API (see `lachesis.training.relay`)."""

@@ -19,9 +19,9 @@ from rich.console import Console
 
 from lachesis.runs.items import ItemError
 from lachesis.runs.process import RunStopped
-from lachesis.training.groups import Refusal, Refused
+from lachesis.training.groups import RejectedGroup, RejectReason
 from lachesis.training.rollout_api import RolloutApi
-from lachesis.training.serve_settings import Sendable, Unsendable, verdict_of
+from lachesis.training.serve_settings import Sendable, Unsendable, decide
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
@@ -502,8 +502,8 @@ async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
 
 
 def test_refused_groups_keep_the_builders_words():
-    refused = Refused(Refusal.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
-    verdict = verdict_of(refused, rewards=[1.0, 1.0])
+    refused = RejectedGroup(RejectReason.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
+    verdict = decide(refused, rewards=[1.0, 1.0])
     assert (verdict.reason, verdict.detail, verdict.tokens) == ("same scores", "all 2 rewards are 1", 70)
     assert not verdict.again
 

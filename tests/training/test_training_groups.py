@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from lachesis.training.groups import (
     GroupSettings,
-    Refusal,
-    Refused,
+    RejectedGroup,
+    RejectReason,
     RolloutSamples,
     SplitRollouts,
     TrainingGroup,
@@ -55,9 +55,9 @@ def built(rollouts: Sequence[RolloutSamples], **settings: Any) -> TrainingGroup:
     return group
 
 
-def refused(rollouts: Sequence[RolloutSamples], **settings: Any) -> Refused:
+def refused(rollouts: Sequence[RolloutSamples], **settings: Any) -> RejectedGroup:
     group = build_group(rollouts, GroupSettings(**{"group_size": len(rollouts), **settings}))
-    assert isinstance(group, Refused)
+    assert isinstance(group, RejectedGroup)
     return group
 
 
@@ -113,7 +113,7 @@ def test_what_goes_out_and_what_is_left_out_is_all_that_was_sampled(
     ]
     group = build_group(rollouts, GroupSettings(len(rollouts), split))
     if not all(rollout.samples for rollout in rollouts):
-        assert isinstance(group, Refused)
+        assert isinstance(group, RejectedGroup)
         return
     assert isinstance(group, TrainingGroup)
     totals = verify_records([json.loads(json.dumps(group.to_record()))])
@@ -159,7 +159,7 @@ def test_messages_have_a_role_and_content_and_are_sent_by_all_rollouts_or_none()
     assert MESSAGES[1]["content"] is None
     assert built([rollout("a", 1), rollout("b", 0, messages=None)]).to_atropos()["messages"] is None
     found = refused([rollout("a", 1), rollout("b", 0, messages=[{"content": "hello"}])])
-    assert found.reason is Refusal.MALFORMED_MESSAGES
+    assert found.reason is RejectReason.MALFORMED_MESSAGES
     assert found.detail == "rollout b: message 0 has no role"
 
 
@@ -175,7 +175,7 @@ def test_the_temperature_travels_where_atropos_looks_for_it() -> None:
 def test_one_sequence_with_two_temperatures_is_refused() -> None:
     cool = {"temperature": 0.7, "logprobs": "processed"}
     found = refused([rollout("a", 1, sampling={"logprobs": "processed"}, later=cool), rollout("b", 0)])
-    assert found.reason is Refusal.MIXED_TEMPERATURES
+    assert found.reason is RejectReason.MIXED_TEMPERATURES
     assert "rollout a: one sequence with temperatures 0.7, 1" in found.detail
 
 
@@ -189,21 +189,21 @@ def test_one_sequence_with_two_temperatures_is_refused() -> None:
 )
 def test_an_incomplete_group_is_refused(rollouts: list[RolloutSamples], detail: str) -> None:
     found = refused(rollouts, group_size=2)
-    assert (found.reason, found.detail) == (Refusal.INCOMPLETE, detail)
+    assert (found.reason, found.detail) == (RejectReason.INCOMPLETE, detail)
     assert found.undelivered["a"] == 5
 
 
 @pytest.mark.parametrize("reward", [math.nan, math.inf, 1e200])
 def test_a_reward_that_is_no_number_is_refused(reward: float) -> None:
     found = refused([rollout("a", 1), rollout("b", reward)])
-    assert found.reason is Refusal.BAD_SCORE
+    assert found.reason is RejectReason.BAD_SCORE
     assert found.detail.startswith("rollout b has reward")
 
 
 def test_equal_rewards_are_refused_unless_that_is_allowed() -> None:
     same = [rollout("a", 0.5), rollout("b", 0.5)]
     found = refused(same)
-    assert found.reason is Refusal.SAME_SCORES
+    assert found.reason is RejectReason.SAME_SCORES
     assert found.detail.startswith("all 2 rewards are 0.5")
     assert built(same, ensure_scores_are_not_same=False).scores == (0.5, 0.5)
 
@@ -211,7 +211,7 @@ def test_equal_rewards_are_refused_unless_that_is_allowed() -> None:
 def test_a_sequence_has_to_be_shorter_than_what_the_trainer_takes() -> None:
     pair = [rollout("a", 1), rollout("b", 0)]
     found = refused(pair, max_token_len=10)
-    assert found.reason is Refusal.TOO_LONG
+    assert found.reason is RejectReason.TOO_LONG
     assert "a sequence of 10 tokens" in found.detail
     for allowed in (11, 0, -1):
         assert built(pair, max_token_len=allowed)
@@ -240,7 +240,7 @@ def test_what_cannot_be_proven_is_refused_with_the_reason() -> None:
         (rollout("b", 1), "rollout b: "),
     ):
         found = refused([broken, good])
-        assert found.reason is Refusal.UNPROVEN
+        assert found.reason is RejectReason.UNPROVEN
         assert found.detail.startswith(reason)
 
 
@@ -248,4 +248,4 @@ def test_one_rollout_does_not_stand_for_two() -> None:
     whole = rollout("a", 1, split=True)
     halves = [dataclasses.replace(whole, samples=[sample], reward=at) for at, sample in enumerate(whole.samples)]
     found = refused(halves)
-    assert (found.reason, found.detail) == (Refusal.UNPROVEN, "two of the 2 rollouts have the same id")
+    assert (found.reason, found.detail) == (RejectReason.UNPROVEN, "two of the 2 rollouts have the same id")
