@@ -21,7 +21,7 @@ from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.item_keys import ItemError
 from lachesis.runs.training_decision import decision_of
-from lachesis.training.groups import Refusal, Refused
+from lachesis.training.groups import RejectedGroup, RejectReason
 from lachesis.training.rollout_api import RolloutApi
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
@@ -505,7 +505,7 @@ async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
 
 
 def test_refused_groups_keep_the_builders_words():
-    refused = Refused(Refusal.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
+    refused = RejectedGroup(RejectReason.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
     decision = decision_of(refused, rewards=[1.0, 1.0])
     assert (decision.reason, decision.detail, decision.tokens) == ("same scores", "all 2 rewards are 1", 70)
     assert not decision.again

@@ -1,4 +1,4 @@
-"""What is concluded from the little that the stock API tells, and whether it is true of the stock API."""
+"""The conclusions from the answers of the stock API, and whether they hold for the stock API itself."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_group_of_another_size_may_be_held_back_where_nobody_sees_it():
         (6, False, 0),  # the batch may have been of others' groups
     ],
 )
-def test_what_a_dead_api_had_handed_out(starting_step, alone, taken):
+def test_how_many_groups_a_dead_api_had_handed_out(starting_step, alone, taken):
     assert taken_unseen(entries(5), replace(KNOWN, alone=alone), starting_step) == taken
 
 
@@ -144,7 +144,7 @@ async def test_an_unanswered_post_is_neither_lost_nor_doubled(tmp_path, arrives)
 
 @pytest.mark.parametrize("arrives", [True, False])
 async def test_other_environments_do_not_hide_the_fate_of_a_post(tmp_path, arrives):
-    """While the trainer takes nothing, the queue's length tells."""
+    """While the trainer takes nothing, the length of the queue shows it."""
     async with StockRunApi() as server, RolloutApi(server.url) as theirs:
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
@@ -221,7 +221,7 @@ async def test_an_api_that_fails_over_one_group_does_not_hold_up_the_others(tmp_
         (replace(ENV, group_size=16), "larger than the trainer's batch_size 8"),
     ],
 )
-async def test_settings_that_cannot_work_are_told(tmp_path, run_api, env, reason):
+async def test_settings_that_cannot_work_are_reported(tmp_path, run_api, env, reason):
     async with run_api.wiped() as server, RolloutApi(server.url) as api:
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
@@ -281,7 +281,7 @@ async def test_a_start_with_another_weight_takes_its_own_place_over(tmp_path):
         await outbox.close()
 
 
-async def test_a_connection_that_does_not_last_is_told(tmp_path):
+async def test_a_connection_that_does_not_last_is_reported(tmp_path):
     """A proxy that hangs up after each answer: no group can be posted where its process is known."""
 
     class Hasty(RolloutApi):
