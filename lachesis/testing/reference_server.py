@@ -17,7 +17,7 @@ import orjson
 from aiohttp import web
 
 from lachesis.inference.openai_server import ServerSettings
-from lachesis.inference.scoped import Running
+from lachesis.inference.lifecycle import AsyncService
 from lachesis.testing.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
@@ -47,7 +47,7 @@ Policy: TypeAlias = Callable[
 """`policy(messages, tools) -> Message`, with the messages and tools of the request as they came. It may be async."""
 
 
-class ReferenceServer(Running):
+class ReferenceServer(AsyncService):
     """Serves a policy on a loopback port of its own, in the event loop that starts it; an async context manager.
 
     A policy that raises is answered with status 400 and its error, which no client retries.

@@ -59,7 +59,7 @@ class TestEveryEngine:
         async with opened(GREETING) as it:
             prompt = await it.chat("Say hi.")
             result = await it.engine.generate(prompt, Sampling(max_tokens=60, temperature=0.0))
-            [one] = result.generations
+            [one] = result
             assert one.ids[-1] == it.end_of_turn
             assert one.finish_reason is FinishReason.STOP
             assert (await it.decode(one.ids)).startswith("Hello there. I'm here to help with any kind of math")
@@ -70,7 +70,7 @@ class TestEveryEngine:
     async def test_every_id_has_its_own_logprob(self, opened):
         async with opened(RandomTokens(Lengths(12, 12))) as it:
             prompt, sampling = await it.chat("Tell me a story."), Sampling(max_tokens=12, temperature=0.7, seed=11)
-            [one] = (await it.engine.generate(prompt, sampling)).generations
+            [one] = await it.engine.generate(prompt, sampling)
             assert len(one.ids) == len(one.logprobs) > 0
             assert all(math.isfinite(logprob) and logprob <= 0 for logprob in one.logprobs)
             expected = await it.score(prompt, one.ids, sampling)
@@ -80,28 +80,28 @@ class TestEveryEngine:
         async with opened() as it:
             prompt = await it.chat("Tell me a story.")
             result = await it.engine.generate(prompt, Sampling(max_tokens=8), n=3)
-            assert len(result.generations) == 3
-            assert len({tuple(one.ids) for one in result.generations}) > 1
-            for one in result.generations:
+            assert len(result) == 3
+            assert len({tuple(one.ids) for one in result}) > 1
+            for one in result:
                 assert len(one.ids) == len(one.logprobs)
 
     async def test_max_tokens_is_the_number_of_ids(self, opened):
         async with opened(GREETING) as it:
             sampling = Sampling(max_tokens=5, temperature=0.0)
-            [one] = (await it.engine.generate(await it.chat("Say hi."), sampling)).generations
+            [one] = await it.engine.generate(await it.chat("Say hi."), sampling)
             assert len(one.ids) == len(one.logprobs) == 5
             assert one.finish_reason is FinishReason.LENGTH
 
     async def test_one_token_is_enough(self, opened):
         async with opened(GREETING) as it:
-            [one] = (await it.engine.generate(await it.chat("Say hi."), Sampling(max_tokens=1))).generations
+            [one] = await it.engine.generate(await it.chat("Say hi."), Sampling(max_tokens=1))
             assert len(one.ids) == len(one.logprobs) == 1
 
     @pytest.mark.parametrize("stop", [("ere t",), (" help with", "never")])
     async def test_the_tokens_of_a_stop_text_are_sampled_tokens(self, opened, stop):
         async with opened(GREETING) as it:
             prompt, sampling = await it.chat("Say hi."), Sampling(max_tokens=60, temperature=0.0, stop=stop)
-            [one] = (await it.engine.generate(prompt, sampling)).generations
+            [one] = await it.engine.generate(prompt, sampling)
             whole, without_last = await it.decode(one.ids), await it.decode(one.ids[:-1])
             assert stop[0] in whole
             assert stop[0] not in without_last
@@ -114,7 +114,7 @@ class TestEveryEngine:
         async with opened() as it:
             prompt = await it.chat("Tell me a story.")
             seeds = [(await it.engine.generate(prompt, Sampling(8, seed=seed, extra=extra))) for seed in (7, 7, 8)]
-            first, again, other = ([list(one.ids) for one in result.generations] for result in seeds)
+            first, again, other = ([list(one.ids) for one in result] for result in seeds)
             assert first == again
             assert first != other
 
@@ -123,7 +123,7 @@ class TestEveryEngine:
         async with opened() as it:
             prompt = await it.chat("Tell me a story.")
             answers = [
-                (await it.engine.generate(prompt, Sampling(8, temperature=0.0, seed=seed, extra=extra))).generations[0]
+                (await it.engine.generate(prompt, Sampling(8, temperature=0.0, seed=seed, extra=extra)))[0]
                 for seed in (1, 2)
             ]
             assert answers[0].ids == answers[1].ids
@@ -132,20 +132,20 @@ class TestEveryEngine:
         """vLLM answers 400 to `n` above 1 at temperature 0."""
         async with opened() as it:
             result = await it.engine.generate(await it.chat("Hi"), Sampling(4, temperature=0.0), n=3)
-            assert len(result.generations) == 3
+            assert len(result) == 3
 
     async def test_special_tokens_are_ids_like_any_other(self, opened):
         async with opened() as it:
             [start] = await it.encode("<|im_start|>")
             sampling = it.forced(start, Sampling(max_tokens=3))
-            [one] = (await it.engine.generate(await it.chat("Hi"), sampling)).generations
+            [one] = await it.engine.generate(await it.chat("Hi"), sampling)
             assert one.ids == [start] * 3
             assert len(one.logprobs) == 3
 
     async def test_an_end_of_turn_at_once_is_a_completion_of_one_token(self, opened):
         async with opened() as it:
             sampling = it.forced(it.end_of_turn, Sampling(max_tokens=3))
-            [one] = (await it.engine.generate(await it.chat("Hi"), sampling)).generations
+            [one] = await it.engine.generate(await it.chat("Hi"), sampling)
             assert one.ids == [it.end_of_turn]
             assert one.finish_reason is FinishReason.STOP
             assert len(one.logprobs) == 1
@@ -154,7 +154,7 @@ class TestEveryEngine:
         pieces = "🤖🦊🪐" * 2
         async with opened(pieces) as it:
             prompt = await it.encode("🤖🦊🪐" * 3)
-            [one] = (await it.engine.generate(prompt, Sampling(max_tokens=12, temperature=0.0))).generations
+            [one] = await it.engine.generate(prompt, Sampling(max_tokens=12, temperature=0.0))
             assert set(await it.decode(one.ids)) & set(pieces)
             assert len(one.ids) == len(one.logprobs) == 12
             assert list(one.logprobs) == pytest.approx(await it.look_up(prompt, one.ids), abs=FLOAT_NOISE)
@@ -164,7 +164,7 @@ class TestEveryEngine:
         async with opened() as it:
             [end] = await it.encode("<|im_end|>")
             for prompt in ([end, end, *await it.encode(" x")], (await it.encode("🦊"))[:-1]):
-                [one] = (await it.engine.generate(prompt, Sampling(2, temperature=0.0))).generations
+                [one] = await it.engine.generate(prompt, Sampling(2, temperature=0.0))
                 assert list(one.logprobs) == pytest.approx(await it.look_up(prompt, one.ids), abs=FLOAT_NOISE)
 
     async def test_a_prompt_beyond_the_context_is_context_exhausted(self, kind, opened):
@@ -222,7 +222,7 @@ class TestEveryEngine:
 
     async def test_how_it_was_sampled_is_told_with_everything_that_was_sent(self, opened):
         async with opened(settings={"extra_body": {"min_tokens": 1}}) as it:
-            result = await it.engine.generate(await it.chat("Hi"), Sampling(max_tokens=2, temperature=0.5))
+            [result] = await it.engine.generate(await it.chat("Hi"), Sampling(max_tokens=2, temperature=0.5))
             assert result.sampling["temperature"] == 0.5
             assert result.sampling["min_tokens"] == 1
             assert result.sampling["logprobs"] == it.engine.logprobs
@@ -233,13 +233,13 @@ class TestEveryEngine:
         """No matter what the server would do by itself: llama.cpp has top_k 40, top_p 0.95, min_p 0.05."""
         async with opened() as it:
             result = await it.engine.generate(await it.chat("Tell me a story."), Sampling(max_tokens=30, temperature=5))
-            assert min(result.generations[0].logprobs) < math.log(1e-3)
+            assert min(result[0].logprobs) < math.log(1e-3)
 
     async def test_many_at_once(self, opened):
         async with opened(settings={"max_concurrency": 2}) as it:
             prompt = await it.chat("Hi")
             results = await asyncio.gather(*(it.engine.generate(prompt, Sampling(2)) for _ in range(6)))
-            assert all(len(result.generations) == 1 for result in results)
+            assert all(len(result) == 1 for result in results)
             assert it.relay.connections <= 2
 
     async def test_after_closing_it_opens_again(self, opened):
@@ -271,9 +271,9 @@ async def test_a_key_that_is_wrong_is_said_so_at_once(kind):
 @pytest.mark.parametrize("kind", ["vllm", "vllm-generate", "sglang"])
 async def test_the_version_of_the_weights_comes_with_the_tokens(kind):
     async with bench(kind, None, weight_version="step-7") as it:
-        assert (await it.engine.generate([5], Sampling(1), n=2)).model_version == "step-7"
+        assert [one.model_version for one in await it.engine.generate([5], Sampling(1), n=2)] == ["step-7"] * 2
         it.server.update_weights("step-8", seed=1)
-        assert (await it.engine.generate([5], Sampling(1))).model_version == "step-8"
+        assert [one.model_version for one in await it.engine.generate([5], Sampling(1))] == ["step-8"]
 
 
 @pytest.mark.parametrize("kind", FAKED)
@@ -283,7 +283,7 @@ async def test_logprobs_are_of_what_the_settings_say(kind, mode):
         pytest.skip("has neither, without its own switch")
     async with bench(kind, None, logprobs_mode=mode, settings={"logprobs_mode": mode}) as it:
         sampling = Sampling(max_tokens=8, temperature=0.6, top_k=20, top_p=0.9)
-        [one] = (await it.engine.generate([5, 6], sampling)).generations
+        [one] = await it.engine.generate([5, 6], sampling)
         assert list(one.logprobs) == pytest.approx(it.server.model.score([5, 6], one.ids, sampling, mode))
 
 

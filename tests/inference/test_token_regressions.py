@@ -323,11 +323,11 @@ def test_markup_around_an_answer_is_no_part_of_it_also_where_no_tools_are_offere
     parser = get_parser(name, reasoning="auto", tokenizer=tokenizer)
     reader = CompletionReader(tokenizer, parser)
     ids = tokenizer.encode(parser.render("At noon.", "Tides."), add_special_tokens=False)
-    message = reader.read(ids, None).message
+    message = reader.read(ids, None)[0]
     assert (message.reasoning, message.content) == ("Tides.", "At noon.")
     call = {"id": "call_00001", "function": {"name": "search", "arguments": {"query": "tide"}}}
     ids = tokenizer.encode(parser.render(None, None, [call]), add_special_tokens=False)
-    message = reader.read(ids, None).message
+    message = reader.read(ids, None)[0]
     assert not message.tool_calls and "tide" in message.text, "without tools, a call is text"
 
 

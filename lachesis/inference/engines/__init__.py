@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from lachesis.inference.engines.base import Generated, Generation, TokenEngine
+from lachesis.inference.engines.base import Generation, TokenEngine
 from lachesis.inference.http_client import ServerSettings
 from lachesis.plugins import Registry
 
-__all__ = ["ENGINES", "EngineFactory", "Generated", "Generation", "TokenEngine", "create_engine"]
+__all__ = ["ENGINES", "EngineFactory", "Generation", "TokenEngine", "create_engine"]
 
 EngineFactory: TypeAlias = Callable[[ServerSettings], TokenEngine]
 """An engine class, or a function that makes an engine."""

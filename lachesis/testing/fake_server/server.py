@@ -20,7 +20,7 @@ from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.scoped import Running
+from lachesis.inference.lifecycle import AsyncService
 from lachesis.testing.fake_server.chat import ChatCompletions, render_ids
 from lachesis.testing.fake_server.completions import Ask, Call, Policy, finish
 from lachesis.testing.fake_server.mischief import TOKENS, WIRE, Mischief, Occasion, drawn, mischief_plan, spoil, tamper
@@ -43,7 +43,7 @@ _COUNTS: Final = (
 """What is counted from the start; counts by route, status and mischief come up as they occur."""
 
 
-class FakeServer(Running):
+class FakeServer(AsyncService):
     """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
 
     policy: who answers: a `Policy`, a function of the `Ask`, or a text that is always said. Default: `RandomWords()`.
