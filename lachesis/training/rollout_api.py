@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 import orjson
 
-from lachesis.inference.scoped import Closing
+from lachesis.inference.http_session import HttpSessionOwner
 
 CHUNK = 1 << 16
 """Bytes that are handed to the socket at once."""
@@ -134,7 +134,7 @@ class Latest:
     """This process has received no group yet."""
 
 
-class RolloutApi(Closing):
+class RolloutApi(HttpSessionOwner):
     """One rollout API. All requests go one after the other over one connection.
 
     Args:
@@ -148,13 +148,7 @@ class RolloutApi(Closing):
         """Counts connections: as long as it stays the same, so does the API's process."""
         self._timeout = timeout
         self._send_timeout = send_timeout
-        self._session: aiohttp.ClientSession | None = None
         self._turn = asyncio.Lock()
-
-    async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     async def info(self) -> TrainerInfo | None:
         """The trainer's settings; None while none has registered."""
@@ -264,7 +258,7 @@ class RolloutApi(Closing):
             if connection is not None and connection != self.connection:
                 raise ConnectionReplaced(self.url, "the API was reconnected to")
             try:
-                async with self._open().request(
+                async with self._open_session().request(
                     method,
                     self.url + path,
                     data=data,
@@ -287,15 +281,13 @@ class RolloutApi(Closing):
             raise ApiRefused(self.url, status, _text(raw))
         return raw
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None or self._session.closed:
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_create_start.append(self._on_connect)
-            trace.on_connection_create_end.append(self._on_connected)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60.0), trace_configs=[trace]
-            )
-        return self._session
+    def _new_session(self) -> aiohttp.ClientSession:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(self._on_connect)
+        trace.on_connection_create_end.append(self._on_connected)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60.0), trace_configs=[trace]
+        )
 
     async def _on_connect(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         if context.trace_request_ctx:
