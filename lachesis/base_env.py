@@ -250,7 +250,7 @@ class HermesAgentBaseEnv(BaseEnv):
 
     async def _prove_template(self, server: TokenServer) -> None:
         """Say once how the chat template continues conversations; a template that hides the tools is an error."""
-        verdict = await asyncio.to_thread(lambda: server.prompts.verdict)
+        verdict = await asyncio.to_thread(lambda: server.prompts.template_report)
         self.console.print(verdict.describe(), markup=False, highlight=False, soft_wrap=True)
         if self.tool_definitions() and not verdict.shows_tools:
             raise ServerConfigError(
@@ -409,7 +409,7 @@ class HermesAgentBaseEnv(BaseEnv):
             "group_size": group_size,
         }
         if isinstance(self.server, TokenServer):
-            settings["template_verdict"] = self.server.prompts.verdict.to_record()
+            settings["template_report"] = self.server.prompts.template_report.to_record()
         return ProcessRun(
             next_item=next_item,
             play=lambda item, key: self._play_group(item, key, group_size, evaluation),

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import ConfigDict, Field, field_validator
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
-from lachesis.inference.chat_template import TemplateRefused
+from lachesis.inference.chat_template import TemplateError
 from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis.inference.engines import ENGINES, TokenEngine, create_engine
 from lachesis.inference.prompts import PromptBuilder
@@ -225,7 +225,7 @@ def token_server(
             template_kwargs=settings.chat_template_kwargs,
             when_unextendable=settings.when_unextendable,
         )
-    except (OSError, ValueError, TemplateRefused) as error:
+    except (OSError, ValueError, TemplateError) as error:
         told = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
         raise ServerConfigError(f"{told}; set --env.chat_template FILE.jinja") from error
     try:

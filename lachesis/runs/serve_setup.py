@@ -109,7 +109,7 @@ def serve_run(env: HermesAgentBaseEnv, server: TokenServer) -> ServeRun[PlayedGr
         "environment": env.run_name,
         "model": describe(env.server_configs),
         **config.about_content(evaluation=False),
-        "template_verdict": server.prompts.verdict.to_record(),
+        "template_report": server.prompts.template_report.to_record(),
     }
 
     async def play(item: Any, key: str) -> PlayedGroup:
