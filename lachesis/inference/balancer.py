@@ -15,8 +15,8 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from lachesis.inference.errors import InferenceError, ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.metrics import ServerMetrics
 from lachesis.inference.lifecycle import AsyncCloseable
+from lachesis.inference.metrics import ServerMetrics
 
 Split: TypeAlias = Literal["train", "eval"]
 _SPLITS: Final[tuple[Split, ...]] = ("eval", "train")

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import orjson
 from aiohttp import web
 
-from lachesis.inference.openai_server import ServerSettings
 from lachesis.inference.lifecycle import AsyncService
+from lachesis.inference.openai_server import ServerSettings
 from lachesis.testing.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,

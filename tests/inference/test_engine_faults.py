@@ -16,8 +16,8 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import Mischief, fake_tokenizer
-from lachesis.testing.fake_server.mischief import TOKENS
+from lachesis.testing.fake_server import Fault, fake_tokenizer
+from lachesis.testing.fake_server.faults import TOKENS
 from lachesis.trajectories.messages import FinishReason
 
 PROMPT = [5, 6, 7]
@@ -35,9 +35,9 @@ LIES = (
 
 
 @pytest.mark.parametrize("kind", FAKED)
-@pytest.mark.parametrize("mischief", sorted(TOKENS))
-async def test_what_was_sampled_arrives_as_it_was(kind, mischief):
-    async with bench(kind, None, "Well, <b>42</b> é.", mischief=[mischief]) as it:
+@pytest.mark.parametrize("fault", sorted(TOKENS))
+async def test_what_was_sampled_arrives_as_it_was(kind, fault):
+    async with bench(kind, None, "Well, <b>42</b> é.", faults=[fault]) as it:
         result = await it.engine.generate(PROMPT, Sampling(max_tokens=200), n=2)
         sampled = it.server.requests[-1].completions
         assert [list(one.ids) for one in result] == [made.ids for made in sampled]
@@ -45,10 +45,10 @@ async def test_what_was_sampled_arrives_as_it_was(kind, mischief):
         assert [one.raw_finish_reason for one in result] == [made.finish_reason for made in sampled]
 
 
-@pytest.mark.parametrize("mischief", PASSES)
-async def test_what_may_pass_is_asked_again(mischief):
+@pytest.mark.parametrize("fault", PASSES)
+async def test_what_may_pass_is_asked_again(fault):
     async def one(kind: str) -> None:
-        async with bench(kind, None, mischief={mischief: [0]}, retry_after=0.0) as it:
+        async with bench(kind, None, faults={fault: [0]}, retry_after=0.0) as it:
             result = await it.engine.generate(PROMPT, Sampling(max_tokens=4))
             assert result[0].attempts == 2
             assert list(result[0].ids) == it.server.requests[-1].completions[0].ids
@@ -56,10 +56,10 @@ async def test_what_may_pass_is_asked_again(mischief):
     await asyncio.gather(*map(one, FAKED))
 
 
-@pytest.mark.parametrize("mischief", PASSES)
-async def test_what_does_not_pass_ends_unavailable(mischief):
+@pytest.mark.parametrize("fault", PASSES)
+async def test_what_does_not_pass_ends_unavailable(fault):
     async def one(kind: str) -> None:
-        async with bench(kind, None, mischief=[mischief], retry_after=0.0, settings={"max_retries": 1}) as it:
+        async with bench(kind, None, faults=[fault], retry_after=0.0, settings={"max_retries": 1}) as it:
             with pytest.raises(ServerUnavailable, match="after 2 attempts"):
                 await it.engine.generate(PROMPT, Sampling(max_tokens=4))
             assert it.server.stats["requests"] == 2
@@ -69,22 +69,22 @@ async def test_what_does_not_pass_ends_unavailable(mischief):
 
 @pytest.mark.parametrize("kind", FAKED)
 async def test_a_server_that_hangs_is_left(kind):
-    async with bench(kind, None, mischief=["hang"], settings={"timeout": 0.1, "max_retries": 0}) as it:
+    async with bench(kind, None, faults=["hang"], settings={"timeout": 0.1, "max_retries": 0}) as it:
         with pytest.raises(ServerUnavailable, match=r"no answer within 0\.1 s"):
             await it.engine.generate(PROMPT, Sampling(max_tokens=4))
 
 
 @pytest.mark.parametrize("kind", FAKED)
 async def test_the_retries_of_a_call_are_its_own(kind):
-    async with bench(kind, None, mischief=["server_error"], settings={"max_retries": 9}) as it:
+    async with bench(kind, None, faults=["server_error"], settings={"max_retries": 9}) as it:
         with pytest.raises(ServerUnavailable, match="1 attempt"):
             await it.engine.generate(PROMPT, Sampling(max_tokens=4), max_retries=0)
 
 
 @pytest.mark.parametrize("kind", FAKED)
-@pytest.mark.parametrize("mischief", LIES)
-async def test_an_answer_that_cannot_be_trusted_is_refused_at_once(kind, mischief):
-    async with bench(kind, None, mischief=[mischief]) as it:
+@pytest.mark.parametrize("fault", LIES)
+async def test_an_answer_that_cannot_be_trusted_is_refused_at_once(kind, fault):
+    async with bench(kind, None, faults=[fault]) as it:
         with pytest.raises(BadResponse):
             await it.engine.generate(PROMPT, Sampling(max_tokens=8), n=2)
         assert it.server.stats["requests"] == 1
@@ -406,5 +406,5 @@ def test_settings_that_would_hide_tokens_are_refused():
         create_engine("vllm", ServerSettings("http://x/v1", "m", extra_body={"stream": True, "echo": True}))
 
 
-def test_every_mischief_of_a_server_is_tried_here():
-    assert {each.value for each in Mischief} - TOKENS == {*PASSES, *LIES, "hang"}
+def test_every_fault_of_a_server_is_tried_here():
+    assert {each.value for each in Fault} - TOKENS == {*PASSES, *LIES, "hang"}

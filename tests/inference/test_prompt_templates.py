@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.chat_template import TemplateError
-from lachesis.inference.template_cases import Pattern
 from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
+from lachesis.inference.template_cases import Pattern
 from lachesis.inference.template_report import Difference, Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
 

@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.managed_server import ManagedServer
-from lachesis.inference.template_cases import Pattern
 from lachesis.inference.prompts import TemplateError
 from lachesis.inference.sampling import Sampling
+from lachesis.inference.template_cases import Pattern
 from lachesis.inference.template_report import Difference, Extension
 from lachesis.testing.fake_server import Reply
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
