@@ -35,8 +35,8 @@ class Sampling:
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of the request, in the engine's spelling."""
 
-    def record(self, logprobs: LogprobsKind) -> dict[str, Any]:
-        """The record that is kept with every sampled span; see `lachesis.trajectories.sampling_problem`."""
+    def parameters(self) -> dict[str, Any]:
+        """The named parameters as JSON fields, in vLLM's spelling. `stop` and `seed` only if they are set."""
         named: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -51,7 +51,11 @@ class Sampling:
             named["stop"] = list(self.stop)
         if self.seed is not None:
             named["seed"] = self.seed
-        return {**self.extra, **named, "logprobs": logprobs}
+        return named
+
+    def record(self, logprobs: LogprobsKind) -> dict[str, Any]:
+        """The record that is kept with every sampled span; see `lachesis.trajectories.sampling_problem`."""
+        return {**self.extra, **self.parameters(), "logprobs": logprobs}
 
 
 _NAMED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")

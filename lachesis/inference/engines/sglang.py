@@ -57,23 +57,11 @@ class SGLangEngine(SingleRequestEngine):
 
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """Ids and `sampling_params`."""
-        params: dict[str, Any] = {
-            "n": n,
-            "max_new_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
-            "skip_special_tokens": False,
-            "no_stop_trim": True,
-        }
-        if sampling.stop:
-            params["stop"] = list(sampling.stop)
-        if sampling.seed is not None:
-            params["sampling_seed"] = sampling.seed
+        params = {**sampling.parameters(), "n": n, "top_k": sampling.top_k or -1}
+        params["max_new_tokens"] = params.pop("max_tokens")
+        if "seed" in params:
+            params["sampling_seed"] = params.pop("seed")
+        params |= {"skip_special_tokens": False, "no_stop_trim": True}
         extra = self.extra(sampling)
         beside = {key: extra.pop(key) for key in _OF_THE_REQUEST & extra.keys()}
         return {

@@ -138,24 +138,8 @@ class VLLMGenerate(SingleRequestEngine):
 
 def sampling_params(sampling: Sampling, n: int) -> dict[str, Any]:
     """vLLM's names, with one logprob a token. top_k -1 is off in every version, 0 only in newer ones."""
-    params: dict[str, Any] = {
-        "n": n,
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "logprobs": 0,
-        "skip_special_tokens": False,
-    }
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
-    if sampling.seed is not None:
-        params["seed"] = sampling.seed
-    return params
+    params = {**sampling.parameters(), "top_k": sampling.top_k or -1}
+    return {"n": n, **params, "logprobs": 0, "skip_special_tokens": False}
 
 
 def _choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
