@@ -52,7 +52,7 @@ from lachesis.trajectories import (
     verify,
 )
 
-MISCHIEF = {
+FAULTS = {
     "thinking": 0.2,
     "trailing_space": 0.15,
     "spelled_special": 0.1,
@@ -308,7 +308,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "record.jsonl"
         polite = {"vary": True, "retry_after": 0.05, "record": record}
-        with fake_process(Rude(), mischief=MISCHIEF, **polite) as settings:
+        with fake_process(Rude(), faults=FAULTS, **polite) as settings:
             return asyncio.run(play(settings, Ledger(record), given.rollouts)) > 0
 
 

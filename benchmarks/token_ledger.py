@@ -88,7 +88,7 @@ class Ledger:
         sampled: Counter[Said] = Counter()
         for line in self.path.read_bytes().splitlines():
             record = orjson.loads(line)
-            arrived = record["state"] == "answered" and not record["mischief"]
+            arrived = record["state"] == "answered" and not record["faults"]
             for made in record["completions"]:
                 if not arrived:
                     found.withheld += 1

@@ -49,8 +49,8 @@ CONCURRENCY = 16
 ROUNDS = 8
 LIMIT_MS = 1.0
 """CPU milliseconds of a turn in a rollout of 20."""
-MISCHIEF = {"ambiguous": 0.3, "thinking": 0.3, "trailing_space": 0.2, "broken_utf8_end": 0.1, "no_end_of_turn": 0.1}
-"""The samples of a model, for the second comparison of delivered tokens."""
+FAULTS = {"ambiguous": 0.3, "thinking": 0.3, "trailing_space": 0.2, "broken_utf8_end": 0.1, "no_end_of_turn": 0.1}
+"""Faults of the model in the second comparison of delivered tokens."""
 
 Play = Callable[[int], Awaitable[list[Sequenced]]]
 """Plays one rollout of a number of turns, and returns the sequences for a trainer."""
@@ -187,12 +187,12 @@ async def measure(given: argparse.Namespace, folder: Path) -> float:
             other = await row("the same, atroposlib", theirs, given.rollouts)
             ratio = other / own
             print(f"atroposlib / lachesis, a turn of 20: {ratio:.1f}x")
-    for title, path, mischief in (
+    for title, path, faults in (
         ("what is delivered", record, {}),
-        ("and of a model that writes " + ", ".join(MISCHIEF), spoiled, MISCHIEF),
+        ("and of a model that writes " + ", ".join(FAULTS), spoiled, FAULTS),
     ):
         print(title)
-        with fake_process(script, vary=True, tokenizer=tokenizer, record=path, mischief=mischief) as settings:
+        with fake_process(script, vary=True, tokenizer=tokenizer, record=path, faults=faults) as settings:
             async with token_server(settings, "atropos", tokenizer=tokenizer) as server:
                 ends = server.prompts.end_of_turn
                 await delivered("lachesis", chats(server.for_rollout, observed), Ledger(path), given.rollouts, ends)

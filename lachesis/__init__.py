@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from lachesis.testing.reference_server import Policy
     from lachesis.tools.builtin import BUILTIN_TOOLS
     from lachesis.tools.dispatch import ToolResult
-    from lachesis.tools.registry import ToolRegistry, tool
-    from lachesis.tools.session import ToolSession
+    from lachesis.tools.tool_registry import ToolRegistry, tool
+    from lachesis.tools.tool_session import ToolSession
     from lachesis.trajectories.history import MessageHistory
     from lachesis.trajectories.messages import Message, ToolCall
 else:
@@ -46,8 +46,8 @@ else:
             "lachesis.testing.reference_server": ["Policy"],
             "lachesis.tools.builtin": ["BUILTIN_TOOLS"],
             "lachesis.tools.dispatch": ["ToolResult"],
-            "lachesis.tools.registry": ["ToolRegistry", "tool"],
-            "lachesis.tools.session": ["ToolSession"],
+            "lachesis.tools.tool_registry": ["ToolRegistry", "tool"],
+            "lachesis.tools.tool_session": ["ToolSession"],
             "lachesis.trajectories.history": ["MessageHistory"],
             "lachesis.trajectories.messages": ["Message", "ToolCall"],
         },

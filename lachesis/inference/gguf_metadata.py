@@ -1,4 +1,4 @@
-"""The key-value part of a GGUF file: what a model says of itself, without its weights."""
+"""The metadata of a GGUF file, without the weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from lachesis.errors import LachesisError
+
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
 _SCALARS: Final[Mapping[int, str]] = {
@@ -16,8 +18,8 @@ _SCALARS: Final[Mapping[int, str]] = {
 _STRING, _ARRAY = 8, 9
 
 
-class GGUFError(ValueError):
-    """A file that is no GGUF, or one that lacks what is wanted of it: the file, the reason and the next step."""
+class GGUFError(LachesisError, ValueError):
+    """The file is not GGUF, or lacks required metadata. The message names the file, the reason and the next step."""
 
     def __init__(self, path: Path, reason: str, next_step: str) -> None:
         super().__init__(f"{path}: {reason}; {next_step}")
@@ -26,7 +28,7 @@ class GGUFError(ValueError):
 def read_metadata(path: str | Path) -> dict[str, Any]:
     """All keys with their values (numbers, bools, text, lists of these).
 
-    Text is decoded as UTF-8; bytes that are none become lone surrogates. Raises `GGUFError`, or `OSError`.
+    In text, bytes that are not UTF-8 become lone surrogates. Raises `GGUFError` or `OSError`.
     """
     path = Path(path)
     with path.open("rb") as file:
@@ -49,7 +51,7 @@ class _UnknownVersionError(Exception):
 
 
 class _Reader:
-    """Little-endian values, one behind the other, from byte 4 on."""
+    """Reads consecutive little-endian values from byte 4 on."""
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data = data
@@ -59,7 +61,7 @@ class _Reader:
         version = self._scalar("I")
         if version not in _VERSIONS:
             raise _UnknownVersionError(version)
-        self._scalar("Q")  # how many tensors
+        self._scalar("Q")  # the number of tensors
         return {self._text(): self._value(self._scalar("I")) for _ in range(self._scalar("Q"))}
 
     def _value(self, kind: int) -> Any:

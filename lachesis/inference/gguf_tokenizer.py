@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file as a transformers tokenizer, so that prompts are built with the served model's own ids.
+"""The tokenizer of a GGUF file as a transformers tokenizer, so that prompts have the served model's ids.
 
-Byte-level BPE only, with the pre-tokenizers that are listed here: another one would split text otherwise and give ids
-that the model never saw, so an unknown one is an error.
+It supports byte-level BPE with the pre-tokenizers listed here. An unknown one is an error: another pre-tokenizer would
+split text differently and give ids that the model never saw.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _CONTROL, _USER_DEFINED = 3, 4
-"""Token types: what text never spells, and what is one token wherever it stands in a text."""
+"""Token types: control tokens, which text never contains, and user-defined tokens, which always match as a whole."""
 _ROLES: Final[Mapping[str, str]] = {"bos": "bos_token", "eos": "eos_token", "padding": "pad_token"}
 _QWEN2: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,11 +27,10 @@ _LLAMA3: Final = _QWEN2.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
 
 
 def tokenizer_from_gguf(path: str | Path, *, template: str | Path | None = None) -> PreTrainedTokenizerFast:
-    """The tokenizer that the model in `path` was made with, as llama.cpp uses it.
+    """The tokenizer of the model in `path`, as llama.cpp uses it.
 
-    `template` is a chat template, or the path of one; without it the file's own is used, where it has one.
-
-    Raises `GGUFError` where the file is none, or its tokenizer is not among those that can be rebuilt exactly.
+    `template` is a chat template or its path. The default is the file's template, if it has one. Raises `GGUFError` if
+    the file is not GGUF, or if its tokenizer cannot be rebuilt exactly.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +59,9 @@ def _build(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> Tokeni
     kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
     advice = "give the tokenizer of the original model (tokenizer_name) instead"
     if kind != "gpt2":
-        raise GGUFError(path, f"its tokenizer is of kind {kind!r}, and only byte-level BPE ('gpt2') is known", advice)
+        raise GGUFError(
+            path, f"its tokenizer is of kind {kind!r}, and only byte-level BPE ('gpt2') is supported", advice
+        )
     if pre not in _PRE_TOKENIZERS:
         known = ", ".join(sorted(_PRE_TOKENIZERS))
         raise GGUFError(path, f"its pre-tokenizer {pre!r} is not among those known ({known})", advice)
@@ -113,7 +114,7 @@ _PRE_TOKENIZERS: Final[Mapping[str, Callable[[], PreTokenizer]]] = {
 }
 """By `tokenizer.ggml.pre`."""
 _WHOLE_WORDS_FIRST: Final = frozenset({"llama-bpe"})
-"""Pre-tokenizers whose models look a whole word up in the vocabulary before they merge."""
+"""Pre-tokenizers whose models look up a whole word in the vocabulary before they merge."""
 
 
 def _wanted(metadata: Mapping[str, Any], key: str, path: Path) -> list[str]:
@@ -124,7 +125,7 @@ def _wanted(metadata: Mapping[str, Any], key: str, path: Path) -> list[str]:
 
 
 def _text_of(template: str | Path) -> str:
-    """The template itself, or the text of the file that it names. A template is no path: it has braces or lines."""
+    """The template, or the text of its file. A template has braces or line breaks, a path has none."""
     if isinstance(template, Path) or not ("{" in template or "\n" in template):
         return Path(template).read_text(encoding="utf-8")
     return template

@@ -1,8 +1,8 @@
 """HTTP to one model server: bounded concurrency, bounded retries, keep-alive, plain JSON.
 
-aiohttp and orjson, because the openai package costs milliseconds of CPU a call. Only what may pass by itself is retried
-(no connection, timeout, 408, 425, 429, 5xx); a rejection is final, and a cancelled call closes its connection, which is
-how a server learns to stop generating.
+The client uses aiohttp and orjson because a call through the openai package costs milliseconds of CPU. It retries only
+transient failures (no connection, timeout, 408, 425, 429, 5xx). A rejection is final. A cancelled call closes its
+connection, and so the server stops generating.
 """
 
 from __future__ import annotations
@@ -20,102 +20,97 @@ import aiohttp
 import orjson
 from yarl import URL
 
-from lachesis.inference import wire
+from lachesis.inference.chat_format import aborted_reason
 from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
+from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.inference.request_body import json_body
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.scoped import Closing
 
 _CONNECT_TIMEOUT = 15.0
-_KEEP_ALIVE = 4.0  # below uvicorn's 5 s, so that it is we who close an idle connection and no request meets its end
+_KEEP_ALIVE = 4.0  # below uvicorn's 5 s: the client closes idle connections, so no request hits a closing one
 _RETRIED_STATUS = frozenset({408, 425, 429})
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
 Echo: TypeAlias = Callable[[], bytes]
+"""Returns a field as JSON text; see `HttpClient.send`."""
 Shorten: TypeAlias = Callable[[bytes], bytes]
-"""An answer without parts of it that nobody reads; see `send`."""
+"""Removes unused parts from a raw answer; see `HttpClient.send`."""
 ARRAY: Final = "array"
-"""The key under which `Answer.body` holds an answer that is a JSON array (several completions of one request)."""
+"""The key under which `HttpAnswer.body` holds an answer that is a JSON array."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where a model is served, and how to talk to it."""
+    """Address of a model server and how to talk to it."""
 
     base_url: str
-    """With its version, as for the openai package: `http://127.0.0.1:8000/v1`."""
+    """Includes the version, as for the openai package: `http://127.0.0.1:8000/v1`."""
     model_name: str
     api_key: str = field(default="", repr=False)
     timeout: float = 1200.0
-    """Seconds for one attempt, connection and whole answer included."""
+    """Seconds for one attempt, from connecting to the end of the answer."""
     max_concurrency: int = 512
     """Requests in flight at once."""
     max_eval_concurrency: int = 64
-    """Of these, requests with `split="eval"`; the `Router` holds it."""
+    """How many of these may have `split="eval"`. The `Balancer` enforces it."""
     weight: float = 1.0
-    """The share of requests that the `Router` sends here, relative to `weight * max_concurrency` of the others."""
+    """Share of the requests that the `Balancer` sends here, relative to `weight * max_concurrency` of the others."""
     extra_body: Mapping[str, Any] = field(default_factory=dict)
-    """Sent with every request; the arguments of a call win over it."""
+    """Sent with every request. The arguments of a call override it."""
     tool_call_parser: str | None = None
-    """Reads calls out of the text when the server returns none of its own (Phase 1 servers without a parser)."""
+    """Reads calls from the text when the server returns none (Phase 1 servers without a parser)."""
     reasoning_field: Literal["reasoning_content", "reasoning"] | None = "reasoning_content"
-    """Under which field earlier reasoning is sent back; None leaves it out."""
+    """The field that carries earlier reasoning back to the server. None omits it."""
     logprobs_mode: LogprobsKind | None = None
-    """What a token engine's logprobs are of, where a switch at its start decides. None: what it does without one."""
+    """The kind of logprobs that the server was started with. None is the engine's default."""
     max_retries: int = 6
     """Further attempts after a failed one."""
     retry_deadline: float = 300.0
-    """Seconds after which no further attempt starts; a call thus ends within `retry_deadline + timeout`."""
+    """Seconds after which no further attempt starts. A call ends within `retry_deadline + timeout`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """A 200, decoded; seconds of the attempt that brought it, and how many attempts there were."""
+class HttpAnswer:
+    """The decoded body of a 200."""
 
     body: dict[str, Any]
     latency: float
+    """Seconds that the successful attempt took."""
     attempts: int
+    """Requests sent, failed ones included."""
 
 
 class _Failed(Exception):
-    """An attempt that may be repeated. `retry_after` is the delay that the server asked for, in seconds."""
+    """A transient failure of one attempt. `retry_after` is the delay in seconds that the server requests."""
 
     def __init__(self, cause: str, retry_after: float | None = None) -> None:
         self.retry_after = retry_after
         super().__init__(cause)
 
 
-class HttpClient(Closing):
-    """Requests to one server. Usable from one event loop at a time; made without one."""
+class HttpClient(HttpSessionOwner):
+    """Requests to one server. It can be created without an event loop and used from one loop at a time."""
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
         self.base_url = settings.base_url.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._gate: asyncio.Semaphore = asyncio.Semaphore(settings.max_concurrency)
+        self._gate = asyncio.Semaphore(settings.max_concurrency)
         self._urls: dict[str, URL] = {}
 
     @property
     def root_url(self) -> str:
-        """`base_url` without its version: where the routes are that belong to a server and not to OpenAI's API."""
+        """`base_url` without its version: the base of routes that are not part of OpenAI's API."""
         return self.base_url.removesuffix("/v1")
 
-    def broken_off(self, body: Mapping[str, Any]) -> str | None:
-        """Why the server gave this completion up half-written, which is worth another attempt; None if it did not."""
-        reason = wire.broken_off(body)
+    def aborted(self, body: Mapping[str, Any]) -> str | None:
+        """Why the server aborted this completion, which makes the client retry; None if it is complete."""
+        reason = aborted_reason(body)
         return f"finish_reason {reason!r}" if reason else None
 
-    async def close(self) -> None:
-        """Close the connections. The next call opens new ones."""
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
-
     async def check(self) -> list[str]:
-        """Ask for the models (free, no completion) and return their names.
+        """Return the names of the models. Requests no completion.
 
-        Raises `ServerUnavailable` at the first failure, or `Unauthorized`. A server without a `/models` route counts as
-        well if its `/health` answers.
+        Without a `/models` route, an answer of `/health` is enough. Raises `ServerUnavailable` at the first failure, or
+        `Unauthorized`.
         """
         try:
             answer = await self._get("/models")
@@ -127,8 +122,8 @@ class HttpClient(Closing):
         listed = answer.get("data")
         return [str(model["id"]) for model in listed or () if isinstance(model, Mapping) and "id" in model]
 
-    async def post(self, path: str, payload: Mapping[str, Any], *, max_retries: int | None = None) -> Answer:
-        """`send` with the model's name and the settings' `extra_body`, as OpenAI's routes take them."""
+    async def post(self, path: str, payload: Mapping[str, Any], *, max_retries: int | None = None) -> HttpAnswer:
+        """`send` to a route of OpenAI's API, with the model's name and the settings' `extra_body`."""
         named = {"model": self.settings.model_name, **self.settings.extra_body, **payload}
         return await self.send(self.base_url + path, named, max_retries=max_retries)
 
@@ -140,22 +135,23 @@ class HttpClient(Closing):
         max_retries: int | None = None,
         echo: Echo | None = None,
         shorten: Shorten | None = None,
-    ) -> Answer:
-        """POST `payload` as it is until an attempt answers, the retries are used up or the deadline passes.
+    ) -> HttpAnswer:
+        """POST `payload` until an attempt succeeds, the retries are used up or the deadline passes.
 
-        `echo` gives a field as JSON text, `"name":value`, that the server may repeat; a verbatim copy is read as null,
-        for comparing a long prompt as text takes a hundredth of the time that reading its numbers does. `shorten` takes
-        out what need not be read at all; where that leaves no JSON, the answer is read as it came.
+        Args:
+            echo: returns a field as JSON text, `"name":value`, that the server may repeat. A verbatim copy becomes
+                null: comparing a long prompt as text takes a hundredth of the time of decoding its numbers.
+            shorten: removes unused parts before decoding. If the result is not JSON, the whole answer is decoded.
         """
-        async with self.place():
-            return await self.send_at_once(url, payload, max_retries=max_retries, echo=echo, shorten=shorten)
+        async with self.concurrency_slot():
+            return await self.send_in_slot(url, payload, max_retries=max_retries, echo=echo, shorten=shorten)
 
-    def place(self) -> asyncio.Semaphore:
-        """One of the `max_concurrency` places, to be held while requests that belong together are sent `at_once`."""
+    def concurrency_slot(self) -> asyncio.Semaphore:
+        """A context manager that holds one of the `max_concurrency` slots, for several `send_in_slot`."""
         self._open_session()  # a new event loop gets a new gate
         return self._gate
 
-    async def send_at_once(
+    async def send_in_slot(
         self,
         url: str,
         payload: Mapping[str, Any],
@@ -163,8 +159,8 @@ class HttpClient(Closing):
         max_retries: int | None = None,
         echo: Echo | None = None,
         shorten: Shorten | None = None,
-    ) -> Answer:
-        """`send` for who holds a place already."""
+    ) -> HttpAnswer:
+        """`send` inside `concurrency_slot`."""
         settings, session = self.settings, self._open_session()
         retries = settings.max_retries if max_retries is None else max_retries
         deadline = time.monotonic() + settings.retry_deadline
@@ -172,7 +168,7 @@ class HttpClient(Closing):
             started = time.monotonic()
             try:
                 answer = await self._request(session, "POST", url, payload, echo=echo, shorten=shorten)
-                return Answer(answer, time.monotonic() - started, attempt)
+                return HttpAnswer(answer, time.monotonic() - started, attempt)
             except _Failed as failure:
                 delay = _delay(attempt, failure.retry_after)
                 if attempt > retries or time.monotonic() + delay > deadline:
@@ -201,10 +197,10 @@ class HttpClient(Closing):
         echo: Echo | None = None,
         shorten: Shorten | None = None,
     ) -> dict[str, Any]:
-        """One attempt: the decoded answer, `_Failed` for what may pass by itself, or the final error."""
+        """One attempt: the decoded answer, `_Failed` for a transient failure, or the final error."""
         to = self._parsed(url)
         try:
-            # No name for the body: thousands of requests may be in flight, and aiohttp lets go of what it has sent.
+            # No variable for the body: aiohttp frees what it has sent, and thousands of requests may be in flight.
             async with session.request(method, to, data=None if payload is None else json_body(payload)) as response:
                 raw, status, headers = await response.read(), response.status, response.headers
         except TimeoutError as error:
@@ -214,18 +210,18 @@ class HttpClient(Closing):
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
-        told = raw if echo is None else _without_echo(raw, echo())
-        short = told if shorten is None else shorten(told)
+        without_echo = raw if echo is None else _without_echo(raw, echo())
+        short = without_echo if shorten is None else shorten(without_echo)
         answer = _decode(short)
-        if answer is None and short is not told:
-            answer = _decode(told)
+        if answer is None and short is not without_echo:
+            answer = _decode(without_echo)
         error_object = _error_of(answer)
         if status == 200 and error_object and "choices" not in (answer or {}):
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
             status = code if isinstance(code, int) and code >= 400 else 502
         if status < 300:
-            if answer is not None and (broken := self.broken_off(answer)):
-                raise _Failed(f"the server broke the completion off ({broken})")
+            if answer is not None and (aborted := self.aborted(answer)):
+                raise _Failed(f"the server aborted the completion ({aborted})")
             if answer is None and expect_json:
                 raise BadResponse(self.base_url, f"{url} answered {status} with no JSON object: {raw[:200]!r}")
             return answer or {}
@@ -236,7 +232,7 @@ class HttpClient(Closing):
         raise rejection(self.base_url, status, text, error_object, has_key=bool(self.settings.api_key))
 
     def _parsed(self, url: str) -> URL:
-        """The few URLs that there are, each taken apart once."""
+        """The parsed URL, from a cache."""
         parsed = self._urls.get(url)
         if parsed is None:
             try:
@@ -245,36 +241,31 @@ class HttpClient(Closing):
                 raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         return parsed
 
-    def _open_session(self) -> aiohttp.ClientSession:
-        """The session of the running loop. A session of an earlier, finished loop is left to the garbage collector."""
-        loop = asyncio.get_running_loop()
-        if self._session is None or self._session.closed or self._loop is not loop:
-            headers = {"Content-Type": "application/json"}
-            if self.settings.api_key:
-                headers["Authorization"] = f"Bearer {self.settings.api_key}"
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
-                timeout=aiohttp.ClientTimeout(total=self.settings.timeout, sock_connect=_CONNECT_TIMEOUT),
-                headers=headers,
-                cookie_jar=aiohttp.DummyCookieJar(),  # one that keeps cookies looks for them at every request
-            )
-            if self._loop is not loop:
-                self._gate = asyncio.Semaphore(self.settings.max_concurrency)
-            self._loop = loop
-        return self._session
+    def _new_session(self) -> aiohttp.ClientSession:
+        headers = {"Content-Type": "application/json"}
+        if self.settings.api_key:
+            headers["Authorization"] = f"Bearer {self.settings.api_key}"
+        if self._session_loop is not asyncio.get_running_loop():
+            self._gate = asyncio.Semaphore(self.settings.max_concurrency)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+            timeout=aiohttp.ClientTimeout(total=self.settings.timeout, sock_connect=_CONNECT_TIMEOUT),
+            headers=headers,
+            cookie_jar=aiohttp.DummyCookieJar(),  # a real one searches for cookies at every request
+        )
 
 
 def _without_echo(raw: bytes, field: bytes) -> bytes:
-    # Looked for by its name: a search for all of a long prompt costs more than to read it as numbers.
+    # Search for the name only: a search for a whole long prompt costs more than decoding its numbers.
     name = field[: field.index(b":") + 1]
     parts: list[bytes] = []
     done, at = 0, raw.find(name)
     while at >= 0:
-        behind = at + len(name)
+        end = at + len(name)
         if raw.startswith(field, at):
-            parts += (raw[done:behind], b"null")
-            done = behind = at + len(field)
-        at = raw.find(name, behind)
+            parts += (raw[done:end], b"null")
+            done = end = at + len(field)
+        at = raw.find(name, end)
     return b"".join((*parts, raw[done:])) if parts else raw
 
 
@@ -303,14 +294,14 @@ def _error_of(answer: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def _delay(attempt: int, asked: float | None) -> float:
-    """Seconds before the next attempt: what the server asked for, else exponential; jitter parts the crowd."""
+    """Seconds before the next attempt: the server's request, else exponential; jitter spreads the clients."""
     if asked is not None:
         return asked + random.uniform(0.0, min(1.0, 0.1 * asked))
     return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(header: str | None) -> float | None:
-    """Seconds, from a Retry-After header in either of its forms."""
+    """Seconds from a Retry-After header in either of its forms."""
     if header is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Request times and attempts of one server, the last thousand of each kind."""
+"""Latencies and attempts of one server, the last thousand of each kind."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ def _window() -> deque[float]:
 
 @dataclass(slots=True)
 class ServerMetrics:
-    """Totals for the life of the process, windows for the averages."""
+    """Totals of the process, and windows for the averages."""
 
     requests: int = 0
     failures: int = 0
-    """Requests that ended in an error, cancelled ones excepted."""
+    """Requests that ended in an error, without cancelled ones."""
     latencies: deque[float] = field(default_factory=_window)
     eval_latencies: deque[float] = field(default_factory=_window)
     attempts: deque[float] = field(default_factory=_window)
     eval_attempts: deque[float] = field(default_factory=_window)
 
     def record(self, latency: float, attempts: int, *, evaluation: bool) -> None:
-        """A request that was answered: seconds of its last attempt, and how many there were."""
+        """Count an answered request: the seconds of its last attempt, and its attempts."""
         self.requests += 1
         (self.eval_latencies if evaluation else self.latencies).append(latency)
         (self.eval_attempts if evaluation else self.attempts).append(attempts)
 
     def as_wandb(self, server: str) -> dict[str, float]:
-        """Under the names that Atropos' dashboards have; what was never measured is absent."""
+        """The metrics under the names of Atropos' dashboards. Metrics without a value are absent."""
         report: dict[str, float] = {}
         for prefix, times in (("", self.latencies), ("eval_", self.eval_latencies)):
             if times:

@@ -1,4 +1,4 @@
-"""Answers as the openai package's own types, which can also be used as dicts, as Atropos' environments do both."""
+"""Answers in the openai package's types. Atropos' environments use them as objects and as dicts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lachesis.trajectories.messages import ChatResponse, FinishReason
 
 
 class _Subscriptable:
-    """`x["name"]` beside `x.name`."""
+    """`x["name"]` as well as `x.name`."""
 
     def __getitem__(self, name: str) -> Any:
         try:
@@ -47,7 +47,7 @@ class _Message(_Subscriptable, ChatCompletionMessage):
 
 
 def chat_completion(responses: Sequence[ChatResponse]) -> ChatCompletion:
-    """One choice a response, in their order."""
+    """One choice for each response, in order."""
     return ChatCompletion.construct(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         object="chat.completion",
@@ -95,7 +95,7 @@ def _message(response: ChatResponse) -> ChatCompletionMessage:
 
 
 def _finish(response: ChatResponse) -> str | None:
-    """OpenAI has no word for what a server did not say."""
+    """None for an unknown reason: OpenAI has no name for it."""
     return None if response.finish_reason is FinishReason.UNKNOWN else response.finish_reason.value
 
 

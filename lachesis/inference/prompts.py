@@ -1,8 +1,8 @@
-"""The ids of prompts: every prompt of a conversation goes on from the very ids of the turns that were sampled before.
+"""The ids of prompts. Every prompt of a conversation extends the ids of the turns that were sampled before.
 
-One invariant: sampled text is never encoded again. The prompt behind a sampled turn is its prompt, its sampled ids and
-the ids of what follows; see `lachesis.inference.continuations` for how those are found with any chat template, and
-`lachesis.inference.template_probe` for the proof that they are right.
+One invariant: sampled text is never encoded again. The prompt after a sampled turn is that turn's prompt, its sampled
+ids and the ids of the suffix. `lachesis.inference.suffix_template` finds the suffix with any chat template, and
+`lachesis.inference.template_validator` validates it.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import orjson
 
-from lachesis.inference.chat_template import ChatTemplate, PromptError, TemplateRefused, Tools, TurnRefused
-from lachesis.inference.continuations import behind, calls_of, generation_prompt_of
-from lachesis.inference.probe_conversations import USUAL, Pattern
-from lachesis.inference.template_probe import Extension, Finding, TemplateProbe
+from lachesis.inference.chat_template import ChatTemplate, PromptError, TemplateError, Tools, TurnRejected
+from lachesis.inference.suffix_template import calls_of, generation_prompt_of, render_suffix
+from lachesis.inference.template_cases import USUAL, Pattern
+from lachesis.inference.template_report import Extension, Finding, TemplateReport, WhenUnextendable
+from lachesis.inference.template_validator import TemplateValidator
 from lachesis.inference.text_encoder import TextEncoder
 from lachesis.trajectories import ChatResponse, SampledTokens, TokenPrefix
 
@@ -33,52 +34,48 @@ __all__ = [
     "PromptBuilder",
     "PromptError",
     "PromptStart",
+    "TemplateError",
     "TemplateNotExtendable",
-    "TemplateRefused",
-    "TemplateVerdict",
-    "TurnRefused",
+    "TemplateReport",
+    "TurnRejected",
     "WhenUnextendable",
 ]
 
 _FIRST_KEPT: Final = 16
-"""First prompts that are remembered: about as many items as are at work at a time."""
-
-WhenUnextendable: TypeAlias = Literal["branch", "error"]
-"""What becomes of a continuation that no stand-in can tell: render the whole conversation and start a branch, in which
-earlier turns are context, or raise `TemplateNotExtendable`."""
+"""First prompts in the cache: about as many as the items in progress."""
 
 
 class TemplateNotExtendable(PromptError):
-    """What the template writes behind a turn depends on what stood before it, and the policy is "error"."""
+    """The suffix of a turn depends on the messages before it, and the policy is "error"."""
 
 
 class PromptStart(StrEnum):
-    """What a prompt begins with."""
+    """The beginning of a prompt."""
 
     ROOT = "root"
-    """The conversation as the template renders it: nothing in it was sampled in its place, with this context."""
+    """The template's rendering: no message was sampled in its place with this context."""
     EXTENDED = "extended"
     """The ids of the last turn that was sampled in its place."""
     BRANCH = "branch"
-    """The conversation as the template renders it, because what follows a sampled turn cannot be told."""
+    """The template's rendering, because a sampled turn has no suffix template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What a completion is sampled after."""
+    """The prompt of a completion."""
 
     prefix: TokenPrefix
     """The ids, generation prompt included."""
-    tail: str
-    """The generation prompt, as text: where it opens reasoning, the completion begins inside of it. Empty where the
-    template lets the model go on in its own turn."""
+    generation_prompt: str
+    """Its text. If it opens reasoning, the completion begins inside reasoning. Empty if the template lets the model
+    continue its own turn."""
     start: PromptStart
     context: str
     """Digest for `SampledTokens.context`."""
 
 
 class PromptNode(Protocol):
-    """What prompts read of a `lachesis.trajectories.Node`."""
+    """The attributes of a `lachesis.trajectories.Node` that prompts use."""
 
     @property
     def item(self) -> Mapping[str, Any]: ...
@@ -88,50 +85,19 @@ class PromptNode(Protocol):
     def sampled(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TemplateVerdict:
-    """How a template continues conversations, for the start of a run and its record."""
-
-    template: str
-    """Digest of its text."""
-    findings: tuple[Finding, ...]
-    shows_tools: bool
-    when_unextendable: WhenUnextendable
-
-    def describe(self) -> str:
-        """A line for every kind of continuation."""
-        lines = [f"chat template {self.template[:12]}{'' if self.shows_tools else ': does not show tools'}"]
-        for finding in self.findings:
-            notes = [difference.value for difference in finding.differences]
-            notes += [finding.reason] if finding.reason else []
-            if finding.extension is Extension.UNEXTENDABLE:
-                notes.append(f"policy: {self.when_unextendable}")
-            lines.append(f"  {finding.pattern}: {finding.extension}{' (' + '; '.join(notes) + ')' if notes else ''}")
-        return "\n".join(lines)
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain JSON."""
-        return {
-            "template": self.template,
-            "shows_tools": self.shows_tools,
-            "when_unextendable": self.when_unextendable,
-            "continuations": [finding.to_record() for finding in self.findings],
-        }
-
-
 class PromptBuilder:
     """Prompts for one tokenizer and one chat template; all rollouts of a run share it.
 
     Args:
-        tokenizer: the model's, with its chat template. Of several named ones, the one for tools is used.
-        chat_template: Jinja text instead of the tokenizer's own.
+        tokenizer: the model's, with its chat template. Of several named templates, the one for tools is used.
+        chat_template: Jinja text that replaces the tokenizer's.
         template_kwargs: variables for the template, e.g. `{"enable_thinking": False}`.
         when_unextendable: see `WhenUnextendable`.
-        end_of_turn: further ids that end a turn, such as those of a model's generation_config.json; the tokenizer's
-            own end of sequence and what the template writes behind turns are known.
+        end_of_turn: further ids that end a turn, such as those of a model's generation_config.json. The tokenizer's
+            end of sequence and the template's ends of turns are known.
 
     Raises:
-        TemplateRefused: there is no template, or it is no valid Jinja.
+        TemplateError: there is no template, or it is not valid Jinja.
     """
 
     def __init__(
@@ -157,34 +123,32 @@ class PromptBuilder:
         self._seal = seal
         self._first: dict[str, Sequence[int]] = {}
 
-    # What a template does
-
     @cached_property
-    def verdict(self) -> TemplateVerdict:
-        """How the template continues conversations; proven when it is first asked for."""
+    def template_report(self) -> TemplateReport:
+        """How the template continues conversations; validated on first use."""
         source = blake2b(self._template.source.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        findings = tuple(self._probe.find(pattern) for pattern in USUAL)
-        return TemplateVerdict(source, findings, self._probe.shows_tools(), self.when_unextendable)
+        findings = tuple(self._validator.find(pattern) for pattern in USUAL)
+        return TemplateReport(source, findings, self._validator.shows_tools(), self.when_unextendable)
 
     @cached_property
     def end_of_turn(self) -> tuple[int, ...]:
-        """Ids that end a turn: the tokenizer's end of sequence, and the tokens that the template ends turns with.
+        """Ids that end a turn: the tokenizer's end of sequence, and the tokens with which the template ends turns.
 
-        Where it writes another token into the history than behind the last turn, the latter ends turns. The other one
-        may stand within: gpt-oss ends its reasoning with `<|end|>`, and goes on with the answer up to `<|return|>`.
+        If the template ends the last turn with another token than earlier ones, only the former counts. The other token
+        may occur inside a turn: gpt-oss ends its reasoning with `<|end|>` and its answer with `<|return|>`.
         """
-        seams = [finding.seam for finding in self.verdict.findings if finding.seam is not None]
-        texts = [seam.sampled_end or seam.end for seam in seams]
-        found = [self._encoder.added[text] for text in texts if text in self._encoder.added]
-        return tuple(dict.fromkeys((*self._known_ends, *found)))
+        found = [finding.suffix_template for finding in self.template_report.findings if finding.suffix_template]
+        texts = [each.sampled_end or each.end for each in found]
+        ids = [self._encoder.added[text] for text in texts if text in self._encoder.added]
+        return tuple(dict.fromkeys((*self._known_ends, *ids)))
 
     @cached_property
-    def _probe(self) -> TemplateProbe:
+    def _validator(self) -> TemplateValidator:
         ends = [self._text_of(token_id) for token_id in self._known_ends]
-        return TemplateProbe(self._template, self._encoder.added.keys(), [text for text in ends if text])
+        return TemplateValidator(self._template, self._encoder.added.keys(), [text for text in ends if text])
 
     def context(self, tools: Tools | None) -> str:
-        """Digest of what a prompt depends on besides its messages: template, variables, tokenizer and tools."""
+        """Digest of everything but the messages that a prompt depends on: template, variables, tokenizer and tools."""
         return self._context([dict(tool) for tool in tools] if tools else None)
 
     def _context(self, tools: list[dict[str, Any]] | None) -> str:
@@ -197,45 +161,45 @@ class PromptBuilder:
     def prompt(self, nodes: Sequence[PromptNode], tools: Tools | None = None) -> Prompt:
         """The prompt for the next turn of a conversation.
 
-        `nodes` are the path of a `MessageHistory`. The prompt goes on from the deepest node that was sampled in its
-        place with this context; copies of sampled turns behind it are put in as they were sampled, all other messages
-        as the template writes them. Messages of the assistant at the end are closed: the next turn is a new one.
+        `nodes` are the path of a `MessageHistory`. The prompt extends the deepest node that was sampled in its place
+        with this context. Later copies of sampled turns keep their sampled ids; the template writes all other messages.
+        Assistant messages at the end are closed, so the next turn is a new one.
 
         Raises:
-            TemplateRefused: the template raises for the conversation, or does not show the model a part of it.
+            TemplateError: the template raises for the conversation, or leaves out a part of it.
             TemplateNotExtendable: see `when_unextendable`.
         """
         offered = [dict(tool) for tool in tools] if tools else None
         context = self._context(offered)
         cuts, anchor = _cuts(nodes, context)
         if not cuts:
-            text, tail = self._whole(nodes, offered)
-            return Prompt(TokenPrefix(self._first_ids(text)), tail, PromptStart.ROOT, context)
+            text, generation_prompt = self._whole(nodes, offered)
+            return Prompt(TokenPrefix(self._first_ids(text)), generation_prompt, PromptStart.ROOT, context)
         ids: list[int] = []
-        tail = ""
+        generation_prompt = ""
         if anchor is None:
-            text, tail = self._whole(nodes[: cuts[0][0]], offered)
+            text, generation_prompt = self._whole(nodes[: cuts[0][0]], offered)
             ids = list(self._first_ids(text))
         for number, (index, tokens) in enumerate(cuts):
             if index != anchor:
-                ids += [*self._forced(tokens, tail), *tokens.ids]
+                ids += [*self._forced(tokens, generation_prompt), *tokens.ids]
             end = cuts[number + 1][0] if number + 1 < len(cuts) else len(nodes)
             turn, following = nodes[index].item, [node.item for node in nodes[index + 1 : end]]
-            finding = self._probe.find(Pattern.of(turn, following))
-            found = self._follow(turn, tokens, following, finding, nodes[0], offered)
+            finding = self._validator.find(Pattern.of(turn, following))
+            found = self._suffix(turn, tokens, following, finding, nodes[0], offered)
             if found is None:
                 return self._branch(nodes, offered, context, finding)
-            more, tail = found
-            ids += more
+            suffix_ids, generation_prompt = found
+            ids += suffix_ids
         if anchor is None:
-            return Prompt(TokenPrefix(ids), tail, PromptStart.ROOT, context)
-        return Prompt(cuts[0][1].after.extend(ids), tail, PromptStart.EXTENDED, context)
+            return Prompt(TokenPrefix(ids), generation_prompt, PromptStart.ROOT, context)
+        return Prompt(cuts[0][1].after.extend(ids), generation_prompt, PromptStart.EXTENDED, context)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of text that goes on from other text: no begin-of-sequence token, and no blank that nobody wrote."""
-        return self._encoder.encode_behind(text)
+        """Ids of text that follows other text: no begin-of-sequence token and no added blank."""
+        return self._encoder.encode_after(text)
 
-    def _follow(
+    def _suffix(
         self,
         turn: Mapping[str, Any],
         tokens: SampledTokens,
@@ -244,37 +208,40 @@ class PromptBuilder:
         first: PromptNode,
         tools: Tools | None,
     ) -> tuple[list[int], str] | None:
-        """Ids of what follows a sampled turn, and the generation prompt at their end; None where no stand-in tells.
+        """Ids of the suffix of a sampled turn, and the generation prompt at its end; None without a suffix template.
 
         `first` is the first node of the conversation.
         """
-        stand_in, seam = finding.stand_in, finding.seam
-        if stand_in is None or seam is None:
+        placeholder, suffix_template = finding.placeholder, finding.suffix_template
+        if placeholder is None or suffix_template is None:
             return None
         prepare = self._template.prepare
-        system = first.item if stand_in.system else None
-        text_behind = partial(
-            behind,
+        system = first.item if placeholder.system else None
+        suffix_of_turn = partial(
+            render_suffix,
             self._template,
-            stand_in,
+            placeholder,
             [prepare(item) for item in following],
             calls=calls_of(turn),
             system=prepare(system) if system is not None and system.get("role") == "system" else None,
             tools=tools,
         )
         try:
-            text = text_behind()
-        except TemplateRefused:  # the whole conversation may yet be taken, or its message at fault be named
+            suffix = suffix_of_turn()
+        except TemplateError:  # the whole conversation may still render, or raise with the name of the message
             return None
         last_id = tokens.ids[-1] if len(tokens) else None
         last = self._text_of(last_id) if last_id is not None else ""
-        rest = seam.rest(text, last if last_id in self.end_of_turn else "", last) if text is not None else None
-        if text is None or rest is None:
+        if suffix is None:
             return None
-        tail = finding.tail
-        if not text.endswith(tail):
-            tail = generation_prompt_of(text, text_behind(generation_prompt=False) or "", self._encoder.added)
-        return self._encoder.encode_behind(rest, last_id if last else None), tail
+        missing = suffix_template.missing(suffix, last if last_id in self.end_of_turn else "", last)
+        if missing is None:
+            return None
+        generation_prompt = finding.generation_prompt
+        if not suffix.endswith(generation_prompt):
+            without = suffix_of_turn(add_generation_prompt=False) or ""
+            generation_prompt = generation_prompt_of(suffix, without, self._encoder.added)
+        return self._encoder.encode_after(missing, last_id if last else None), generation_prompt
 
     def _text_of(self, token_id: int) -> str:
         """The text of an added token or of one that ends a sequence, "" for any other."""
@@ -284,24 +251,24 @@ class PromptBuilder:
         return text
 
     def _branch(self, nodes: Sequence[PromptNode], tools: Tools | None, context: str, finding: Finding) -> Prompt:
-        """The whole conversation as the template renders it, behind what was sampled of the very same ids."""
+        """The template's rendering of the whole conversation. It extends sampled ids that it begins with."""
         if finding.extension is Extension.OMITS:
-            raise TemplateRefused(
+            raise TemplateError(
                 "the chat template",
                 finding.reason,
-                "give one that writes them as chat_template (lachesis/inference/templates)",
+                "set chat_template to one that writes them (lachesis/inference/templates)",
             )
         try:
-            text, tail = self._whole(nodes, tools)
-        except TemplateRefused as refused:
-            if finding.extension is Extension.REFUSED and self._takes_one_call(finding.pattern):
-                raise TurnRefused(*refused.args) from None
+            text, generation_prompt = self._whole(nodes, tools)
+        except TemplateError as error:
+            if finding.extension is Extension.REJECTED and self._takes_one_call(finding.pattern):
+                raise TurnRejected(*error.args) from None
             raise
         if self.when_unextendable == "error":
             raise TemplateNotExtendable(
                 "the chat template",
-                f"{finding.pattern} cannot be extended: {finding.reason or 'no stand-in tells what follows'}",
-                'set when_unextendable to "branch", or give another chat_template',
+                f"{finding.pattern} cannot be extended: {finding.reason or 'it has no suffix template'}",
+                'set when_unextendable to "branch", or set another chat_template',
             )
         ids = self._encoder.encode(text)
         ancestors = [tokens for node in nodes if node.sampled and (tokens := _tokens(node, context)) is not None]
@@ -312,26 +279,26 @@ class PromptBuilder:
             if begun.length == tokens.after.length and begun.digest == tokens.after.digest:
                 best = tokens.after
         prefix = TokenPrefix(ids) if best is None else best.extend(ids[best.length :])
-        return Prompt(prefix, tail, PromptStart.BRANCH, context)
+        return Prompt(prefix, generation_prompt, PromptStart.BRANCH, context)
 
     def _takes_one_call(self, pattern: Pattern) -> bool:
-        """Of several calls, whether it would have taken one."""
+        """Whether the template rejects several calls and supports one."""
         if pattern.calls < 2:
             return False
         roles = tuple(role.removesuffix("+") for role in pattern.roles)
-        return self._probe.find(Pattern(1, roles)).extension is not Extension.REFUSED
+        return self._validator.find(Pattern(1, roles)).extension is not Extension.REJECTED
 
     def _whole(self, nodes: Sequence[PromptNode], tools: Tools | None) -> tuple[str, str]:
-        """The conversation as the template renders it, and the generation prompt at its end."""
+        """The template's rendering of the conversation, and the generation prompt at its end."""
         if not nodes:
             raise PromptError("the prompt", "the conversation is empty", "give it at least one message")
         messages = [self._template.prepare(node.item) for node in nodes]
         text = self._template.render(messages, tools)
-        without = self._template.render(messages, tools, generation_prompt=False)
+        without = self._template.render(messages, tools, add_generation_prompt=False)
         return text, generation_prompt_of(text, without, self._encoder.added)
 
     def _first_ids(self, text: str) -> Sequence[int]:
-        """Ids of a whole conversation; those of the latest are remembered, for all rollouts of a group begin alike."""
+        """Ids of a whole conversation. The latest are cached, because the rollouts of a group begin alike."""
         ids = self._first.get(text)
         if ids is None:
             while len(self._first) >= _FIRST_KEPT:
@@ -339,9 +306,9 @@ class PromptBuilder:
             ids = self._first[text] = array("I", self._encoder.encode(text))
         return ids
 
-    def _forced(self, tokens: SampledTokens, tail: str) -> list[int]:
-        """Ids that stood between the generation prompt and the sampled ids, such as the opening of a forced call."""
-        opening = self._encoder.encode_behind(tail)
+    def _forced(self, tokens: SampledTokens, generation_prompt: str) -> list[int]:
+        """Ids between the generation prompt and the sampled ids, such as the opening of a forced call."""
+        opening = self._encoder.encode_after(generation_prompt)
         prompt = tokens.prompt
         if not opening or prompt.parent is None or prompt.own_ids[-len(opening) :] == opening:
             return []
@@ -349,13 +316,13 @@ class PromptBuilder:
 
 
 def _tokens(node: PromptNode, context: str) -> SampledTokens | None:
-    """What a node was sampled as, if that was with this context."""
+    """The sampled tokens of a node, if they were sampled with this context."""
     tokens = node.origin.tokens if isinstance(node.origin, ChatResponse) else None
     return tokens if tokens is not None and tokens.context == context else None
 
 
 def _cuts(nodes: Sequence[PromptNode], context: str) -> tuple[list[tuple[int, SampledTokens]], int | None]:
-    """The turns that go into a prompt as they were sampled, and the position of the first if it stands in its place."""
+    """The turns whose sampled ids a prompt keeps, and the index of the first if it was sampled in its place."""
     cuts: list[tuple[int, SampledTokens]] = []
     for index in range(len(nodes) - 1, -1, -1):
         if (tokens := _tokens(nodes[index], context)) is not None:
@@ -369,10 +336,10 @@ def _template_of(tokenizer: PreTrainedTokenizerBase) -> str:
     try:
         source = tokenizer.get_chat_template(None, tools=[{}])
     except (ValueError, AttributeError) as error:
-        raise TemplateRefused(
+        raise TemplateError(
             f"tokenizer {getattr(tokenizer, 'name_or_path', '') or type(tokenizer).__name__}",
             "it has no chat template",
-            "give one as chat_template; lachesis/inference/templates/hermes.jinja fits models that speak ChatML",
+            "set chat_template; lachesis/inference/templates/hermes.jinja fits ChatML models",
         ) from error
     return str(source)
 

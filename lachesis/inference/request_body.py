@@ -1,7 +1,7 @@
 """The JSON of a request, as aiohttp sends it.
 
-Prompts are most of it, and thousands of requests may be about to be sent. So the text of their ids stays in the pieces
-that the rollout keeps anyway, and is put together when it is written.
+Most of it is the prompt, and thousands of requests may wait. So the text of the ids stays in the pieces that the
+rollout keeps anyway, and is joined when it is written.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import orjson
 from aiohttp.abc import AbstractStreamWriter
 
 _GAP: Final = b"\0"
-"""Stands for a text that is shared: JSON has no such byte, control characters are escaped."""
+"""Marks the position of a shared text. JSON escapes control characters, so it never contains this byte."""
 
 
 class JsonBody(aiohttp.Payload):
-    """A body of some length that is in one piece only while it is written. It can be sent again."""
+    """A body in pieces, joined only while it is written. It can be sent again."""
 
     _autoclose = True
 
@@ -42,7 +42,7 @@ class JsonBody(aiohttp.Payload):
 
 
 def json_body(payload: Mapping[str, Any]) -> JsonBody:
-    """The JSON of `payload`. What has `json_pieces()`, the ids of a prompt, brings its own text."""
+    """The JSON of `payload`. An object with `json_pieces()`, the ids of a prompt, provides its own text."""
     shared: list[Sequence[bytes]] = []
 
     def own_text(value: object) -> orjson.Fragment:
@@ -54,7 +54,7 @@ def json_body(payload: Mapping[str, Any]) -> JsonBody:
 
     try:
         written = orjson.dumps(payload, default=own_text)
-    except (TypeError, orjson.JSONEncodeError):  # half surrogate pairs, huge integers: models write them
+    except (TypeError, orjson.JSONEncodeError):  # lone surrogates and huge integers: models write them
         text = json.dumps(payload, default=_plain, ensure_ascii=False)
         return JsonBody([text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()])
     first, *others = written.split(_GAP)

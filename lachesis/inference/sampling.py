@@ -1,4 +1,4 @@
-"""How a completion is sampled: every parameter that shapes the distribution, always sent, never left to a server."""
+"""Sampling parameters. A request sends every parameter that shapes the distribution, so no server default applies."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 LogprobsKind: TypeAlias = Literal["raw", "temperature", "processed"]
-"""What an engine's logprobs are of: logits at temperature 1, logits divided by the temperature, or the final
+"""The distribution that logprobs belong to: logits at temperature 1, logits divided by the temperature, or the final
 distribution after top-p, top-k and the like."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters of one request. The defaults sample from the model itself, unchanged.
+    """Sampling parameters of one request. The defaults sample from the unchanged model.
 
-    Servers have defaults of their own (llama.cpp: top_k 40, top_p 0.95, min_p 0.05; a model's generation_config under
-    vLLM): whatever is not said here is said to be off.
+    Servers have other defaults (llama.cpp: top_k 40, top_p 0.95, min_p 0.05; vLLM: the model's generation_config), so
+    a request switches off each parameter that is not set here.
     """
 
     max_tokens: int
-    """Completion tokens at most."""
+    """Maximum of completion tokens."""
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -30,13 +30,13 @@ class Sampling:
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
-    """Texts that end the completion. Their tokens are sampled tokens; the message ends before them."""
+    """Texts that end the completion. Their tokens are sampled; the message ends before them."""
     seed: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further fields of the request, as the engine spells them."""
+    """Further fields of the request, in the engine's spelling."""
 
-    def record(self, logprobs: LogprobsKind) -> dict[str, Any]:
-        """What is written down with every span that was sampled so; see `lachesis.trajectories.sampling_problem`."""
+    def parameters(self) -> dict[str, Any]:
+        """The named parameters as JSON fields, in vLLM's spelling. `stop` and `seed` only if they are set."""
         named: dict[str, Any] = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
@@ -51,39 +51,43 @@ class Sampling:
             named["stop"] = list(self.stop)
         if self.seed is not None:
             named["seed"] = self.seed
-        return {**self.extra, **named, "logprobs": logprobs}
+        return named
+
+    def record(self, logprobs: LogprobsKind) -> dict[str, Any]:
+        """The record that is kept with every sampled span; see `lachesis.trajectories.sampling_problem`."""
+        return {**self.extra, **self.parameters(), "logprobs": logprobs}
 
 
 _NAMED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-_SAID = (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed")
+_FIELDS = (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed")
 
 
-def said_of_sampling(extra_body: Mapping[str, Any]) -> dict[str, Any]:
-    """What extra fields of a request say of parameters that have a name here."""
-    return {name: extra_body[name] for name in _SAID if extra_body.get(name) is not None}
+def sampling_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra fields of a request that are parameters of `Sampling`."""
+    return {name: extra_body[name] for name in _FIELDS if extra_body.get(name) is not None}
 
 
 def read_sampling(
     given: Mapping[str, Any], *, default_max_tokens: int, settings: Mapping[str, Any] | None = None
 ) -> Sampling:
-    """Sampling from the arguments of a request; None and what is not there are off.
+    """`Sampling` from the arguments of a request. None and missing arguments are off.
 
-    What `extra_body` says of a parameter that has a name here counts where the argument itself is None, and what the
-    server's `settings` say of it (`said_of_sampling`) where neither does. The rest of it is `Sampling.extra`.
+    A parameter comes from its argument, else from `extra_body`, else from the server's `settings` (see
+    `sampling_fields`). The other fields of `extra_body` become `Sampling.extra`.
     """
     extra = dict(given.get("extra_body") or {})
-    said = {**(settings or {}), **extra, **{name: value for name, value in given.items() if value is not None}}
-    named = {name: said[name] for name in _NAMED if said.get(name) is not None}
+    merged = {**(settings or {}), **extra, **{name: value for name, value in given.items() if value is not None}}
+    named = {name: merged[name] for name in _NAMED if merged.get(name) is not None}
     if "top_k" in named:
         named["top_k"] = max(0, named["top_k"])  # -1 is another spelling of off
-    stop = said.get("stop") or ()
+    stop = merged.get("stop") or ()
     if extra:
-        for name in _SAID:
+        for name in _FIELDS:
             extra.pop(name, None)
     return Sampling(
-        max_tokens=said.get("max_tokens") or said.get("max_completion_tokens") or default_max_tokens,
+        max_tokens=merged.get("max_tokens") or merged.get("max_completion_tokens") or default_max_tokens,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        seed=said.get("seed"),
+        seed=merged.get("seed"),
         extra=extra,
         **named,
     )

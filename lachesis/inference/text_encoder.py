@@ -1,4 +1,4 @@
-"""Text to ids, so that the ids of a part are those that it has in the whole."""
+"""Text to ids, so that the ids of a part equal its ids inside the whole text."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FINGERPRINT: Final = "Tokens of\n\tthis text: naïve 東京 🙂 {\"a\": [1, 2.
 
 
 class TextEncoder:
-    """Encodes without begin- and end-of-sequence tokens, and text inside of other text without a blank before it.
+    """Encodes without begin- and end-of-sequence tokens, and without an added blank inside other text.
 
-    Tokenizers arranged like SentencePiece's write a blank before each text that they are given; behind other text there
-    is none. `added` are the tokens that are matched as a whole, by their text.
+    SentencePiece-like tokenizers put a blank before each text; text after other text must have none. `added` maps the
+    text of added tokens, which match as a whole, to their ids.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -31,33 +31,33 @@ class TextEncoder:
         self._writes_blank = any(self.encode(text) != self._inside(text) for text in _SAMPLES)
 
     def encode(self, text: str) -> list[int]:
-        """As `apply_chat_template(tokenize=True)` encodes a rendering.
+        """The ids that `apply_chat_template(tokenize=True)` gives for a rendering.
 
-        Halves of surrogate pairs, which models write as escapes and which no tokenizer takes, are U+FFFD.
+        Lone surrogates, which models write as escapes and no tokenizer accepts, become U+FFFD.
         """
         try:
             return self._encode(text)
         except (TypeError, UnicodeEncodeError):
-            mended = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-            if mended == text:
+            replaced = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            if replaced == text:
                 raise
-            return self._encode(mended)
+            return self._encode(replaced)
 
     def _encode(self, text: str) -> list[int]:
         fast = self._fast
-        # The Python layer costs more than the encoding. It also resets what an earlier caller left switched on.
+        # The Python layer costs more than the encoding. It is needed to reset options that an earlier caller set.
         if fast is None or fast.truncation or fast.padding or fast.encode_special_tokens:
             return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-        # The same ids as `encode`, which also tells where each of them stands, for nearly half as much again.
+        # The same ids as `encode`, which also computes offsets and takes half as long again.
         ids: list[int] = fast.encode_batch_fast([text], add_special_tokens=False)[0].ids
         return ids
 
-    def encode_behind(self, text: str, last: int | None = None) -> list[int]:
-        """The ids of text that stands behind other text; `last` is the added token right before it, if one is."""
+    def encode_after(self, text: str, last: int | None = None) -> list[int]:
+        """The ids of text after other text. `last` is the added token right before it, if there is one."""
         if not text:
             return []
         before = self._texts.get(last) if last is not None else None
-        if before is not None:  # it may take whitespace behind it with it
+        if before is not None:  # an added token may consume the whitespace after it
             ids = self.encode(before + text)
             if ids[:1] == [last]:
                 return ids[1:]
@@ -68,7 +68,7 @@ class TextEncoder:
         return self._texts.get(token_id, "")
 
     def fingerprint(self) -> bytes:
-        """Equal for tokenizers that encode alike, as far as a glance tells."""
+        """A digest that is equal for tokenizers with the same vocabulary and the same ids of a sample text."""
         facts = [len(self._tokenizer), sorted(self.added.items()), self.encode(_FINGERPRINT)]
         return blake2b(json.dumps(facts).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 

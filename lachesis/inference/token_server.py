@@ -1,19 +1,20 @@
-"""Token engines as one (Phase 2): what a run has one of, and every rollout takes a `ManagedServer` from."""
+"""Several token engines as one (Phase 2). A run has one `TokenServer`; each rollout takes a `ManagedServer` from it."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from lachesis.errors import LachesisError
 from lachesis.inference.balancer import Balancer, Split
+from lachesis.inference.chat_format import ChatOptions
 from lachesis.inference.completion_reader import CompletionReader
-from lachesis.inference.engines.base import Generated, TokenEngine
+from lachesis.inference.engines.base import Generation, TokenEngine
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.prompts import PromptBuilder
-from lachesis.inference.sampling import LogprobsKind, Sampling, said_of_sampling
+from lachesis.inference.sampling import LogprobsKind, Sampling, sampling_fields
 from lachesis.trajectories import ChatResponse, TokenPrefix
 from tool_call_parsers import ToolCallParser, get_parser
 
@@ -22,21 +23,11 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 DEFAULT_MAX_TOKENS = 2048
-"""Completion tokens where a call names no number: Atropos' default, and never a server's own."""
+"""Completion tokens of a call without `max_tokens`: Atropos' default. No server default ever applies."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What an engine generated, and which one it was. A dataclass that the balancer can count attempts in."""
-
-    generated: Generated
-    engine: TokenEngine
-    latency: float
-    attempts: int
-
-
-class SettingsDiffer(ValueError):
-    """Servers of one model are told to sample otherwise: a rollout may go from one to another."""
+class SettingsDiffer(LachesisError, ValueError):
+    """The servers of one model have different sampling settings. A rollout may use several of them."""
 
 
 class TokenServer(Balancer[TokenEngine]):
@@ -45,11 +36,11 @@ class TokenServer(Balancer[TokenEngine]):
     Args:
         engines: servers of the same model.
         prompts: the model's tokenizer and chat template.
-        parser: reads tool calls and reasoning out of a completion; by name, it is made with the same tokenizer.
-        max_tokens: completion tokens where a call names no number.
+        parser: reads tool calls and reasoning from a completion. A name gets a parser with the same tokenizer.
+        max_tokens: completion tokens of a call that sets none.
 
     Raises:
-        SettingsDiffer: the engines' `extra_body` name different sampling parameters.
+        SettingsDiffer: the engines' `extra_body` set different sampling parameters.
     """
 
     def __init__(
@@ -63,7 +54,7 @@ class TokenServer(Balancer[TokenEngine]):
     ) -> None:
         super().__init__(engines, **balancing)
         self.sampling = _common_sampling(engines)
-        """What the settings of the engines say of sampling; the arguments of a call win over it."""
+        """Sampling parameters of the engines' settings. The arguments of a call override them."""
         self.prompts = prompts
         if isinstance(parser, str):
             parser = get_parser(parser, reasoning="auto", tokenizer=prompts.tokenizer)
@@ -73,7 +64,7 @@ class TokenServer(Balancer[TokenEngine]):
 
     @property
     def logprobs(self) -> set[LogprobsKind]:
-        """What the logprobs are of, over all engines."""
+        """The kinds of logprobs of all engines."""
         return {engine.logprobs for engine in self.servers}
 
     async def generate(
@@ -83,17 +74,20 @@ class TokenServer(Balancer[TokenEngine]):
         *,
         n: int = 1,
         split: Split = "train",
-        near: TokenEngine | None = None,
-    ) -> Answered:
-        """`n` completions of the prompt, by `near` while it has room: it has the prompt's beginning in its cache."""
+        prefer: str | None = None,
+    ) -> list[Generation]:
+        """`n` completions of the prompt.
+
+        `prefer` is the `base_url` of the server that has the prompt's beginning in its cache. It is used while it has
+        room.
+        """
 
         prompt_ids = PromptIds(prompt)
 
-        async def send(engine: TokenEngine, retries: int | None) -> Answered:
-            generated = await engine.generate(prompt_ids, sampling, n=n, max_retries=retries)
-            return Answered(generated, engine, generated.latency, generated.attempts)
+        async def send(engine: TokenEngine, retries: int | None) -> list[Generation]:
+            return await engine.generate(prompt_ids, sampling, n=n, max_retries=retries)
 
-        return await self._run(send, split, near=near)
+        return await self._run(send, split, prefer=prefer)
 
     def for_rollout(self) -> ManagedServer:
         """The token tracking of one rollout."""
@@ -103,7 +97,7 @@ class TokenServer(Balancer[TokenEngine]):
     async def managed_server(self, tokenizer: Any = None, **_: Any) -> AsyncIterator[ManagedServer]:
         """`for_rollout`, as environments written for Atropos open it.
 
-        `tokenizer` is theirs to pass and has to be the server's own: prompts are built with one tokenizer.
+        `tokenizer` must be equal to the server's, because prompts are built with one tokenizer.
         """
         own = self.prompts.tokenizer
         if tokenizer is not None and tokenizer is not own and tokenizer.get_vocab() != own.get_vocab():
@@ -113,9 +107,11 @@ class TokenServer(Balancer[TokenEngine]):
             )
         yield self.for_rollout()
 
-    async def chat(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> ChatResponse:
-        """One completion of a conversation that nothing is remembered of; see `ManagedServer.chat`."""
-        return await self.for_rollout().chat(messages, **parameters)
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, split: Split = "train", **options: Unpack[ChatOptions]
+    ) -> ChatResponse:
+        """One completion of a conversation that is not remembered; see `ManagedServer.chat`."""
+        return await self.for_rollout().chat(messages, split=split, **options)
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """The same in OpenAI's form; see `ManagedServer.chat_completion`."""
@@ -127,12 +123,12 @@ class TokenServer(Balancer[TokenEngine]):
 
 
 def _common_sampling(engines: Sequence[TokenEngine]) -> dict[str, Any]:
-    first, *others = [said_of_sampling(engine.settings.extra_body) for engine in engines]
-    for engine, said in zip(engines[1:], others, strict=True):
-        for name in first.keys() | said.keys():
-            if first.get(name) != said.get(name):
+    first, *others = [sampling_fields(engine.settings.extra_body) for engine in engines]
+    for engine, fields in zip(engines[1:], others, strict=True):
+        for name in first.keys() | fields.keys():
+            if first.get(name) != fields.get(name):
                 raise SettingsDiffer(
                     f"openai.extra_body sets {name} to {first.get(name)!r} for {engines[0].base_url} and to "
-                    f"{said.get(name)!r} for {engine.base_url}; give all servers of a model the same"
+                    f"{fields.get(name)!r} for {engine.base_url}; give all servers of a model the same"
                 )
     return first

@@ -253,7 +253,7 @@ def _about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
         **env.config.about_content(evaluation=evaluation),
     }
     if isinstance(env.server, TokenServer):
-        settings["template_verdict"] = env.server.prompts.verdict.to_record()
+        settings["template_report"] = env.server.prompts.template_report.to_record()
     return settings
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
-from lachesis.inference.chat_template import TemplateRefused
+from lachesis.inference.chat_template import TemplateError
 from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis.inference.engines import TokenEngine, create_engine
 from lachesis.inference.prompts import PromptBuilder
@@ -147,7 +147,7 @@ def token_server(
             template_kwargs=settings.chat_template_kwargs,
             when_unextendable=settings.when_unextendable,
         )
-    except (OSError, ValueError, TemplateRefused) as error:
+    except (OSError, ValueError, TemplateError) as error:
         reason = str(error) if settings.chat_template is None else f"{settings.chat_template}: {error}"
         raise ServerConfigError(f"{reason}; set --env.chat_template FILE.jinja") from error
     try:

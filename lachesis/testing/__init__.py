@@ -1,1 +1,8 @@
-"""For tests, of users too: a fake model server and the reference policy."""
+"""Servers and suites for tests, of users too. Import them from their modules:
+
+* `fake_server.FakeServer`: the HTTP APIs of vLLM, SGLang, OpenAI and Atropos, with a real tokenizer and no model
+* `scripted_server.ScriptedServer`: OpenAI's chat route that plays messages, with `say` and `call`
+* `reference_server.ReferenceServer`: OpenAI's chat route that answers with a Python function
+* `worked_solutions`: a policy that plays worked solutions of maths problems
+* `engine_suite.EngineSuite`: the conformance suite of token engines
+"""

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server whose "model" is a Python function: the whole path of a rollout, played without a model.
+"""An OpenAI-compatible server that answers with a Python function: whole rollouts without a model.
 
-Its answers carry the model name `reference-policy`, whatever name was asked for, and no `usage`: it has no tokenizer,
-and a made-up count would be believed.
+Its answers name the model `reference-policy`, whatever the request names. They have no `usage`, because the server has
+no tokenizer.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import orjson
 from aiohttp import web
 
+from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.openai_server import ServerSettings
-from lachesis.inference.scoped import Running
 from lachesis.testing.worked_solutions import (
     UNKNOWN_PROBLEM,
     WorkedSolution,
@@ -44,19 +44,19 @@ _LARGEST_REQUEST = 256 * 2**20
 Policy: TypeAlias = Callable[
     [Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None], Message | Awaitable[Message]
 ]
-"""`policy(messages, tools) -> Message`, with the messages and tools of the request as they came. It may be async."""
+"""`policy(messages, tools) -> Message`, with the messages and tools of the request. It may be async."""
 
 
-class ReferenceServer(Running):
-    """Serves a policy on a loopback port of its own, in the event loop that starts it; an async context manager.
+class ReferenceServer(AsyncService):
+    """Serves a policy on a loopback port; an async context manager.
 
-    A policy that raises is answered with status 400 and its error, which no client retries.
+    If the policy raises, the server answers 400 with the error, which no client retries.
     """
 
     def __init__(self, policy: Policy, *, port: int = 0) -> None:
         self.policy = policy
         self.requests = 0
-        """Completions asked for so far."""
+        """The number of requests for completions."""
         self._port = port
         self._runner: web.AppRunner | None = None
         self._ids = itertools.count(1)
@@ -74,7 +74,7 @@ class ReferenceServer(Running):
         return ServerSettings(**{"base_url": self.base_url, "model_name": MODEL_NAME, **overrides})
 
     async def start(self) -> None:
-        """Bind the port and answer from now on."""
+        """Bind the port and start to answer."""
         app = web.Application(client_max_size=_LARGEST_REQUEST)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
@@ -109,9 +109,9 @@ class ReferenceServer(Running):
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError) as error:
             return _rejection(f"not a chat completion request: {error!r}")
         if payload.get("stream"):
-            return _rejection("streaming is not offered here; send stream=false")
+            return _rejection("this server does not stream; send stream=false")
         try:
-            choices = [_choice(index, await self._ask(messages, tools)) for index in range(count)]
+            choices = [_choice(index, await self._answer(messages, tools)) for index in range(count)]
         except asyncio.CancelledError:
             raise
         except Exception as error:
@@ -126,7 +126,9 @@ class ReferenceServer(Running):
             }
         )
 
-    async def _ask(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+    async def _answer(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+    ) -> Message:
         message = self.policy(messages, tools)
         return await message if inspect.isawaitable(message) else message
 

@@ -1,7 +1,7 @@
-"""A policy that plays solutions written beforehand: the arithmetic of maths word problems as `python` tool calls.
+"""A policy that plays worked solutions of maths word problems as `python` tool calls.
 
-It shows that an environment, its tools and its reward work together, without any model. GSM8K's solutions carry their
-arithmetic in `<<48/2=24>>`; others say it in prose, of which only what evaluates to what is stated is taken.
+It tests an environment with its tools and its reward without a model. GSM8K's solutions contain their arithmetic as
+`<<48/2=24>>`. In other prose, only equations that hold are used.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ UNKNOWN_PROBLEM = "I do not know this problem."
 
 @dataclass(frozen=True, slots=True)
 class WorkedSolution:
-    """Python programs to run one after the other, and the answer to give at the end."""
+    """Python programs to run in order, and the final answer."""
 
     steps: Sequence[str]
     answer: str
 
 
 class WorkedSolutionPolicy:
-    """Plays the solution of the problem that the first user message contains, one step for every tool result so far.
+    """Plays the solution of the problem in the first user message. The number of tool results selects the step.
 
-    `solutions` maps question texts to solutions. Step k is a call of `tool` with the argument `code`; after the last
-    (or at once, when `tool` is not offered) comes a short text that ends in `\\boxed{answer}`. A problem that it does
-    not know gets `UNKNOWN_PROBLEM`: honest, and no reward.
+    `solutions` maps question texts to solutions. Step k is a call of `tool` with the argument `code`. After the last
+    step, or without `tool` at once, it answers with a short text that ends in `\\boxed{answer}`. For an unknown problem
+    it answers `UNKNOWN_PROBLEM`.
     """
 
     def __init__(self, solutions: Mapping[str, WorkedSolution], *, tool: str = "python") -> None:
@@ -59,7 +59,7 @@ class WorkedSolutionPolicy:
         return Message("assistant", content=f"The result is \\boxed{{{solution.answer}}}")
 
     def _find(self, text: str) -> WorkedSolution | None:
-        """The longest known question within the text; its start is looked up at every position."""
+        """The solution of the longest known question in the text."""
         found = ""
         for position in range(len(text) - self._key_length + 1):
             for question in self._by_start.get(text[position : position + self._key_length], ()):
@@ -69,7 +69,7 @@ class WorkedSolutionPolicy:
 
 
 def gsm8k_steps(answer_text: str) -> WorkedSolution:
-    """GSM8K's `answer` field: every `<<48/2=24>>` becomes `print(48/2)`, the final answer stands after `####`."""
+    """GSM8K's `answer` field: every `<<48/2=24>>` becomes `print(48/2)`, the final answer follows `####`."""
     expressions = (match[1].strip() for match in re.finditer(r"<<([^<>=]+)=[^<>]*>>", answer_text))
     return _solution((text for text in expressions if evaluate(text) is not None), answer_text)
 
@@ -118,7 +118,7 @@ _ROUNDING = Fraction(1, 10**12)  # solutions computed in floats say 14.500000000
 
 
 def _equations(text: str) -> Iterable[str]:
-    """The left side of every equation in the text that holds, as Python; units and words between are left out."""
+    """The left side of every equation in the text that holds, as Python, without units and words."""
     for line in text.splitlines():
         tokens = list(_tokens(line))
         for index, token in enumerate(tokens):
@@ -127,7 +127,7 @@ def _equations(text: str) -> Iterable[str]:
 
 
 def _left_side(before: list[str], stated: str) -> Iterable[str]:
-    """The longest run of tokens before the `=` that evaluates to what is stated after it."""
+    """The longest run of tokens before the `=` that evaluates to the number after it."""
     right = evaluate(stated)
     start = len(before)
     while start and before[start - 1] not in ("=", ";") and len(before) - start < _LONGEST_EXPRESSION:
@@ -141,7 +141,7 @@ def _left_side(before: list[str], stated: str) -> Iterable[str]:
 
 
 def _tokens(line: str) -> Iterable[str]:
-    """Numbers, operators, brackets and `=`; `;` where an expression cannot go on. Units (`/minute`) are left out."""
+    """Numbers, operators, brackets and `=`; `;` where an expression ends. Units (`/minute`) are left out."""
     matches = [match for match in _TOKEN.finditer(line) if not match["unit"]]
     last_was_number = False
     for match, following in zip_longest(matches, matches[1:]):
@@ -153,7 +153,7 @@ def _tokens(line: str) -> Iterable[str]:
             if sign == "(" and last_was_number:
                 yield "*"  # 2(16)
             yield sign
-        elif sign:  # an operator has something to work on; "meters/minute" and "half of the day" have words
+        elif sign:  # an operator needs an operand; "meters/minute" and "half of the day" have words
             if following and (following["number"] or following["sign"] in ("(", "-")):
                 yield _SIGNS.get(sign, sign)
         elif match["stop"]:

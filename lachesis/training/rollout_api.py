@@ -21,7 +21,7 @@ import aiohttp
 import orjson
 
 from lachesis.errors import LachesisError
-from lachesis.inference.scoped import Closing
+from lachesis.inference.http_session import HttpSessionOwner
 
 CHUNK = 1 << 16
 """Bytes written to the socket at once."""
@@ -135,7 +135,7 @@ class Latest:
     """The API process has received no group yet."""
 
 
-class RolloutApi(Closing):
+class RolloutApi(HttpSessionOwner):
     """A client of one rollout API. Requests go one after the other over one connection.
 
     Args:
@@ -149,13 +149,7 @@ class RolloutApi(Closing):
         """Counts connections. While the number stays the same, so does the API process."""
         self._timeout = timeout
         self._send_timeout = send_timeout
-        self._session: aiohttp.ClientSession | None = None
         self._turn = asyncio.Lock()
-
-    async def close(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
 
     async def info(self) -> TrainerInfo | None:
         """The trainer's settings; None while none has registered."""
@@ -265,7 +259,7 @@ class RolloutApi(Closing):
             if connection is not None and connection != self.connection:
                 raise ConnectionReplaced(self.url, "the connection was replaced")
             try:
-                async with self._open().request(
+                async with self._open_session().request(
                     method,
                     self.url + path,
                     data=data,
@@ -288,15 +282,13 @@ class RolloutApi(Closing):
             raise ApiRefused(self.url, status, _text(raw))
         return raw
 
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None or self._session.closed:
-            trace = aiohttp.TraceConfig()
-            trace.on_connection_create_start.append(self._on_connect)
-            trace.on_connection_create_end.append(self._on_connected)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60.0), trace_configs=[trace]
-            )
-        return self._session
+    def _new_session(self) -> aiohttp.ClientSession:
+        trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(self._on_connect)
+        trace.on_connection_create_end.append(self._on_connected)
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=1, keepalive_timeout=60.0), trace_configs=[trace]
+        )
 
     async def _on_connect(self, _: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         if context.trace_request_ctx:

@@ -62,9 +62,9 @@ def test_rollouts_of_a_misbehaving_model_are_exact() -> None:
     with asyncio.Runner() as runner:
         closing = AsyncExitStack()
         policy = ToolUser(turns=6, calls=2, answer=RandomWords(Lengths(2, 12)))
-        mischief = dict.fromkeys(KEPT, 0.06) | {"server_error": 0.03, "cut_body": 0.03, "rate_limited": 0.03}
+        faults = dict.fromkeys(KEPT, 0.06) | {"server_error": 0.03, "cut_body": 0.03, "rate_limited": 0.03}
         world = runner.run(
-            closing.enter_async_context(stack(policy=policy.reply, mischief=mischief, vary=True, retry_after=0.001))
+            closing.enter_async_context(stack(policy=policy.reply, faults=faults, vary=True, retry_after=0.001))
         )
 
         @settings(
@@ -102,7 +102,7 @@ def test_rollouts_of_a_misbehaving_model_are_exact() -> None:
             runner.run(closing.aclose())
 
 
-async def test_a_rollout_without_mischief_is_one_sample() -> None:
+async def test_a_rollout_without_faults_is_one_sample() -> None:
     policy = ToolUser(turns=8, thinking=True, calls=2)
     async with stack(policy=policy.reply) as world:
         result = await loop_of(world).run([QUESTION])
@@ -126,7 +126,7 @@ async def test_ephemeral_messages_are_in_every_context_and_in_no_conversation() 
 
 async def test_a_retried_turn_shares_its_prompt_and_both_attempts_are_trained() -> None:
     policy = ToolUser(turns=5)
-    async with stack(policy=policy.reply, mischief={"cut_tool_call": [1, 3]}, vary=True) as world:
+    async with stack(policy=policy.reply, faults={"cut_tool_call": [1, 3]}, vary=True) as world:
         result = await loop_of(world).run([QUESTION])
         found = assert_exact(world, result.history)
         assert len(found) == 3 and len(result.history.discarded) == 2
@@ -162,7 +162,7 @@ async def test_a_turn_that_the_template_cannot_show_is_the_models_doing_and_is_t
 
 
 async def test_a_model_that_goes_on_behind_its_end_is_refused_with_the_reason() -> None:
-    async with stack(policy=lambda ask: "At noon.", mischief=["double_end_of_turn"]) as world:
+    async with stack(policy=lambda ask: "At noon.", faults=["double_end_of_turn"]) as world:
         result = await loop_of(world).run([QUESTION])
         found = samples(result.history, rollout_id="r")
         assert [reason for sample in found for reason in verify(sample) if "behind its end-of-turn" in reason]

@@ -1,4 +1,4 @@
-"""A real HTTP server for each test, with the test's own handler behind it."""
+"""A real HTTP server for each test, with a handler from the test."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from completions import completion
 
 from lachesis.inference import OpenAIServer, ServerSettings
 
+pytest.register_assert_rewrite("lachesis.testing.engine_suite")
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -21,7 +23,7 @@ async def always_hi(_: web.Request) -> web.Response:
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Callable[..., Awaitable[OpenAIServer]]]:
-    """`await serve(handler, **settings)`: a listening server, and the client under test that points at it."""
+    """`await serve(handler, **settings)` starts a server and returns the client under test."""
     async with AsyncExitStack() as stack:
 
         async def start(handler: Handler = always_hi, get: Handler | None = None, **settings: Any) -> OpenAIServer:

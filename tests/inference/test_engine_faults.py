@@ -16,8 +16,8 @@ from lachesis.inference.engines import create_engine
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import Sampling
-from lachesis.testing.fake_server import Mischief, fake_tokenizer
-from lachesis.testing.fake_server.mischief import TOKENS
+from lachesis.testing.fake_server import Fault, fake_tokenizer
+from lachesis.testing.fake_server.faults import TOKENS
 from lachesis.trajectories.messages import FinishReason
 
 PROMPT = [5, 6, 7]
@@ -35,31 +35,31 @@ LIES = (
 
 
 @pytest.mark.parametrize("kind", FAKED)
-@pytest.mark.parametrize("mischief", sorted(TOKENS))
-async def test_what_was_sampled_arrives_as_it_was(kind, mischief):
-    async with bench(kind, None, "Well, <b>42</b> é.", mischief=[mischief]) as it:
+@pytest.mark.parametrize("fault", sorted(TOKENS))
+async def test_what_was_sampled_arrives_as_it_was(kind, fault):
+    async with bench(kind, None, "Well, <b>42</b> é.", faults=[fault]) as it:
         result = await it.engine.generate(PROMPT, Sampling(max_tokens=200), n=2)
         sampled = it.server.requests[-1].completions
-        assert [list(one.ids) for one in result.generations] == [made.ids for made in sampled]
-        assert [list(one.logprobs) for one in result.generations] == [pytest.approx(made.logprobs) for made in sampled]
-        assert [one.raw_finish_reason for one in result.generations] == [made.finish_reason for made in sampled]
+        assert [list(one.ids) for one in result] == [made.ids for made in sampled]
+        assert [list(one.logprobs) for one in result] == [pytest.approx(made.logprobs) for made in sampled]
+        assert [one.raw_finish_reason for one in result] == [made.finish_reason for made in sampled]
 
 
-@pytest.mark.parametrize("mischief", PASSES)
-async def test_what_may_pass_is_asked_again(mischief):
+@pytest.mark.parametrize("fault", PASSES)
+async def test_what_may_pass_is_asked_again(fault):
     async def one(kind: str) -> None:
-        async with bench(kind, None, mischief={mischief: [0]}, retry_after=0.0) as it:
+        async with bench(kind, None, faults={fault: [0]}, retry_after=0.0) as it:
             result = await it.engine.generate(PROMPT, Sampling(max_tokens=4))
-            assert result.attempts == 2
-            assert list(result.generations[0].ids) == it.server.requests[-1].completions[0].ids
+            assert result[0].attempts == 2
+            assert list(result[0].ids) == it.server.requests[-1].completions[0].ids
 
     await asyncio.gather(*map(one, FAKED))
 
 
-@pytest.mark.parametrize("mischief", PASSES)
-async def test_what_does_not_pass_ends_unavailable(mischief):
+@pytest.mark.parametrize("fault", PASSES)
+async def test_what_does_not_pass_ends_unavailable(fault):
     async def one(kind: str) -> None:
-        async with bench(kind, None, mischief=[mischief], retry_after=0.0, settings={"max_retries": 1}) as it:
+        async with bench(kind, None, faults=[fault], retry_after=0.0, settings={"max_retries": 1}) as it:
             with pytest.raises(ServerUnavailable, match="after 2 attempts"):
                 await it.engine.generate(PROMPT, Sampling(max_tokens=4))
             assert it.server.stats["requests"] == 2
@@ -69,22 +69,22 @@ async def test_what_does_not_pass_ends_unavailable(mischief):
 
 @pytest.mark.parametrize("kind", FAKED)
 async def test_a_server_that_hangs_is_left(kind):
-    async with bench(kind, None, mischief=["hang"], settings={"timeout": 0.1, "max_retries": 0}) as it:
+    async with bench(kind, None, faults=["hang"], settings={"timeout": 0.1, "max_retries": 0}) as it:
         with pytest.raises(ServerUnavailable, match=r"no answer within 0\.1 s"):
             await it.engine.generate(PROMPT, Sampling(max_tokens=4))
 
 
 @pytest.mark.parametrize("kind", FAKED)
 async def test_the_retries_of_a_call_are_its_own(kind):
-    async with bench(kind, None, mischief=["server_error"], settings={"max_retries": 9}) as it:
+    async with bench(kind, None, faults=["server_error"], settings={"max_retries": 9}) as it:
         with pytest.raises(ServerUnavailable, match="1 attempt"):
             await it.engine.generate(PROMPT, Sampling(max_tokens=4), max_retries=0)
 
 
 @pytest.mark.parametrize("kind", FAKED)
-@pytest.mark.parametrize("mischief", LIES)
-async def test_an_answer_that_cannot_be_trusted_is_refused_at_once(kind, mischief):
-    async with bench(kind, None, mischief=[mischief]) as it:
+@pytest.mark.parametrize("fault", LIES)
+async def test_an_answer_that_cannot_be_trusted_is_refused_at_once(kind, fault):
+    async with bench(kind, None, faults=[fault]) as it:
         with pytest.raises(BadResponse):
             await it.engine.generate(PROMPT, Sampling(max_tokens=8), n=2)
         assert it.server.stats["requests"] == 1
@@ -193,7 +193,7 @@ async def answering(kind: str, *answers: Any, **settings: Any):
 @pytest.mark.parametrize("kind", GOOD)
 async def test_a_good_answer_is_read(kind):
     async with answering(kind, GOOD[kind]) as (engine, _):
-        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        [one] = await engine.generate(PROMPT, Sampling(max_tokens=4))
         assert (list(one.ids), list(one.logprobs)) == ([9, 2], [-0.5, -0.25])
         assert one.finish_reason is FinishReason.STOP
 
@@ -214,9 +214,9 @@ async def test_a_good_answer_is_read(kind):
         ("vllm", "choices.0.prompt_token_ids", [5, 6, 8], "id 2 was sent as 7 and came back as 8"),
         ("vllm", "choices.0.prompt_token_ids", [1, 5, 6, 7], "had 3 tokens, but the server sampled after 4"),
         ("vllm", "choices.0.prompt_token_ids", "5 6 7", "came back as str"),
-        ("vllm", "choices", [], "1 completions were asked for and 0 came"),
+        ("vllm", "choices", [], "1 completions were requested and 0 came"),
         ("vllm", "choices", None, "no choices"),
-        ("vllm-generate", "choices.0.logprobs.content.1.token_id", 3, "is 2, but its logprob is said to be that of 3"),
+        ("vllm-generate", "choices.0.logprobs.content.1.token_id", 3, "is 2, but its logprob belongs to 3"),
         ("vllm-generate", "choices.0.logprobs", None, "enable-scale-out"),
         ("vllm-generate", "prompt_token_ids", [5, 6], "had 3 tokens, but the server sampled after 2"),
         ("sglang", "meta_info.prompt_tokens", 2, "allow-auto-truncate"),
@@ -226,7 +226,7 @@ async def test_a_good_answer_is_read(kind):
         ("sglang", "output_ids", [9], "output_ids and the ids in output_token_logprobs differ"),
         ("atropos", "logprobs", [[[{"9": -0.5, "8": -1.0}], [{"2": -0.25}]]], "not as one id with one logprob"),
         ("atropos", "token_ids", [[9, 3]], "token_ids and the ids in logprobs differ"),
-        ("atropos", "logprobs", None, "stock vLLM: kind vllm"),
+        ("atropos", "logprobs", None, "stock vLLM: engine vllm"),
         ("atropos", "logprobs", [None], "came as None"),
         ("llama.cpp", "tokens", None, "return_tokens"),
         ("llama.cpp", "tokens_evaluated", 4, "had 3 tokens, but the server sampled after 4"),
@@ -254,7 +254,7 @@ async def test_a_bad_answer_is_named(kind, path, value, named):
 )
 async def test_what_versions_write_otherwise_is_read_as_well(kind, path, value, read):
     async with answering(kind, changed(GOOD[kind], path, value)) as (engine, _):
-        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        [one] = await engine.generate(PROMPT, Sampling(max_tokens=4))
         assert (list(one.ids), list(one.logprobs), one.finish_reason) == ([9, 2], read, FinishReason.STOP)
 
 
@@ -270,13 +270,13 @@ async def test_what_versions_write_otherwise_is_read_as_well(kind, path, value, 
 async def test_a_completion_that_the_server_gave_up_is_asked_again(kind, path, value):
     async with answering(kind, changed(GOOD[kind], path, value), GOOD[kind]) as (engine, asked):
         result = await engine.generate(PROMPT, Sampling(max_tokens=4))
-        assert (result.attempts, len(asked)) == (2, 2)
-        assert list(result.generations[0].ids) == [9, 2]
+        assert (result[0].attempts, len(asked)) == (2, 2)
+        assert list(result[0].ids) == [9, 2]
 
 
 async def test_a_finish_reason_that_nobody_knows_is_kept_and_not_guessed():
     async with answering("vllm", changed(VLLM, "choices.0.finish_reason", "repetition")) as (engine, _):
-        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        [one] = await engine.generate(PROMPT, Sampling(max_tokens=4))
         assert (one.finish_reason, one.raw_finish_reason) == (FinishReason.UNKNOWN, "repetition")
 
 
@@ -285,13 +285,14 @@ async def test_choices_come_in_their_order():
     body = {**VLLM, "choices": [changed(two, "index", 1), one]}
     async with answering("vllm", body) as (engine, _):
         result = await engine.generate(PROMPT, Sampling(max_tokens=4), n=2)
-        assert [list(each.ids) for each in result.generations] == [[1, 2], [3, 4]]
+        assert [list(each.ids) for each in result] == [[1, 2], [3, 4]]
 
 
 async def test_weights_that_change_on_the_way_are_both_named():
     spans = [{"version": "7", "start": 0, "end": 1}, {"version": "8", "start": 1, "end": 2}]
     async with answering("vllm", changed(VLLM, "choices.0.weight_versions", spans)) as (engine, _):
-        assert (await engine.generate(PROMPT, Sampling(max_tokens=4))).model_version == "7+8"
+        [one] = await engine.generate(PROMPT, Sampling(max_tokens=4))
+        assert one.model_version == "7+8"
 
 
 async def test_a_route_that_is_not_there_names_the_switch():
@@ -363,7 +364,8 @@ async def test_each_completion_keeps_the_weights_that_it_was_sampled_from(kind: 
         managed = TokenServer([engine], PromptBuilder(fake_tokenizer()), "hermes").for_rollout()
         await managed.completion(prompt=PROMPT, n=2)
         assert [response.model_version for response in managed.completions()] == ["step-0", "step-1"]
-        assert (await engine.generate(PROMPT, Sampling(max_tokens=4), n=2)).model_version == "step-0+step-1"
+        generated = await engine.generate(PROMPT, Sampling(max_tokens=4), n=2)
+        assert [one.model_version for one in generated] == ["step-0", "step-1"]
 
 
 @pytest.mark.parametrize(("kind", "place"), [("vllm", None), ("vllm-generate", "sampling_params")])
@@ -386,7 +388,7 @@ async def test_llama_cpp_is_asked_again_for_what_it_left_out_from_the_end_and_ne
         return {**LLAMA, "tokens": [4], "completion_probabilities": [entry]}
 
     async with answering("llama.cpp", missing, {"tokens": [4]}, found(-2.0), found(-1.0)) as (engine, asked):
-        [one] = (await engine.generate(PROMPT, Sampling(max_tokens=4))).generations
+        [one] = await engine.generate(PROMPT, Sampling(max_tokens=4))
         assert (list(one.ids), list(one.logprobs)) == ([7, 7, 9], [-1.0, -2.0, -3.0])
         assert [body.get("prompt") for body in asked] == [PROMPT, None, [*PROMPT, 7], PROMPT]
 
@@ -395,7 +397,7 @@ async def test_a_logprob_that_is_nowhere_is_an_error_and_not_a_number():
     missing = {**LLAMA, "completion_probabilities": [{"id": 9, "logprob": -0.5}]}
     nothing = {**LLAMA, "completion_probabilities": [{"id": 4, "logprob": -20.0, "top_logprobs": []}]}
     async with answering("llama.cpp", missing, {"tokens": [4]}, nothing) as (engine, _):
-        with pytest.raises(BadResponse, match="no logprob is to be had for token 2"):
+        with pytest.raises(BadResponse, match="the server lists no logprob for token 2"):
             await engine.generate(PROMPT, Sampling(max_tokens=4))
 
 
@@ -404,5 +406,5 @@ def test_settings_that_would_hide_tokens_are_refused():
         create_engine("vllm", ServerSettings("http://x/v1", "m", extra_body={"stream": True, "echo": True}))
 
 
-def test_every_mischief_of_a_server_is_tried_here():
-    assert {each.value for each in Mischief} - TOKENS == {*PASSES, *LIES, "hang"}
+def test_every_fault_of_a_server_is_tried_here():
+    assert {each.value for each in Fault} - TOKENS == {*PASSES, *LIES, "hang"}

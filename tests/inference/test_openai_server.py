@@ -344,13 +344,6 @@ async def test_check_costs_no_completion(serve):
     assert script.requests == []
 
 
-async def test_chat_raw_sends_and_returns_what_it_is_given(serve):
-    script = Script((200, {**completion(), "extra": 1}))
-    answer = await (await serve(script)).chat_raw({"messages": ASK, "n": 2, "model": "other"})
-    assert script.body == {"messages": ASK, "n": 2, "model": "other"}
-    assert answer == {**completion(), "extra": 1}
-
-
 def test_one_client_serves_one_event_loop_after_the_other():
     async def once(server):
         app = web.Application()

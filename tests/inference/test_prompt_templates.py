@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
-from lachesis.inference.chat_template import TemplateRefused
-from lachesis.inference.probe_conversations import Pattern
+from lachesis.inference.chat_template import TemplateError
 from lachesis.inference.prompts import PromptBuilder, PromptStart, TemplateNotExtendable
-from lachesis.inference.template_probe import Difference, Extension
+from lachesis.inference.template_cases import Pattern
+from lachesis.inference.template_report import Difference, Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens
 
 NAMES = list(sources())
@@ -135,7 +135,7 @@ def response(builder: PromptBuilder, prompt: Any, turn: dict[str, Any], ids: lis
 
 
 def finding(builder: PromptBuilder, turn: dict[str, Any], following: list[dict[str, Any]]) -> Any:
-    return builder._probe.find(Pattern.of(turn, following))
+    return builder._validator.find(Pattern.of(turn, following))
 
 
 def start(builder: PromptBuilder, first: list[dict[str, Any]], tools: Any) -> tuple[MessageHistory, Any]:
@@ -143,7 +143,7 @@ def start(builder: PromptBuilder, first: list[dict[str, Any]], tools: Any) -> tu
     try:
         history = MessageHistory(first)
         return history, builder.prompt(history.nodes(), tools)
-    except TemplateRefused:
+    except TemplateError:
         history = MessageHistory(first[-1:])
         return history, builder.prompt(history.nodes(), tools)
 
@@ -184,7 +184,7 @@ def test_a_chain_of_extensions_is_what_the_template_renders(
         elif last and not (Difference.BESIDE_CALLS in found.differences and turn["content"]):
             rendering = whole(name, history.to_openai("reasoning"), tools)
             assert rendering.endswith(tokenizer.decode(prompt.prefix.own_ids))
-        assert tokenizer.decode(prompt.prefix.own_ids).endswith(prompt.tail)
+        assert tokenizer.decode(prompt.prefix.own_ids).endswith(prompt.generation_prompt)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -211,8 +211,10 @@ def test_random_ids_stay_as_they_were_sampled(
         own = prompt.prefix.own_ids
         if ended is not None:
             assert own[:1] != [ended]
-        elif found.seam.end:
-            assert tokenizer.decode(own).startswith((found.seam.end, found.seam.lead + found.seam.end))
+        elif found.suffix_template.end:
+            assert tokenizer.decode(own).startswith(
+                (found.suffix_template.end, found.suffix_template.lead + found.suffix_template.end)
+            )
         for message in following:
             assert message["content"].strip() in readable(tokenizer.decode(own))
 
@@ -236,10 +238,10 @@ def test_rendered_as_transformers_renders(
     try:
         wanted = whole(name, messages, tools, prompt=prompted)
     except Exception:
-        with pytest.raises(TemplateRefused):
-            template.render(prepared, tools, generation_prompt=prompted)
+        with pytest.raises(TemplateError):
+            template.render(prepared, tools, add_generation_prompt=prompted)
         return
-    text = template.render(prepared, tools, generation_prompt=prompted)
+    text = template.render(prepared, tools, add_generation_prompt=prompted)
     assert text == wanted
     assert builder_of(name)._encoder.encode(text) == whole(name, messages, tools, prompt=prompted, tokenize=True)
 
@@ -250,13 +252,15 @@ def test_verdicts() -> None:
     for name in NAMES:
         if name in ("hermes", "smollm2"):
             continue
-        for found in builder_of(name).verdict.findings:
+        for found in builder_of(name).template_report.findings:
             counts[found.extension] = counts.get(found.extension, 0) + 1
     if len(NAMES) < 70:
         pytest.skip("trl with its chat templates is not installed")
     assert counts["prefix"] >= 180 and counts["prefix"] + counts["diverges"] >= 300
     extension = {
-        (name, str(found.pattern)): found.extension for name in NAMES for found in builder_of(name).verdict.findings
+        (name, str(found.pattern)): found.extension
+        for name in NAMES
+        for found in builder_of(name).template_report.findings
     }
     for pattern in ("user after text", "tool after a call", "tool+ after calls", "tool, user after a call"):
         for name in ("hermes", "qwen2_5", "qwen3_instruct_2507", "qwen3_training", "qwen3_8", "muse_glimmer"):
@@ -265,8 +269,8 @@ def test_verdicts() -> None:
     assert extension["qwen3", "user after text"] is Extension.DIVERGES
     assert extension["gptoss", "user after text"] is Extension.DIVERGES
     assert extension["gemma4_v5", "tool after a call"] is Extension.DIVERGES
-    assert extension["llama3_1", "tool+ after calls"] is Extension.REFUSED
-    assert extension["gemma3", "tool after a call"] is Extension.REFUSED
+    assert extension["llama3_1", "tool+ after calls"] is Extension.REJECTED
+    assert extension["gemma3", "tool after a call"] is Extension.REJECTED
     assert extension["phi3", "tool after a call"] is Extension.OMITS
     assert extension["deepseekv3", "tool after a call"] is Extension.UNEXTENDABLE
 
@@ -291,7 +295,9 @@ def test_what_no_stand_in_tells_is_a_branch_or_an_error(name: str) -> None:
     result = {"role": "tool", "tool_call_id": "c", "content": "noon"}
     branching = builder_of(name)
     strict = PromptBuilder(tokenizer_of(name), when_unextendable="error")
-    assert branching.verdict.describe() == strict.verdict.describe().replace("policy: error", "policy: branch")
+    assert branching.template_report.describe() == strict.template_report.describe().replace(
+        "policy: error", "policy: branch"
+    )
     history = MessageHistory([{"role": "user", "content": "Tide?"}])
     sampled = response(branching, branching.prompt(history.nodes()), turn, [5, 6, branching.end_of_turn[0]])
     history.append(sampled)

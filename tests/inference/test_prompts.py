@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 from template_tokenizers import OURS, tokenizer_of
 from transformers import PreTrainedTokenizerFast
 
-from lachesis.inference.chat_template import PromptError, TemplateRefused, TurnRefused
+from lachesis.inference.chat_template import PromptError, TemplateError, TurnRejected
 from lachesis.inference.prompts import Prompt, PromptBuilder, PromptStart, TemplateNotExtendable
-from lachesis.inference.template_probe import Extension
+from lachesis.inference.template_report import Extension
 from lachesis.trajectories import ChatResponse, FinishReason, Message, MessageHistory, SampledTokens, TokenPrefix
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
@@ -77,7 +77,7 @@ def test_the_first_prompt_is_what_apply_chat_template_gives(hermes: PromptBuilde
     prompt = hermes.prompt(MessageHistory(messages).nodes(), TOOLS)
     assert prompt.prefix.ids == whole_ids(hermes, messages, TOOLS)
     assert prompt.start is PromptStart.ROOT and prompt.prefix.parent is None
-    assert prompt.tail == "<|im_start|>assistant\n"
+    assert prompt.generation_prompt == "<|im_start|>assistant\n"
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_a_token_that_opens_the_next_message_is_still_to_come() -> None:
         history.append(result("noon"))
         prompt = builder.prompt(history.nodes())
         assert builder.tokenizer.decode(prompt.prefix.own_ids).startswith(opening + "response:look{")
-        assert prompt.tail == ""
+        assert prompt.generation_prompt == ""
 
 
 def test_attempts_share_the_turns_before_them(hermes: PromptBuilder) -> None:
@@ -232,7 +232,7 @@ def test_other_tools_make_another_context(hermes: PromptBuilder) -> None:
 
 
 def test_a_conversation_may_say_what_the_stand_in_says(hermes: PromptBuilder) -> None:
-    said = "stand-in-turn-0 stand-in-turn-1 <|im_end|> probe-mark-0 stand-in"
+    said = "placeholder-turn-0 placeholder-turn-1 <|im_end|> probe-mark-0 placeholder"
     history = MessageHistory([USER])
     first = say(hermes, history, "Noon.<|im_end|>")
     history.append({"role": "user", "content": said})
@@ -277,9 +277,9 @@ def test_the_tail_shows_reasoning_that_the_prompt_opens() -> None:
         (silent, "<|im_start|>assistant\n<think>\n\n</think>\n\n"),
     ):
         history = MessageHistory([{"role": "user", "content": "What does <think> mean?"}])
-        assert say(builder, history, "Noon.<|im_end|>", call()).tail == tail
+        assert say(builder, history, "Noon.<|im_end|>", call()).generation_prompt == tail
         history.append(result("<think>"))
-        assert builder.prompt(history.nodes()).tail == tail
+        assert builder.prompt(history.nodes()).generation_prompt == tail
 
 
 def test_a_tail_that_the_conversation_decides() -> None:
@@ -289,9 +289,9 @@ def test_a_tail_that_the_conversation_decides() -> None:
     )
     builder = with_template(source)
     history = MessageHistory([USER])
-    assert say(builder, history, "Noon.<|im_end|>").tail == "<|im_start|>assistant\n"
+    assert say(builder, history, "Noon.<|im_end|>").generation_prompt == "<|im_start|>assistant\n"
     history.append({"role": "user", "content": "Tide? /quiet"})
-    assert builder.prompt(history.nodes()).tail == "<|im_start|>assistant\n<think></think>"
+    assert builder.prompt(history.nodes()).generation_prompt == "<|im_start|>assistant\n<think></think>"
 
 
 LAST_USER = (
@@ -304,9 +304,9 @@ LAST_USER = (
 
 def test_what_depends_on_the_system_prompt_and_the_tools_is_told_by_a_stand_in_that_has_them() -> None:
     builder = with_template(LAST_USER)
-    (found, *_) = builder.verdict.findings
+    (found, *_) = builder.template_report.findings
     assert found.extension is Extension.DIVERGES
-    assert found.stand_in is not None and found.stand_in.system and found.stand_in.tools
+    assert found.placeholder is not None and found.placeholder.system and found.placeholder.tools
     history = MessageHistory([{"role": "system", "content": "Brief"}, USER])
     say(builder, history, "Noon.</s>", tools=TOOLS)
     history.append(USER)
@@ -319,8 +319,8 @@ NUMBERED = CHATML.replace("{{ m.role }}", "{{ loop.index }} {{ m.role }}")
 
 def test_a_branch_hangs_on_what_is_the_same() -> None:
     builder = with_template(NUMBERED)
-    assert {found.extension for found in builder.verdict.findings} == {Extension.UNEXTENDABLE}
-    assert "policy: branch" in builder.verdict.describe()
+    assert {found.extension for found in builder.template_report.findings} == {Extension.UNEXTENDABLE}
+    assert "policy: branch" in builder.template_report.describe()
     history = MessageHistory([USER])
     say(builder, history, "Noon.<|im_end|>")
     history.append(USER)
@@ -353,7 +353,7 @@ def test_a_template_that_hides_results_is_refused() -> None:
     history = MessageHistory([USER])
     say(builder, history, "Look.<|end|>", call())
     history.append(result("noon"))
-    with pytest.raises(TemplateRefused, match=r"leaves out tool results; give one that writes them"):
+    with pytest.raises(TemplateError, match=r"leaves out tool results; set chat_template to one that writes them"):
         builder.prompt(history.nodes())
 
 
@@ -362,7 +362,7 @@ def test_a_refusal_says_the_templates_words_and_names_the_message() -> None:
     history = MessageHistory([USER])
     say(builder, history, "Look.<end_of_turn>", call())
     history.append(result("noon"))
-    with pytest.raises(TemplateRefused, match=r"message 2, role 'tool'\): Conversation roles must alternate"):
+    with pytest.raises(TemplateError, match=r"message 2, role 'tool'\): Conversation roles must alternate"):
         builder.prompt(history.nodes())
 
 
@@ -374,16 +374,16 @@ def test_calls_that_a_template_takes_one_by_one_are_the_turns_fault(name: str, c
     say(builder, history, "Look.", *(call(number) for number in range(calls)))
     for number in range(calls):
         history.append(result("noon", number))
-    with pytest.raises(TemplateRefused) as refused:
+    with pytest.raises(TemplateError) as refused:
         builder.prompt(history.nodes())
-    assert isinstance(refused.value, TurnRefused) == own
+    assert isinstance(refused.value, TurnRejected) == own
 
 
 def test_what_cannot_be_used() -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=tokenizer_of("hermes").backend_tokenizer)
-    with pytest.raises(TemplateRefused, match=r"no chat template; give one as chat_template"):
+    with pytest.raises(TemplateError, match=r"no chat template; set chat_template"):
         PromptBuilder(bare)
-    with pytest.raises(TemplateRefused, match="line 1 is no valid Jinja"):
+    with pytest.raises(TemplateError, match="line 1 is not valid Jinja"):
         with_template("{% if %}")
     with pytest.raises(PromptError, match="the conversation is empty"):
         with_template(CHATML).prompt([])
@@ -414,11 +414,11 @@ def test_an_image_is_refused_and_not_left_out(name: str) -> None:
 
 
 def test_what_is_recorded(hermes: PromptBuilder) -> None:
-    record = hermes.verdict.to_record()
+    record = hermes.template_report.to_record()
     assert record["shows_tools"] is True and record["when_unextendable"] == "branch"
     assert {"continuation": "tool after a call", "extension": "prefix"} in record["continuations"]
-    assert "tool after a call: prefix" in hermes.verdict.describe()
-    assert "does not show tools" in with_template(CHATML).verdict.describe()
+    assert "tool after a call: prefix" in hermes.template_report.describe()
+    assert "does not show tools" in with_template(CHATML).template_report.describe()
 
 
 def test_further_ends_of_turns() -> None:

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from template_tokenizers import ends, sources, tokenizer_of
 
 from lachesis.inference.managed_server import ManagedServer
-from lachesis.inference.probe_conversations import Pattern
-from lachesis.inference.prompts import TemplateRefused
+from lachesis.inference.prompts import TemplateError
 from lachesis.inference.sampling import Sampling
-from lachesis.inference.template_probe import Difference, Extension
+from lachesis.inference.template_cases import Pattern
+from lachesis.inference.template_report import Difference, Extension
 from lachesis.testing.fake_server import Reply
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
 from tests.support.exactness import Stack, assert_exact, stack
@@ -72,7 +72,9 @@ class Rollout:
         self.history = MessageHistory()
         self.canonical: set[int] = set()
         """Identities of the completions that are, id for id, what the template writes for their message."""
-        self.stable = {str(found.pattern) for found in world.prompts.verdict.findings if found.extension in _SHOWS}
+        self.stable = {
+            str(found.pattern) for found in world.prompts.template_report.findings if found.extension in _SHOWS
+        }
         self.noisy = draw.choice([0.0, 0.4])
         """How often a turn says what no template would write."""
         self.compared = self.refused = self.calls = 0
@@ -104,7 +106,7 @@ class Rollout:
         for _ in range(length):
             try:
                 await steps[self.draw.choice(OPS)]()
-            except TemplateRefused:  # some templates take no system message, no other order, no result
+            except TemplateError:  # some templates take no system message, no other order, no result
                 self.refused += 1
                 self.start()
                 del self.history[0 : len(self.history) - 1]
@@ -203,7 +205,7 @@ class Rollout:
         for place, end in zip(turns, [*turns, len(nodes)][1:], strict=True):
             origin = nodes[place].origin
             following = [node.item for node in nodes[place + 1 : end]]
-            found = self.world.prompts._probe.find(Pattern.of(nodes[place].item, following))
+            found = self.world.prompts._validator.find(Pattern.of(nodes[place].item, following))
             if found.extension not in (Extension.PREFIX, Extension.DIVERGES):
                 return
             written = not isinstance(origin, ChatResponse) or id(origin.tokens) in self.canonical

@@ -116,18 +116,18 @@ async def test_trailing_whitespace_stays_as_it_was_sampled() -> None:
 
 
 @pytest.mark.parametrize(
-    "mischief", ["ambiguous", "broken_utf8_middle", "broken_utf8_end", "trailing_space", "spelled_special", "thinking"]
+    "fault", ["ambiguous", "broken_utf8_middle", "broken_utf8_end", "trailing_space", "spelled_special", "thinking"]
 )
 @pytest.mark.parametrize("kind", ["vllm", "vllm-generate", "sglang", "atropos"])
-async def test_text_that_would_be_encoded_otherwise_keeps_its_ids(mischief: str, kind: str) -> None:
+async def test_text_that_would_be_encoded_otherwise_keeps_its_ids(fault: str, kind: str) -> None:
     """Other tokens for the same text, half a character, the spelling of a special token: nothing is encoded again."""
-    async with stack(kind=kind, mischief={mischief: 1.0}, policy=lambda ask: f"Answer {ask.turn} is at noon.") as world:
+    async with stack(kind=kind, faults={fault: 1.0}, policy=lambda ask: f"Answer {ask.turn} is at noon.") as world:
         managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])
         for number in range(4):
             history.append(await managed.chat(history))
             history.append({"role": "user", "content": f"Question {number}?"})
         (sample,) = assert_exact(world, history)
-        assert all(mischief in made.mischief for seen in world.fake.requests for made in seen.completions)
+        assert all(fault in made.faults for seen in world.fake.requests for made in seen.completions)
         for span in sample.spans:
             assert world.fake.model.score(
                 sample.tokens[: span.start], sample.tokens[span.start : span.end], Sampling(max_tokens=1)
@@ -319,11 +319,11 @@ def test_markup_around_an_answer_is_no_part_of_it_also_where_no_tools_are_offere
     parser = get_parser(name, reasoning="auto", tokenizer=tokenizer)
     reader = CompletionReader(tokenizer, parser)
     ids = tokenizer.encode(parser.render("At noon.", "Tides."), add_special_tokens=False)
-    message = reader.read(ids, None).message
+    message = reader.read(ids, None)[0]
     assert (message.reasoning, message.content) == ("Tides.", "At noon.")
     call = {"id": "call_00001", "function": {"name": "search", "arguments": {"query": "tide"}}}
     ids = tokenizer.encode(parser.render(None, None, [call]), add_special_tokens=False)
-    message = reader.read(ids, None).message
+    message = reader.read(ids, None)[0]
     assert not message.tool_calls and "tide" in message.text, "without tools, a call is text"
 
 
@@ -472,8 +472,8 @@ async def test_logprobs_of_another_distribution_are_refused_by_the_certificate()
 
 
 async def test_a_failed_request_leaves_nothing_behind() -> None:
-    mischief = {"cut_body": [1], "server_error": [3], "rate_limited": [4], "disconnect": [6]}
-    async with stack(mischief=mischief, retry_after=0.01) as world:
+    faults = {"cut_body": [1], "server_error": [3], "rate_limited": [4], "disconnect": [6]}
+    async with stack(faults=faults, retry_after=0.01) as world:
         managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])
         for number in range(5):
             await turn(world, managed, history, f"Answer {number}.", "Go on.")

@@ -20,7 +20,7 @@ from rich.console import Console
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.inference import RequestRejected, ServerUnavailable
-from lachesis.inference.chat_template import TemplateRefused
+from lachesis.inference.chat_template import TemplateError
 from lachesis.runs import command_line as cli
 from lachesis.runs.decisions import LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
@@ -233,7 +233,7 @@ async def test_a_reward_that_gives_no_score_is_not_taken_for_broken_infrastructu
 UNSCORED = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward=None, result=None)
 BROKEN = replace(UNSCORED, outcome=Outcome.INFRA_ERROR, reason="how it ended")
 REJECTED = replace(BROKEN, error=RequestRejected("http://m/v1", 400, "frobnicate is no parameter"))
-REFUSED = replace(BROKEN, error=TemplateRefused("the chat template", "it takes one call a turn", "give another"))
+REFUSED = replace(BROKEN, error=TemplateError("the chat template", "it takes one call a turn", "give another"))
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,8 @@ from lachesis.testing.fake_server import (
     Echo,
     FakeModel,
     FakeServer,
+    Fault,
     Lengths,
-    Mischief,
     RandomTokens,
     RandomWords,
     Reply,
@@ -43,7 +43,7 @@ from lachesis.testing.fake_server import (
     ToolUser,
     fake_tokenizer,
 )
-from lachesis.testing.fake_server.mischief import TOKENS, WIRE
+from lachesis.testing.fake_server.faults import TOKENS, WIRE
 from lachesis.trajectories.messages import FinishReason
 from lachesis.trajectories.tokens import TokenPrefix
 
@@ -506,18 +506,18 @@ async def test_routes_about_the_server():
         assert wire.server.stats["requests"] == 0
 
 
-class TestTokenMischief:
+class TestTokenFaults:
     SCRIPT = "Let me look at this: the question has an answer."
 
     async def spoiled(self, name, script=SCRIPT, count=20):
-        """Completions with this mischief, one for each of `count` prompts."""
-        async with serving(Scripted(script), mischief=[name]) as wire:
+        """Completions with this fault, one for each of `count` prompts."""
+        async with serving(Scripted(script), faults=[name]) as wire:
             for number in range(count):
                 path, body = vllm([number, *PROMPT], max_tokens=200)
                 assert (await wire.post(path, body))[0] == 200
             made = [seen.completions[0] for seen in wire.server.requests]
             for seen, completion in zip(wire.server.requests, made, strict=True):
-                assert completion.mischief == [name]
+                assert completion.faults == [name]
                 score = wire.server.model.score(seen.call.prompts[0], completion.ids, Sampling(max_tokens=200))
                 assert completion.logprobs == pytest.approx(score)
         return made
@@ -575,7 +575,7 @@ class TestTokenMischief:
     def test_any_mixture_is_reported_truthfully(self, names, seed):
         async def check():
             policy = ToolUser(turns=1) if seed % 2 else RandomTokens(Lengths(1, 30))
-            async with serving(policy, mischief=dict.fromkeys(names, 0.7), seed=seed) as wire:
+            async with serving(policy, faults=dict.fromkeys(names, 0.7), seed=seed) as wire:
                 prompt = CODEC.encode(CODEC.render(ASK, [TOOL]))
                 _, answer = await wire.post(*vllm(prompt, n=3, max_tokens=48))
                 for ids, logprobs, reason in read(vllm, answer):
@@ -585,40 +585,40 @@ class TestTokenMischief:
         asyncio.run(check())
 
     async def test_its_frequency_is_its_probability(self):
-        async with serving(mischief={"trailing_space": 0.3}) as wire:
+        async with serving(faults={"trailing_space": 0.3}) as wire:
             await asyncio.gather(*(wire.post(*vllm([number, 1], max_tokens=4)) for number in range(300)))
-            assert 60 < wire.server.stats["mischief.trailing_space"] < 120
+            assert 60 < wire.server.stats["faults.trailing_space"] < 120
 
 
-class TestWireMischief:
+class TestWireFaults:
     @pytest.fixture(autouse=True)
     def short_delays(self, monkeypatch):
         monkeypatch.setattr(http_client_module, "_FIRST_DELAY", 0.01)
 
     @pytest.mark.parametrize("name", ["rate_limited", "server_error", "unavailable", "disconnect", "cut_body"])
     async def test_what_passes_is_overcome_by_a_retry(self, name):
-        async with serving(Scripted("fine"), mischief={name: [0, 1]}, retry_after=0.01) as wire:
+        async with serving(Scripted("fine"), faults={name: [0, 1]}, retry_after=0.01) as wire:
             client = OpenAIServer(wire.server.settings())
             response = await client.chat(ASK)
             assert (response.message.content, response.attempts) == ("fine", 3)
-            states = [(seen.mischief, seen.state) for seen in wire.server.requests]
-            lost = "cut" if name in ("disconnect", "cut_body") else "refused"
+            states = [(seen.faults, seen.state) for seen in wire.server.requests]
+            lost = "cut" if name in ("disconnect", "cut_body") else "rejected"
             assert states == [([name], lost), ([name], lost), ([], "answered")]
             await client.close()
 
     async def test_429_says_when_to_come_back(self):
-        async with serving(mischief=["rate_limited"], retry_after=7) as wire:
+        async with serving(faults=["rate_limited"], retry_after=7) as wire:
             path, body = vllm(PROMPT)
             async with wire.session.post(wire.server.root_url + path, json=body) as response:
                 assert (response.status, response.headers["Retry-After"]) == (429, "7")
 
     async def test_a_body_cut_off_is_no_answer(self):
-        async with serving(mischief=["cut_body"]) as wire:
+        async with serving(faults=["cut_body"]) as wire:
             with pytest.raises(aiohttp.ClientPayloadError):
                 await wire.post(*vllm(PROMPT))
 
     async def test_a_hanging_request_is_counted_when_the_client_leaves(self):
-        async with serving(mischief=["hang"]) as wire:
+        async with serving(faults=["hang"]) as wire:
             asked = asyncio.create_task(wire.post(*vllm(PROMPT)))
             await until(lambda: wire.server.stats["in_flight"] == 1)
             asked.cancel()
@@ -630,7 +630,7 @@ class TestWireMischief:
     )
     @APIS
     async def test_lies_are_told_and_remembered_as_lies(self, name, api):
-        async with serving(Scripted("an answer"), mischief=[name]) as wire:
+        async with serving(Scripted("an answer"), faults=[name]) as wire:
             path, body = api(PROMPT)
             body["return_prompt_token_ids"] = True
             if api is atropos:
@@ -647,7 +647,7 @@ class TestWireMischief:
             assert told != truth
 
     async def test_nan_is_literal(self):
-        async with serving(mischief=["nan_logprobs"]) as wire:
+        async with serving(faults=["nan_logprobs"]) as wire:
             path, body = vllm(PROMPT)
             async with wire.session.post(wire.server.root_url + path, json=body) as response:
                 raw = await response.text()
@@ -656,16 +656,16 @@ class TestWireMischief:
         )
 
     async def test_a_web_page_is_no_answer(self):
-        async with serving(mischief=["not_json"]) as wire:
+        async with serving(faults=["not_json"]) as wire:
             with pytest.raises(orjson.JSONDecodeError):
                 await wire.post(*vllm(PROMPT))
 
     def test_every_name_is_in_one_family_and_told_apart(self):
-        assert set(Mischief) == TOKENS | WIRE and not TOKENS & WIRE
-        with pytest.raises(ValueError, match=r"no mischief is called nonsense; there are: thinking, "):
-            FakeServer(mischief=["nonsense"], tokenizer=TOKENIZER)
+        assert set(Fault) == TOKENS | WIRE and not TOKENS & WIRE
+        with pytest.raises(ValueError, match=r"no fault is called nonsense; there are: thinking, "):
+            FakeServer(faults=["nonsense"], tokenizer=TOKENIZER)
         with pytest.raises(ValueError, match="from 0 to 1"):
-            FakeServer(mischief={"hang": 2.0}, tokenizer=TOKENIZER)
+            FakeServer(faults={"hang": 2.0}, tokenizer=TOKENIZER)
 
 
 class TestLoad:
@@ -728,7 +728,7 @@ class TestLoad:
     async def test_the_record_proves_what_was_delivered(self, tmp_path):
         path = tmp_path / "requests.jsonl"
         delivered = []
-        async with serving(mischief={"server_error": 0.3, "cut_body": 0.3}, record=path) as wire:
+        async with serving(faults={"server_error": 0.3, "cut_body": 0.3}, record=path) as wire:
             for number in range(30):
                 try:
                     status, answer = await wire.post(*vllm([number], n=2))
@@ -738,7 +738,7 @@ class TestLoad:
                     delivered += [ids for ids, _, _ in read(vllm, answer)]
         lines = [orjson.loads(line) for line in path.read_bytes().splitlines()]
         assert len(lines) == 30
-        assert {line["state"] for line in lines} == {"answered", "refused", "cut"}
+        assert {line["state"] for line in lines} == {"answered", "rejected", "cut"}
         assert delivered == [
             made["ids"] for line in lines if line["state"] == "answered" for made in line["completions"]
         ]
@@ -756,7 +756,7 @@ class TestCommand:
             "tokens",
             "--lengths",
             "5",
-            "--mischief",
+            "--faults",
             "rate_limited=0",
             "--api-key",
             "k",
@@ -781,7 +781,7 @@ class TestCommand:
         assert process.returncode == 0 and b"1 requests, 1 completions" in said
 
     @pytest.mark.parametrize(
-        "options", [["--mischief", "nonsense=1"], ["--lengths", "0"], ["--latency", "3-1"], ["--policy", "script"]]
+        "options", [["--faults", "nonsense=1"], ["--lengths", "0"], ["--latency", "3-1"], ["--policy", "script"]]
     )
     def test_mistakes_are_named(self, options, capsys):
         from lachesis.cli.fake_server import main

@@ -1,4 +1,4 @@
-"""The scripted policy: whole rollouts over HTTP without a model, and where its steps come from."""
+"""The reference policy: whole rollouts over HTTP without a model, and the sources of its steps."""
 
 from __future__ import annotations
 

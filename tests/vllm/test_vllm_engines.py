@@ -25,11 +25,7 @@ async def engine(raw: RealVLLM, request: pytest.FixtureRequest) -> AsyncIterator
 
 async def test_logprobs_are_those_of_a_forward_pass(engine: TokenEngine, prompts: list[list[int]]) -> None:
     found = await asyncio.gather(*(engine.generate(prompt, Sampling(max_tokens=60), n=3) for prompt in prompts))
-    pairs = [
-        (prompt, generation)
-        for prompt, generated in zip(prompts, found, strict=True)
-        for generation in generated.generations
-    ]
+    pairs = [(prompt, generation) for prompt, generated in zip(prompts, found, strict=True) for generation in generated]
     assert any(generation.ids[-1] == END_OF_TURN for _, generation in pairs), (
         "no turn ended, so its end is not compared"
     )
@@ -39,17 +35,17 @@ async def test_logprobs_are_those_of_a_forward_pass(engine: TokenEngine, prompts
 
 
 async def test_a_second_turn_from_the_prefix_cache_has_them_too(engine: TokenEngine, prompts: list[list[int]]) -> None:
-    first = (await engine.generate(prompts[0], Sampling(max_tokens=40, seed=5))).generations[0]
+    first = (await engine.generate(prompts[0], Sampling(max_tokens=40, seed=5)))[0]
     seam = [] if first.ids[-1] == END_OF_TURN else [END_OF_TURN]
     longer = [*prompts[0], *first.ids, *seam, *prompts[1]]
-    second = (await engine.generate(longer, Sampling(max_tokens=40, seed=5))).generations[0]
+    second = (await engine.generate(longer, Sampling(max_tokens=40, seed=5)))[0]
     gap = difference([second.logprobs], forward_pass([(longer, second.ids)]))
     assert gap.largest < ROUNDING
 
 
 async def test_a_temperature_leaves_raw_logprobs_raw(engine: TokenEngine, prompts: list[list[int]]) -> None:
     sampling = Sampling(max_tokens=40, temperature=0.5, seed=3)
-    generation = (await engine.generate(prompts[1], sampling)).generations[0]
+    generation = (await engine.generate(prompts[1], sampling))[0]
     sample = [(prompts[1], generation.ids)]
     assert difference([generation.logprobs], forward_pass(sample)).largest < ROUNDING
     assert difference([generation.logprobs], forward_pass(sample, temperature=0.5)).mean > 0.02
@@ -58,7 +54,7 @@ async def test_a_temperature_leaves_raw_logprobs_raw(engine: TokenEngine, prompt
 
 async def test_penalties_and_top_p_leave_raw_logprobs_raw(engine: TokenEngine, prompts: list[list[int]]) -> None:
     sampling = Sampling(max_tokens=40, top_p=0.5, repetition_penalty=1.2, seed=3)
-    generation = (await engine.generate(prompts[2], sampling)).generations[0]
+    generation = (await engine.generate(prompts[2], sampling))[0]
     assert difference([generation.logprobs], forward_pass([(prompts[2], generation.ids)])).largest < ROUNDING
     assert sampling_problem(sampling.record(engine.logprobs))
 
@@ -69,7 +65,7 @@ async def test_the_end_of_turn_is_a_sampled_token(engine: TokenEngine, prompts: 
     ended = [
         (prompt, generation)
         for prompt, generated in zip(prompts, found, strict=True)
-        for generation in generated.generations
+        for generation in generated
         if generation.finish_reason is FinishReason.STOP
     ]
     assert ended, "no greedy answer ended its turn"
@@ -83,11 +79,11 @@ async def test_the_end_of_turn_is_a_sampled_token(engine: TokenEngine, prompts: 
 async def test_a_stop_string_keeps_every_token_of_it(
     engine: TokenEngine, prompts: list[list[int]], tokenizer: Any
 ) -> None:
-    whole = (await engine.generate(prompts[4], Sampling(max_tokens=60, temperature=0.0))).generations[0]
+    whole = (await engine.generate(prompts[4], Sampling(max_tokens=60, temperature=0.0)))[0]
     text = tokenizer.decode(whole.ids)
     stop = text[10:13]  # somewhere, most likely across tokens
     sampling = Sampling(max_tokens=60, temperature=0.0, stop=(stop,))
-    cut = (await engine.generate(prompts[4], sampling)).generations[0]
+    cut = (await engine.generate(prompts[4], sampling))[0]
     assert cut.finish_reason is FinishReason.STOP
     assert len(cut.ids) == len(cut.logprobs) < len(whole.ids)
     assert list(cut.ids) == list(whole.ids)[: len(cut.ids)]
@@ -96,14 +92,14 @@ async def test_a_stop_string_keeps_every_token_of_it(
 
 
 async def test_max_tokens(engine: TokenEngine, prompts: list[list[int]]) -> None:
-    generation = (await engine.generate(prompts[1], Sampling(max_tokens=1, seed=1))).generations[0]
+    generation = (await engine.generate(prompts[1], Sampling(max_tokens=1, seed=1)))[0]
     assert len(generation.ids) == 1
     assert generation.finish_reason is FinishReason.LENGTH
 
 
 async def test_a_nearly_full_context_gets_what_fits(engine: TokenEngine) -> None:
     sampling = Sampling(max_tokens=500, extra={"ignore_eos": True})
-    generation = (await engine.generate([28] * (CONTEXT - 10), sampling)).generations[0]
+    generation = (await engine.generate([28] * (CONTEXT - 10), sampling))[0]
     assert generation.finish_reason is FinishReason.LENGTH
     assert len(generation.ids) == 10
 
@@ -116,7 +112,7 @@ async def test_a_full_context_is_the_rollouts_own_end(engine: TokenEngine, lengt
 
 async def test_a_seed_repeats(engine: TokenEngine, prompts: list[list[int]]) -> None:
     first, again, other = [
-        (await engine.generate(prompts[3], Sampling(max_tokens=30, seed=seed))).generations[0] for seed in (7, 7, 8)
+        (await engine.generate(prompts[3], Sampling(max_tokens=30, seed=seed)))[0] for seed in (7, 7, 8)
     ]
     assert list(first.ids) == list(again.ids)
     assert list(first.ids) != list(other.ids)

@@ -17,7 +17,7 @@ async def test_logprobs_are_of_the_logits_divided_by_the_temperature(
 ) -> None:
     engine = create_engine("vllm", processed.settings(logprobs_mode="processed"))
     sampling = Sampling(max_tokens=40, temperature=temperature)
-    generations = (await engine.generate(prompts[0], sampling, n=3)).generations
+    generations = await engine.generate(prompts[0], sampling, n=3)
     await engine.close()
     computed = forward_pass([(prompts[0], generation.ids) for generation in generations], temperature=temperature)
     gap = difference([generation.logprobs for generation in generations], computed)
@@ -29,7 +29,7 @@ async def test_logprobs_are_of_the_logits_divided_by_the_temperature(
 async def test_top_p_is_another_distribution(processed: RealVLLM, prompts: list[list[int]]) -> None:
     engine = create_engine("vllm", processed.settings(logprobs_mode="processed"))
     sampling = Sampling(max_tokens=40, top_p=0.5, seed=1)
-    generation = (await engine.generate(prompts[2], sampling)).generations[0]
+    generation = (await engine.generate(prompts[2], sampling))[0]
     await engine.close()
     assert difference([generation.logprobs], forward_pass([(prompts[2], generation.ids)])).mean > 0.02
     assert "top_p" in (sampling_problem(sampling.record(engine.logprobs)) or "")

@@ -9,12 +9,12 @@ from lachesis.lazy import lazy_names
 from lachesis.plugins import Registry
 
 if TYPE_CHECKING:
-    from lachesis.inference.engines.base import Generated, Generation, TokenEngine
+    from lachesis.inference.engines.base import Generation, TokenEngine
     from lachesis.inference.http_client import ServerSettings
 else:  # the command line asks for the names of the engines only
-    __getattr__ = lazy_names(__name__, {f"{__name__}.base": ["Generated", "Generation", "TokenEngine"]})
+    __getattr__ = lazy_names(__name__, {f"{__name__}.base": ["Generation", "TokenEngine"]})
 
-__all__ = ["ENGINES", "EngineFactory", "Generated", "Generation", "TokenEngine", "create_engine"]
+__all__ = ["ENGINES", "EngineFactory", "Generation", "TokenEngine", "create_engine"]
 
 EngineFactory: TypeAlias = "Callable[[ServerSettings], TokenEngine]"
 """An engine class, or a function that makes an engine."""

@@ -1,4 +1,4 @@
-"""The `/generate` of the vLLM servers that Atropos' trainers ship (and vLLM's own demonstration server of old)."""
+"""The `/generate` of the vLLM servers that Atropos' trainers ship (and of vLLM's early demonstration server)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from lachesis.inference.engines.base import Generation
-from lachesis.inference.engines.http_engine import Reading, SingleRequestEngine
+from lachesis.inference.engines.http_engine import SingleRequestEngine
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.engines.vllm import sampling_params
 from lachesis.inference.errors import BadResponse
@@ -14,10 +14,10 @@ from lachesis.inference.sampling import LogprobsKind, Sampling
 
 
 class AtroposEngine(SingleRequestEngine):
-    """Atropos' legacy shape: a prompt object and vLLM's sampling parameters in, one `{id: logprob}` a token out.
+    """Atropos' legacy API: a prompt object and vLLM's sampling parameters in, one `{id: logprob}` a token out.
 
-    The server hands every field but the prompt to vLLM's `SamplingParams`, so it is sent nothing else, the model's name
-    included. Logprobs are raw unless vLLM was started with `--logprobs-mode processed_logprobs`.
+    The server passes every field but the prompt to vLLM's `SamplingParams`, so a request has no other field, not even
+    the model's name. Logprobs are raw unless vLLM was started with `--logprobs-mode processed_logprobs`.
     """
 
     kind: ClassVar[str] = "atropos"
@@ -25,34 +25,32 @@ class AtroposEngine(SingleRequestEngine):
 
     @property
     def url(self) -> str:
-        """Beside the version, not below it."""
+        """Outside `/v1`."""
         return f"{self.root_url}/generate"
 
-    def broken_off(self, body: Mapping[str, Any]) -> str | None:
+    def aborted(self, body: Mapping[str, Any]) -> str | None:
         """A finish reason of `abort` or `error`."""
         reasons = body.get("finish_reasons")
-        broken = [reason for reason in reasons if reason in ("abort", "error")] if isinstance(reasons, list) else []
-        return f"finish_reason {broken[0]!r}" if broken else None
+        aborted = [reason for reason in reasons if reason in ("abort", "error")] if isinstance(reasons, list) else []
+        return f"finish_reason {aborted[0]!r}" if aborted else None
 
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """The prompt beside the sampling parameters."""
         params = {**self.extra(sampling), **sampling_params(sampling, n)}
         return {"prompt": {"prompt_token_ids": prompt}, **params}
 
-    def read(self, body: Mapping[str, Any]) -> Reading:
-        """`logprobs[completion][token] = [{id: logprob}]`, and `token_ids` beside it in later versions."""
+    def read(self, body: Mapping[str, Any], prompt: PromptIds) -> list[Generation]:
+        """`logprobs[completion][token] = [{id: logprob}]`; later versions also report `token_ids`."""
         completions, reasons, ids = body.get("logprobs"), body.get("finish_reasons"), body.get("token_ids")
         if not isinstance(completions, list) or not isinstance(reasons, list) or len(completions) != len(reasons):
             raise BadResponse(
                 self.base_url,
                 f"the answer has no logprobs and finish_reasons (its keys: {', '.join(map(str, body)) or 'none'})",
-                "check that base_url is that of a server with Atropos' /generate (stock vLLM: kind vllm)",
+                "check that base_url is that of a server with Atropos' /generate (stock vLLM: engine vllm)",
             )
         listed = ids if isinstance(ids, list) and len(ids) == len(completions) else [None] * len(completions)
-        return Reading(
-            generations=[self._generation(*of_one) for of_one in zip(completions, listed, reasons, strict=True)],
-            prompt_ids=body.get("prompt_token_ids"),
-        )
+        self.check_prompt(prompt, body.get("prompt_token_ids"), None)
+        return [self._generation(*of_one) for of_one in zip(completions, listed, reasons, strict=True)]
 
     def _generation(self, entries: object, listed: object, reason: object) -> Generation:
         ids: list[object] = []

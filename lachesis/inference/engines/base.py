@@ -1,4 +1,4 @@
-"""What a token engine is: token ids in, token ids and logprobs out, over somebody's HTTP API."""
+"""The protocol of token engines: token ids in, token ids and logprobs out, over a server's HTTP API."""
 
 from __future__ import annotations
 
@@ -13,49 +13,42 @@ from lachesis.trajectories.messages import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One completion, token by token."""
+    """One completion, token by token, and how it was made."""
 
     ids: Sequence[int]
-    """Every sampled id, the end-of-turn token included where one was sampled."""
+    """Every sampled id, the end-of-turn token included if one was sampled."""
     logprobs: Sequence[float]
-    """Natural logarithms, one for each id, of the kind that the engine says (`TokenEngine.logprobs`)."""
+    """Natural logarithms, one for each id, of the kind `TokenEngine.logprobs`."""
     finish_reason: FinishReason
-    """STOP, LENGTH, CONTENT_FILTER or UNKNOWN: what the engine said, never invented."""
+    """STOP, LENGTH, CONTENT_FILTER or UNKNOWN, as the server reports it."""
     raw_finish_reason: str | None = None
+    model: str | None = None
+    """The model that the server reports."""
     model_version: str | None = None
-    """The weights, where the server names them for each completion; joined by "+" where they changed meanwhile."""
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """The answer to one request."""
-
-    generations: Sequence[Generation]
-    """Exactly the `n` that were asked for."""
-    model: str | None
-    """The model that the server says answered."""
-    model_version: str | None
-    """The weights, where the server names them; joined by "+" where they changed while it sampled."""
-    latency: float
-    """Seconds of the attempt that brought it."""
-    attempts: int
-    """Requests that it took, failed ones included."""
+    """The version of the weights if the server reports it; joined by "+" if the weights changed meanwhile."""
+    server: str = ""
+    """`base_url` of the engine."""
+    latency: float = 0.0
+    """Seconds of the attempt that succeeded."""
+    attempts: int = 1
+    """Requests sent, failed ones included."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """How it was sampled, the settings' `extra_body` included: what is written down with every span."""
+    """The sampling parameters, `extra_body` of the settings included; recorded with every span."""
 
 
 @runtime_checkable
 class TokenEngine(Protocol):
-    """A server that takes token ids and reports the ids and logprobs that it sampled.
+    """A server that samples from token ids and reports the ids and logprobs that it sampled.
 
-    Errors are those of `lachesis.inference.errors`: `ServerUnavailable` after bounded retries, `ContextExhausted`
-    where prompt and answer do not fit, other `RequestRejected` at once, `BadResponse` for an answer whose tokens
-    cannot be trusted (ids and logprobs of different lengths, none at all, an echoed prompt that is not the one that
-    was sent).
+    It raises the errors of `lachesis.inference.errors`: `ServerUnavailable` after bounded retries, `ContextExhausted`
+    if prompt and answer do not fit, `RequestRejected` at once for other rejections, and `BadResponse` for an answer
+    whose tokens cannot be trusted (ids and logprobs of different lengths, no ids, an echoed prompt that differs).
     """
 
     kind: ClassVar[str]
-    """Its name in settings."""
+    """Its name in messages, and in the registry for the project's own engines."""
+    modes: ClassVar[tuple[LogprobsKind, ...]]
+    """The kinds of logprobs that the server can report. The first is the server's default."""
     settings: ServerSettings
 
     @property
@@ -63,17 +56,17 @@ class TokenEngine(Protocol):
 
     @property
     def logprobs(self) -> LogprobsKind:
-        """What the reported logprobs are of."""
+        """The kind of the reported logprobs."""
         ...
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, n: int = 1, max_retries: int | None = None
-    ) -> Generated:
-        """`n` completions of the prompt. A cancelled call closes its connection, so that the server stops, too."""
+    ) -> list[Generation]:
+        """Exactly `n` completions of the prompt. A cancelled call closes its connection, so that the server stops."""
         ...
 
     async def check(self) -> list[str]:
-        """The names of the models, without any completion; raises where the server cannot be used."""
+        """The names of the models, without any completion. Raises if the server cannot be used."""
         ...
 
     async def close(self) -> None:

@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.engines.base import Generated
+from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.http_engine import HttpEngine, check_request, list_of_objects, one_by_one, text_or_none
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import BadResponse
-from lachesis.inference.http_client import Answer
+from lachesis.inference.http_client import HttpAnswer
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.trajectories.messages import FinishReason
 
 _FINISH_REASONS: Final = {"eos": FinishReason.STOP, "word": FinishReason.STOP, "limit": FinishReason.LENGTH}
 _FORCED: Final = 1e6
-"""A logit bias that leaves no other token a chance. It does not enter the logprobs, which are of the raw logits."""
+"""A logit bias that excludes every other token. It does not change the logprobs, which are of the raw logits."""
 _CANDIDATES: Final = (64, 1 << 24)
-"""How many of the most probable tokens to ask for when the logprob of one is wanted: enough for most, then all."""
+"""How many of the most probable tokens a look-up requests: enough for most tokens, then all."""
 
 
 class LlamaCppEngine(HttpEngine):
-    """llama.cpp, by way of its native `/completion` with ids in and `return_tokens`.
+    """llama.cpp, through its native `/completion` with ids in and `return_tokens`.
 
-    The ids end with the end-of-turn token, or with the token that completed a stop string; nothing is put before the
-    prompt. Logprobs are the softmax of the raw logits, at temperature 1 and before every sampler. The server lists none
-    for a token after which the text ends inside a character, and leaves out those of a stop string: each of these is
-    read off a further request after the same ids, in which another token is forced and the wanted one looked up.
-    Several completions are several requests, with `seed`, `seed + 1`, ...
+    The ids end with the end-of-turn token, or with the token that completed a stop string. Nothing is added before the
+    prompt. Logprobs are the softmax of the raw logits, at temperature 1 and before every sampler. The server lists no
+    logprob for a token after which the text ends inside a character, nor for the tokens of a stop string. The engine
+    looks up each of these with a further request after the same ids, which forces another token and lists the most
+    probable ones. Several completions are several requests, with `seed`, `seed + 1`, ...
     """
 
     kind: ClassVar[str] = "llama.cpp"
@@ -39,15 +39,16 @@ class LlamaCppEngine(HttpEngine):
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, n: int = 1, max_retries: int | None = None
-    ) -> Generated:
+    ) -> list[Generation]:
         """`n` completions of the prompt; see `TokenEngine`. `latency` is that of the slowest."""
         prompt = check_request(prompt_ids, sampling, n)
         seeds = [None if sampling.seed is None else sampling.seed + i for i in range(n)]
         each = (self._generate_one(prompt, replace(sampling, seed=seed), max_retries) for seed in seeds)
-        return replace(await one_by_one(each), sampling=self.record(sampling))
+        record = self.record(sampling)
+        return [replace(one, server=self.base_url, sampling=record) for one in await one_by_one(each)]
 
     def payload(self, prompt: PromptIds, sampling: Sampling) -> dict[str, Any]:
-        """A request for one completion, every sampler that could change the distribution spelled out or off."""
+        """A request for one completion. It sets or switches off every sampler that could change the distribution."""
         return {
             **self.extra(sampling),
             "model": self.settings.model_name,
@@ -76,11 +77,11 @@ class LlamaCppEngine(HttpEngine):
             "stream": False,
         }
 
-    async def _generate_one(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generated:
-        async with self.place():  # held for the look-ups, too: they count on the slot's cache
-            return await self._generate_in_place(prompt, sampling, max_retries)
+    async def _generate_one(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> list[Generation]:
+        async with self.concurrency_slot():  # held for the look-ups too: they rely on the server's cache
+            return [await self._generate_in_slot(prompt, sampling, max_retries)]
 
-    async def _generate_in_place(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generated:
+    async def _generate_in_slot(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generation:
         answer = await self._complete(self.payload(prompt, sampling), max_retries)
         body, attempts = answer.body, answer.attempts
         ids, listed = self._tokens(body)
@@ -88,23 +89,22 @@ class LlamaCppEngine(HttpEngine):
         self.check_prompt(prompt, None, length if isinstance(length, int) else None)
         which = align(ids, [entry.get("id") for entry in listed])
         logprobs = [None if index is None else listed[index].get("logprob") for index in which]
-        # From the end, so that the cache of what the wanted tokens were sampled after is cut, and never read again:
-        # a prompt that is read in one go is rounded otherwise, by 0.1 and more with 4-bit weights.
+        # From the end, so that the server only shortens its cache and never reads the ids again: reading a prompt in
+        # one batch rounds differently, by 0.1 and more with 4-bit weights.
         for position in reversed(range(len(ids))):
             if which[position] is None:
                 context = [*prompt, *ids[:position]]
                 logprobs[position], retries = await self._look_up(context, ids[position], max_retries)
                 attempts += retries
         raw_reason = text_or_none(body.get("stop_type"))
-        generation = self.generation(ids, logprobs, raw_reason)
-        reason = _FINISH_REASONS.get(raw_reason or "", FinishReason.UNKNOWN)
+        generation = self.generation(ids, logprobs, raw_reason, model=body.get("model"))
         if body.get("truncated"):
-            await self._refuse_shifted_context(len(prompt) + len(ids))
-        generations = [replace(generation, finish_reason=reason)]
-        return Generated(generations, text_or_none(body.get("model")), None, answer.latency, attempts)
+            await self._reject_shifted_context(len(prompt) + len(ids))
+        reason = _FINISH_REASONS.get(raw_reason or "", FinishReason.UNKNOWN)
+        return replace(generation, finish_reason=reason, latency=answer.latency, attempts=attempts)
 
-    async def _complete(self, payload: Mapping[str, Any], max_retries: int | None) -> Answer:
-        return await self.send_at_once(f"{self.root_url}/completion", payload, max_retries=max_retries)
+    async def _complete(self, payload: Mapping[str, Any], max_retries: int | None) -> HttpAnswer:
+        return await self.send_in_slot(f"{self.root_url}/completion", payload, max_retries=max_retries)
 
     def _tokens(self, body: Mapping[str, Any]) -> tuple[list[int], list[Mapping[str, Any]]]:
         ids, listed = body.get("tokens"), list_of_objects(body.get("completion_probabilities", []))
@@ -117,7 +117,7 @@ class LlamaCppEngine(HttpEngine):
         return ids, listed
 
     async def _look_up(self, context: list[int], token: int, max_retries: int | None) -> tuple[float, int]:
-        """The logprob of `token` after `context`, and how many failed requests it took."""
+        """The logprob of `token` after `context`, and the number of failed requests."""
         retries = 0
         for candidates in _CANDIDATES:
             payload = {
@@ -134,22 +134,22 @@ class LlamaCppEngine(HttpEngine):
                     return logprob, retries
         raise BadResponse(
             self.base_url,
-            f"no logprob is to be had for token {token}, sampled after {len(context)} others",
+            f"the server lists no logprob for token {token}, sampled after {len(context)} others",
             "report the model and the version of llama.cpp",
         )
 
     async def _plain_token(self, max_retries: int | None) -> int:
         if self._forced_token is None:
             wanted = {"content": "a", "add_special": False}
-            answer = await self.send_at_once(f"{self.root_url}/tokenize", wanted, max_retries=max_retries)
+            answer = await self.send_in_slot(f"{self.root_url}/tokenize", wanted, max_retries=max_retries)
             tokens = answer.body.get("tokens")
             if not isinstance(tokens, list) or not tokens or not isinstance(tokens[-1], int):
                 raise BadResponse(self.base_url, "its /tokenize named no token for a letter", "check the model file")
             self._forced_token = tokens[-1]
         return self._forced_token
 
-    async def _refuse_shifted_context(self, length: int) -> None:
-        """More tokens than the context holds: the last ones were sampled after a prompt that had lost its middle."""
+    async def _reject_shifted_context(self, length: int) -> None:
+        """Raise if the context was shifted: the last tokens were then sampled after a prompt without its middle."""
         settings = (await self._get("/props", root=True)).get("default_generation_settings")
         room = settings.get("n_ctx") if isinstance(settings, Mapping) else None
         if isinstance(room, int) and length > room:
@@ -161,10 +161,10 @@ class LlamaCppEngine(HttpEngine):
 
 
 def align(ids: Sequence[int], listed: Sequence[object]) -> list[int | None]:
-    """For every id, which of `listed` it is, or None where it is none or cannot be told.
+    """For every id its position in `listed`, or None if it has none or the position is ambiguous.
 
-    `listed` is `ids` with some left out. An id is told only if the earliest and the latest way to find all of `listed`
-    in `ids` agree on it. Nothing is told if there is no way.
+    `listed` is `ids` with some left out. A position is certain only if the earliest and the latest way to find all of
+    `listed` in `ids` agree on it. If `listed` is not contained in `ids`, every position is None.
     """
     earliest = _places(ids, listed)
     latest = [len(ids) - 1 - place for place in reversed(_places(ids[::-1], listed[::-1]))]
@@ -177,7 +177,7 @@ def align(ids: Sequence[int], listed: Sequence[object]) -> list[int | None]:
 
 
 def _places(ids: Sequence[int], listed: Sequence[object]) -> list[int]:
-    """Where the ones of `listed` are found in `ids`, each as early as possible; ends at the first that is not."""
+    """The earliest positions in `ids` of the entries of `listed`, up to the first that is missing."""
     places: list[int] = []
     for place, token in enumerate(ids):
         if len(places) < len(listed) and listed[len(places)] == token:

@@ -1,4 +1,4 @@
-"""The ids of a prompt on their way to a server: as the JSON text that goes out, and as numbers only where one asks."""
+"""The ids of a prompt for a request: JSON text for the server, numbers only on demand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from lachesis.trajectories import TokenPrefix
 
 
 class PromptIds(Sequence[int]):
-    """Token ids with their JSON text. A prompt of a rollout is long, and every turn sends all of it: as text it is put
-    together from the texts of its pieces, and nothing of it is kept here."""
+    """Token ids with their JSON text.
+
+    A rollout sends its whole, long prompt with every turn. The text is joined from the texts that the prefix keeps for
+    its pieces; this object keeps none of it.
+    """
 
     __slots__ = ("_ids", "_pieces", "_prefix")
 
@@ -25,14 +28,14 @@ class PromptIds(Sequence[int]):
         return b"".join(self.json_pieces())
 
     def json_pieces(self) -> Sequence[bytes]:
-        """`json` in pieces, which the prefix keeps: a request needs them twice, to be sent and to know its echo."""
+        """`json` in the pieces that the prefix keeps. A request uses them to send the prompt and to find its echo."""
         if self._pieces is None:
             self._pieces = self._prefix.json_pieces()
         return self._pieces
 
     @property
     def ids(self) -> list[int]:
-        """As numbers; made when first asked for."""
+        """As numbers, created on first use."""
         if self._ids is None:
             self._ids = self._prefix.ids
         return self._ids

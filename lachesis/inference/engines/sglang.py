@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from lachesis.inference.engines.base import Generation
-from lachesis.inference.engines.http_engine import Reading, SingleRequestEngine, join_versions, list_of_objects
+from lachesis.inference.engines.http_engine import SingleRequestEngine, join_versions, list_of_objects
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import ARRAY
@@ -28,14 +28,14 @@ _OF_THE_REQUEST: Final = frozenset(
         "session_params",
     }
 )
-"""Extra fields that stand beside `sampling_params`; all others go into these."""
+"""Extra fields beside `sampling_params`. All others go into `sampling_params`."""
 
 
 class SGLangEngine(SingleRequestEngine):
-    """SGLang, by way of `/generate` with `input_ids` and `return_logprob`.
+    """SGLang, through `/generate` with `input_ids` and `return_logprob`.
 
-    Its logprobs are of the logits divided by the temperature, before top-k, top-p and min-p; a server that was started
-    with SGLANG_RETURN_ORIGINAL_LOGPROB=1 leaves the temperature out (`logprobs_mode` raw). It heeds a seed only with
+    Its logprobs are of the logits divided by the temperature, before top-k, top-p and min-p. With
+    SGLANG_RETURN_ORIGINAL_LOGPROB=1 the server omits the temperature (`logprobs_mode` raw). It uses a seed only with
     `--enable-deterministic-inference`.
     """
 
@@ -44,11 +44,11 @@ class SGLangEngine(SingleRequestEngine):
 
     @property
     def url(self) -> str:
-        """Beside the version, not below it."""
+        """Outside `/v1`."""
         return f"{self.root_url}/generate"
 
-    def broken_off(self, body: Mapping[str, Any]) -> str | None:
-        """SGLang says so in `meta_info.finish_reason`, with a message."""
+    def aborted(self, body: Mapping[str, Any]) -> str | None:
+        """`meta_info.finish_reason`, with its message."""
         for item in _items(body) or ():
             reason = _finish_reason(item)
             if reason.get("type") in ("abort", "error"):
@@ -57,23 +57,11 @@ class SGLangEngine(SingleRequestEngine):
 
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
         """Ids and `sampling_params`."""
-        params: dict[str, Any] = {
-            "n": n,
-            "max_new_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k or -1,
-            "min_p": sampling.min_p,
-            "presence_penalty": sampling.presence_penalty,
-            "frequency_penalty": sampling.frequency_penalty,
-            "repetition_penalty": sampling.repetition_penalty,
-            "skip_special_tokens": False,
-            "no_stop_trim": True,
-        }
-        if sampling.stop:
-            params["stop"] = list(sampling.stop)
-        if sampling.seed is not None:
-            params["sampling_seed"] = sampling.seed
+        params = {**sampling.parameters(), "n": n, "top_k": sampling.top_k or -1}
+        params["max_new_tokens"] = params.pop("max_tokens")
+        if "seed" in params:
+            params["sampling_seed"] = params.pop("seed")
+        params |= {"skip_special_tokens": False, "no_stop_trim": True}
         extra = self.extra(sampling)
         beside = {key: extra.pop(key) for key in _OF_THE_REQUEST & extra.keys()}
         return {
@@ -88,7 +76,7 @@ class SGLangEngine(SingleRequestEngine):
             "stream": False,
         }
 
-    def read(self, body: Mapping[str, Any]) -> Reading:
+    def read(self, body: Mapping[str, Any], prompt: PromptIds) -> list[Generation]:
         """`meta_info.output_token_logprobs`: logprob, id and text of every token."""
         items = _items(body)
         if items is None:
@@ -97,12 +85,8 @@ class SGLangEngine(SingleRequestEngine):
         lengths = {length for meta in metas if isinstance(length := meta.get("prompt_tokens"), int)}
         if len(lengths) > 1:
             raise BadResponse(self.base_url, f"completions of one prompt count {sorted(lengths)} prompt tokens")
-        return Reading(
-            generations=[self._generation(item) for item in items],
-            model_version=join_versions(meta.get("weight_version") for meta in metas),
-            prompt_ids=items[0].get("prompt_token_ids"),
-            prompt_length=lengths.pop() if lengths else None,
-        )
+        self.check_prompt(prompt, items[0].get("prompt_token_ids"), lengths.pop() if lengths else None)
+        return [self._generation(item) for item in items]
 
     def _generation(self, item: Mapping[str, Any]) -> Generation:
         meta = item["meta_info"]
@@ -122,7 +106,7 @@ class SGLangEngine(SingleRequestEngine):
             )
         ids, logprobs = [entry[1] for entry in entries], [entry[0] for entry in entries]
         listed = item.get("output_ids")
-        # Up to 0.5 it begins with the end of the prompt.
+        # In SGLang 0.5 and before, output_ids begin with the end of the prompt.
         if isinstance(listed, list) and listed[len(listed) - len(ids) :] != ids:
             raise BadResponse(
                 self.base_url,
@@ -130,11 +114,11 @@ class SGLangEngine(SingleRequestEngine):
                 "serve without speculative decoding, or with a later SGLang",
             )
         version = join_versions([meta.get("weight_version")])
-        return self.generation(ids, logprobs, _finish_reason(item).get("type"), version)
+        return self.generation(ids, logprobs, _finish_reason(item).get("type"), model_version=version)
 
 
 def _items(body: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
-    """The completions: an array, or the one that was asked for."""
+    """The completions: an array, or a single object."""
     items = list_of_objects(body.get(ARRAY, [body]))
     return items if items and all(isinstance(item.get("meta_info"), Mapping) for item in items) else None
 

@@ -1,7 +1,7 @@
-"""The token texts in OpenAI's `logprobs`, which nobody reads here, taken out of an answer before it is parsed.
+"""Removes the unused token texts in OpenAI's `logprobs` from an answer before it is parsed.
 
-Beside the logprob of each token stand its text, and an object with its text and the logprob again. To parse these takes
-longer than all the rest of an answer.
+An answer lists for each token its logprob, its text, and an object with text and logprob once more. Parsing these takes
+longer than parsing the rest of the answer.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 from typing import Final
 
 _TEXTS: Final = b'"tokens":['
-_BEHIND: Final = b'},"finish_reason":'
-"""What follows `logprobs` in an answer as vLLM writes it."""
+_AFTER_LOGPROBS: Final = b'},"finish_reason":'
+"""The text after `logprobs` in an answer of vLLM."""
 _READ: Final = (b'"token_logprobs":', b'"token_ids":', b'"index":')
-"""Fields that may not be lost with the texts: where a server writes them in another order, nothing is taken out. No
-choice is without the first."""
+"""Fields that must not be removed with the texts. If a server writes them in another order, nothing is removed. Every
+choice has the first one."""
 
 
 def without_token_texts(raw: bytes) -> bytes:
-    """The answer with null for `tokens`, and without what stands between that and the end of `logprobs`.
+    """The answer with null for `tokens`, and without the rest of `logprobs` after it.
 
-    No text of a model can be taken for a field: a quote within JSON text stands behind a backslash, and all that is
-    looked for begins with a bare one, or has it behind a comma. An answer in any other form comes back as it is.
+    Text of a model cannot be mistaken for a field: JSON escapes quotes inside text, and every search string begins with
+    an unescaped quote, or has one after a comma. An answer in any other form is returned unchanged.
     """
     parts: list[bytes] = []
     done, at = 0, raw.find(_TEXTS)
     while at >= 0:
-        end = raw.find(_BEHIND, at)
+        end = raw.find(_AFTER_LOGPROBS, at)
         if end < 0:
             break
         value = at + len(_TEXTS) - 1

@@ -5,31 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.engines.base import Generated, Generation
-from lachesis.inference.engines.http_engine import (
-    Reading,
-    SingleRequestEngine,
-    join_versions,
-    list_of_objects,
-    text_or_none,
-)
+from lachesis.inference.engines.base import Generation
+from lachesis.inference.engines.http_engine import SingleRequestEngine, join_versions, list_of_objects
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.engines.token_texts import without_token_texts
 from lachesis.inference.errors import BadResponse, RequestRejected
 from lachesis.inference.sampling import LogprobsKind, Sampling
 
-_SCALE_OUT: Final = "start vLLM with --enable-scale-out, or use its /v1/completions (kind vllm)"
+_SCALE_OUT: Final = "start vLLM with --enable-scale-out, or use its /v1/completions (engine vllm)"
 _UNMARKED: Final = {"watermarking": False}
-"""A server with `--watermark-config` marks whatever does not say no: a key then draws the tokens, the same ones behind
-the same ids, and a group holds one rollout many times. Versions before 0.32 ignore the field."""
+"""A server with `--watermark-config` marks every completion unless the request opts out. The watermark's key then
+determines the tokens, and all rollouts of a group are the same. Versions before 0.32 ignore the field."""
 _OF_THE_REQUEST: Final = frozenset(
     {"cache_salt", "ec_transfer_params", "features", "kv_transfer_params", "priority", "reasoning_ended", "request_id"}
 )
-"""Extra fields of `/inference/v1/generate` that stand beside its `sampling_params`; all others go into these."""
+"""Extra fields of `/inference/v1/generate` beside `sampling_params`. All others go into `sampling_params`."""
 
 
 class VLLMCompletions(SingleRequestEngine):
-    """Stock vLLM, 0.10.2 or later, by way of `/v1/completions` with `return_token_ids`.
+    """Stock vLLM 0.10.2 or later, through `/v1/completions` with `return_token_ids`.
 
     The ids end with the end-of-turn token, or with the token that completed a stop string. Logprobs are of raw logits
     at temperature 1 unless the server was started with `--logprobs-mode processed_logprobs`.
@@ -40,11 +34,11 @@ class VLLMCompletions(SingleRequestEngine):
 
     @property
     def url(self) -> str:
-        """Below the version."""
+        """`/completions` of the OpenAI API."""
         return f"{self.base_url}/completions"
 
     def payload(self, prompt: PromptIds, sampling: Sampling, n: int) -> dict[str, Any]:
-        """A completion request of OpenAI's with vLLM's fields."""
+        """An OpenAI completion request with vLLM's fields."""
         return {
             **self.extra(sampling),
             **sampling_params(sampling, n),
@@ -61,20 +55,14 @@ class VLLMCompletions(SingleRequestEngine):
         """Without the texts of the tokens."""
         return without_token_texts(raw)
 
-    def read(self, body: Mapping[str, Any]) -> Reading:
+    def read(self, body: Mapping[str, Any], prompt: PromptIds) -> list[Generation]:
         """`token_ids` and `logprobs.token_logprobs` of every choice."""
         choices = _choices(body, self.base_url)
-        echoed = [choice["prompt_token_ids"] for choice in choices if choice.get("prompt_token_ids") is not None]
-        usage = body.get("usage")
-        return Reading(
-            generations=[self._generation(choice) for choice in choices],
-            model=text_or_none(body.get("model")),
-            model_version=_weight_versions(choices),
-            prompt_ids=echoed[0] if echoed else None,
-            prompt_length=_prompt_length(usage),
-        )
+        echoed = next((ids for choice in choices if (ids := choice.get("prompt_token_ids")) is not None), None)
+        self.check_prompt(prompt, echoed, _prompt_length(body.get("usage")))
+        return [self._generation(choice, body.get("model")) for choice in choices]
 
-    def _generation(self, choice: Mapping[str, Any]) -> Generation:
+    def _generation(self, choice: Mapping[str, Any], model: object) -> Generation:
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
         if ids is None:
             raise BadResponse(
@@ -83,23 +71,25 @@ class VLLMCompletions(SingleRequestEngine):
                 "serve with vLLM 0.10.2 or later, whose /v1/completions knows return_token_ids",
             )
         values = logprobs.get("token_logprobs") if isinstance(logprobs, Mapping) else None
-        return self.generation(ids, values, choice.get("finish_reason"), _weight_versions([choice]))
+        return self.generation(
+            ids, values, choice.get("finish_reason"), model=model, model_version=_weight_versions(choice)
+        )
 
 
 class VLLMGenerate(SingleRequestEngine):
-    """vLLM's `/inference/v1/generate`, which takes and returns nothing but ids (`vllm serve --enable-scale-out`)."""
+    """vLLM's `/inference/v1/generate`, which takes and returns only ids (`vllm serve --enable-scale-out`)."""
 
     kind: ClassVar[str] = "vllm-generate"
     modes: ClassVar[tuple[LogprobsKind, ...]] = ("raw", "processed")
 
     @property
     def url(self) -> str:
-        """Beside the version, not below it."""
+        """Outside `/v1`."""
         return f"{self.root_url}/inference/v1/generate"
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, n: int = 1, max_retries: int | None = None
-    ) -> Generated:
+    ) -> list[Generation]:
         """`n` completions of the prompt; see `TokenEngine`."""
         try:
             return await super().generate(prompt_ids, sampling, n=n, max_retries=max_retries)
@@ -121,18 +111,13 @@ class VLLMGenerate(SingleRequestEngine):
             "return_token_ids": True,
         }
 
-    def read(self, body: Mapping[str, Any]) -> Reading:
+    def read(self, body: Mapping[str, Any], prompt: PromptIds) -> list[Generation]:
         """`token_ids` and `logprobs.content` of every choice."""
         choices = _choices(body, self.base_url)
-        return Reading(
-            generations=[self._generation(choice) for choice in choices],
-            model=text_or_none(body.get("model")),
-            model_version=_weight_versions(choices),
-            prompt_ids=body.get("prompt_token_ids"),
-            prompt_length=_prompt_length(body.get("usage")),
-        )
+        self.check_prompt(prompt, body.get("prompt_token_ids"), _prompt_length(body.get("usage")))
+        return [self._generation(choice, body.get("model")) for choice in choices]
 
-    def _generation(self, choice: Mapping[str, Any]) -> Generation:
+    def _generation(self, choice: Mapping[str, Any], model: object) -> Generation:
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs")
         entries = list_of_objects(logprobs.get("content") if isinstance(logprobs, Mapping) else None)
         if entries is None:
@@ -142,33 +127,19 @@ class VLLMGenerate(SingleRequestEngine):
                 if (named := _id_of(entry)) != token:
                     raise BadResponse(
                         self.base_url,
-                        f"sampled token {position} is {token!r}, but its logprob is said to be that of {named!r}",
+                        f"sampled token {position} is {token!r}, but its logprob belongs to {named!r}",
                         "serve with vLLM 0.11 or later",
                     )
         values = [entry.get("logprob") for entry in entries]
-        return self.generation(ids, values, choice.get("finish_reason"), _weight_versions([choice]))
+        return self.generation(
+            ids, values, choice.get("finish_reason"), model=model, model_version=_weight_versions(choice)
+        )
 
 
 def sampling_params(sampling: Sampling, n: int) -> dict[str, Any]:
-    """vLLM's names for all of it, with one logprob a token. -1 is off for top_k in every version, 0 in newer ones."""
-    params: dict[str, Any] = {
-        "n": n,
-        "max_tokens": sampling.max_tokens,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k or -1,
-        "min_p": sampling.min_p,
-        "presence_penalty": sampling.presence_penalty,
-        "frequency_penalty": sampling.frequency_penalty,
-        "repetition_penalty": sampling.repetition_penalty,
-        "logprobs": 0,
-        "skip_special_tokens": False,
-    }
-    if sampling.stop:
-        params["stop"] = list(sampling.stop)
-    if sampling.seed is not None:
-        params["seed"] = sampling.seed
-    return params
+    """vLLM's names, with one logprob a token. top_k -1 is off in every version, 0 only in newer ones."""
+    params = {**sampling.parameters(), "top_k": sampling.top_k or -1}
+    return {"n": n, **params, "logprobs": 0, "skip_special_tokens": False}
 
 
 def _choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
@@ -179,7 +150,7 @@ def _choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
 
 
 def _id_of(entry: Mapping[str, Any]) -> object:
-    """`token_id`; before vLLM 0.31 the id stood in the text of the token."""
+    """`token_id`; before vLLM 0.31 the text of the token holds the id."""
     if "token_id" in entry:
         return entry["token_id"]
     token = entry.get("token")
@@ -187,10 +158,9 @@ def _id_of(entry: Mapping[str, Any]) -> object:
     return int(digits) if digits.isdecimal() else token
 
 
-def _weight_versions(choices: Sequence[Mapping[str, Any]]) -> str | None:
-    """Every choice lists `{version, start, end}` for its stretches of ids, if the server knows versions."""
-    spans = (span for choice in choices for span in list_of_objects(choice.get("weight_versions")) or ())
-    return join_versions(span.get("version") for span in spans)
+def _weight_versions(choice: Mapping[str, Any]) -> str | None:
+    """A choice lists `{version, start, end}` for its spans of ids, if the server knows versions."""
+    return join_versions(span.get("version") for span in list_of_objects(choice.get("weight_versions")) or ())
 
 
 def _prompt_length(usage: object) -> int | None:

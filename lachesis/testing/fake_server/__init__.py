@@ -1,13 +1,13 @@
-"""A fake model server: the wire of vLLM, SGLang, OpenAI and Atropos, a real tokenizer, no model, bad manners if wanted.
+"""A fake model server: the HTTP APIs of vLLM, SGLang, OpenAI and Atropos, a real tokenizer, no model, optional faults.
 
-    async with FakeServer(Scripted("Hello!"), mischief={"rate_limited": 0.1}) as server:
+    async with FakeServer(Scripted("Hello!"), faults={"rate_limited": 0.1}) as server:
         client = OpenAIServer(server.settings())
 
-Logprobs are those of a formula over the whole prefix (`FakeModel`), so a test can recompute each of them.
+Logprobs come from a formula over the whole prefix (`FakeModel`), so a test can recompute each of them.
 """
 
 from lachesis.testing.fake_server.completions import Ask, Call, Completion, Policy, Reply
-from lachesis.testing.fake_server.mischief import Mischief
+from lachesis.testing.fake_server.faults import Fault
 from lachesis.testing.fake_server.model import FakeModel
 from lachesis.testing.fake_server.policies import (
     Echo,
@@ -30,9 +30,9 @@ __all__ = [
     "Echo",
     "FakeModel",
     "FakeServer",
+    "Fault",
     "FromFunction",
     "Lengths",
-    "Mischief",
     "Policy",
     "RandomTokens",
     "RandomWords",

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, as OpenAI and vLLM have it: messages through the chat template, text back."""
+"""`POST /v1/chat/completions` of OpenAI and vLLM: messages through the chat template, text back."""
 
 from __future__ import annotations
 
@@ -8,28 +8,35 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lachesis.testing.fake_server.completions import Call
-from lachesis.testing.fake_server.shapes import JSON, Host, Refused, Shown, new_id, now, openai_error, usage, whole
-from lachesis.testing.fake_server.vllm import Checked, VLLMApi, check_model, check_prompts, read_call, weight_versions
+from lachesis.testing.fake_server.shapes import JSON, Host, Rejected, Shown, new_id, now, openai_error, usage, whole
+from lachesis.testing.fake_server.vllm import (
+    Checked,
+    VLLMApi,
+    check_model,
+    check_prompts,
+    read_vllm_call,
+    weight_versions,
+)
 from tool_call_parsers import get_parser
 
 
 class ChatCompletions(VLLMApi):
-    """The chat route. With tools in the request, calls are read out of the text (`--enable-auto-tool-choice`)."""
+    """The chat route. With tools, calls are read from the text, as with `--enable-auto-tool-choice`."""
 
     name: ClassVar[str] = "chat-completions"
 
     def read(self, host: Host, body: JSON) -> Call:
         check_model(host, body)
         if body.get("stream"):
-            raise Refused(400, openai_error(400, "The fake server does not stream.", "stream"))
+            raise Rejected(400, openai_error(400, "The fake server does not stream.", "stream"))
         messages, tools = body.get("messages"), body.get("tools")
         if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
-            raise Refused(400, openai_error(400, "messages: a list of messages is required.", "messages"))
+            raise Rejected(400, openai_error(400, "messages: a list of messages is required.", "messages"))
         ids = render_ids(host, body, messages, tools)
         room = max(1, host.context_length - len(ids))
         named = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
         with Checked():
-            call = read_call(host, body, [ids], default_max_tokens=room, max_tokens=named)
+            call = read_vllm_call(body, [ids], default_max_tokens=room, max_tokens=named)
         check_prompts(host, call)
         return replace(call, messages=messages, tools=tools)
 
@@ -59,7 +66,7 @@ class ChatCompletions(VLLMApi):
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": None,
-            "usage": usage(shown, 1),
+            "usage": usage(shown),
             "prompt_logprobs": None,
             "prompt_token_ids": list(shown[0].prompt_ids) if return_ids else None,
             "kv_transfer_params": None,
@@ -100,7 +107,7 @@ class ChatCompletions(VLLMApi):
 
 
 def render_ids(host: Host, body: Mapping[str, Any], messages: Sequence[Any], tools: Any) -> list[int]:
-    """The ids of a conversation's prompt; 400 for what the template refuses."""
+    """The ids of a conversation's prompt; 400 if the template raises."""
     try:
         text = host.codec.render(
             [_for_template(message) for message in messages],
@@ -108,13 +115,13 @@ def render_ids(host: Host, body: Mapping[str, Any], messages: Sequence[Any], too
             add_generation_prompt=body.get("add_generation_prompt", True),
             **(body.get("chat_template_kwargs") or {}),
         )
-    except Exception as error:  # any template may refuse, with an error of its own
-        raise Refused(400, openai_error(400, f"{type(error).__name__}: {error}")) from error
+    except Exception as error:  # templates raise any exception
+        raise Rejected(400, openai_error(400, f"{type(error).__name__}: {error}")) from error
     return host.codec.encode(text, add_special_tokens=bool(body.get("add_special_tokens")))
 
 
 def _for_template(message: Mapping[str, Any]) -> JSON:
-    """Arguments as objects, text parts as one text: what vLLM makes of a message before it renders it."""
+    """vLLM's conversion of a message before rendering: arguments as objects, text parts as one text."""
     changed: JSON = dict(message)
     if isinstance(parts := changed.get("content"), list):
         changed["content"] = "\n".join(part.get("text", "") for part in parts if isinstance(part, Mapping))
@@ -129,5 +136,5 @@ def _with_object(function: Mapping[str, Any]) -> JSON:
         try:
             arguments = json.loads(arguments or "{}")
         except ValueError as error:
-            raise ValueError(f"tool call arguments are no JSON: {error}") from error
+            raise ValueError(f"tool call arguments are not JSON: {error}") from error
     return {**function, "arguments": arguments}

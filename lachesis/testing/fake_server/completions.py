@@ -1,4 +1,4 @@
-"""One completion, in no API's shape: what is asked, what the policy says, what comes out of it."""
+"""One completion, independent of any API: the request, the policy's reply, the result."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from lachesis.testing.fake_server.tokenizer import Codec
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request for completions, whichever API it came through."""
+    """A request for completions, independent of its API."""
 
     prompts: Sequence[Sequence[int]]
     sampling: Sampling
     packed: Sequence[Packed] = field(init=False, repr=False)
-    """The prompts once more, for the model. An id that is none raises `ValueError` when the call is made."""
+    """The prompts in the model's form. An invalid id raises `ValueError` in the constructor."""
     n: int = 1
     """Completions of each prompt."""
     stop_ids: Collection[int] = ()
-    """Ids that end a completion besides the end-of-turn ids."""
+    """Further ids that end a completion."""
     ignore_end: bool = False
     """Whether an end-of-turn id does not end the completion."""
     keep_stop: bool = False
@@ -39,23 +39,23 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a policy is given: one completion to make up."""
+    """One completion that a policy has to make."""
 
     call: Call
     prompt_ids: Sequence[int]
     packed: Packed
     """The same, for the model."""
     index: int
-    """Which of the `n` completions of this prompt."""
+    """The index among the `n` completions of this prompt."""
     number: int
-    """Which request to this server, counted from 0."""
+    """The number of the request to this server, from 0."""
     model: FakeModel
     codec: Codec
     logprobs: LogprobsKind
     limit: int
-    """Tokens that may be said: `max_tokens`, or what the context leaves of it."""
+    """Maximum of tokens: `max_tokens`, or the room that the context leaves."""
     seed: str
-    """Seeds `rng`. The same one for the same prompt and index, unless the server varies repeated prompts."""
+    """Seeds `rng`. Equal for the same prompt and index, unless the server varies repeated prompts."""
 
     @property
     def sampling(self) -> Sampling:
@@ -68,7 +68,7 @@ class Ask:
 
     @property
     def turn(self) -> int:
-        """How many turns of the model the prompt holds already."""
+        """The number of the model's turns in the prompt."""
         return self.codec.turns(self.prompt_ids)
 
     @property
@@ -77,53 +77,53 @@ class Ask:
         return self.codec.decode(self.prompt_ids)
 
     def rng(self, purpose: str = "policy") -> Random:
-        """Random numbers that are the same for the same ask, and different ones for each purpose."""
+        """Random numbers, equal for equal asks and different for each purpose."""
         return Random(f"{self.seed}/{purpose}")
 
     def ended(self, ids: Sequence[int]) -> list[int]:
-        """`ids` and then an end-of-turn id."""
+        """`ids` and an end-of-turn id."""
         return [*ids, min(self.end_ids)] if self.end_ids else list(ids)
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a policy says."""
+    """The reply of a policy."""
 
     ids: Sequence[int]
-    """End-of-turn id included, where it says one."""
+    """The end-of-turn id included, if there is one."""
     finish_reason: str | None = None
-    """None: what a server would make of the ids: "length" where `limit` cut them, else "stop"."""
+    """None means "length" if `limit` cuts the ids, else "stop"."""
     logprobs: Sequence[float] | None = None
-    """Those of `ids`, where they are known already; else the model scores them."""
+    """The logprobs of `ids` if they are known; otherwise the model scores them."""
     as_is: bool = False
-    """Whether the ids go out as they are: not cut at an end-of-turn id or at a stop text."""
+    """Whether the ids are sent unchanged, not cut at an end-of-turn id or a stop text."""
 
 
 class Policy(Protocol):
-    """Who answers. Called once for each completion, in the event loop."""
+    """Answers requests. It is called once for each completion, in the event loop."""
 
     def reply(self, ask: Ask) -> Reply: ...
 
 
 @dataclass(slots=True)
 class Completion:
-    """What came of it. `ids` and `logprobs` are what was sampled, also where the server was told to report others."""
+    """The result. `ids` and `logprobs` are what was sampled, also if a wire fault reports others."""
 
     prompt: int
-    """Which prompt of the request."""
+    """The index of the prompt in the request."""
     index: int
     ids: list[int]
     logprobs: list[float]
     text: str
     finish_reason: str
     stop_reason: int | str | None
-    """The stop id or text that ended it; None for an end-of-turn id and for "length". As vLLM has it."""
-    mischief: list[str] = field(default_factory=list)
-    """What was done to its tokens."""
+    """The stop id or text that ended it; None for an end-of-turn id and for "length", as in vLLM."""
+    faults: list[str] = field(default_factory=list)
+    """Its token faults."""
 
 
-def finish(ask: Ask, prompt: int, reply: Reply, mischief: list[str]) -> Completion:
-    """Cut a reply where a server would end it, score it, and put it into words."""
+def finish(ask: Ask, prompt: int, reply: Reply, faults: list[str]) -> Completion:
+    """Cut a reply where a server would end it, score it and decode it."""
     call, codec = ask.call, ask.codec
     ids, reason, end = list(reply.ids), reply.finish_reason, None
     stop_reason: int | str | None = None
@@ -145,7 +145,7 @@ def finish(ask: Ask, prompt: int, reply: Reply, mischief: list[str]) -> Completi
         logprobs = list(reply.logprobs[: len(ids)])
     else:
         logprobs = ask.model.score(ask.packed, ids, call.sampling, ask.logprobs)
-    return Completion(prompt, ask.index, ids, logprobs, text, reason or "stop", stop_reason, mischief)
+    return Completion(prompt, ask.index, ids, logprobs, text, reason or "stop", stop_reason, faults)
 
 
 def _stopped(codec: Codec, ids: Sequence[int], call: Call) -> tuple[int, str, str] | None:

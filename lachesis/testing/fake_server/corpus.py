@@ -1,4 +1,4 @@
-"""The text that the fake tokenizer's merges are learned from. Fixed: any change gives every token another id."""
+"""The training text of the fake tokenizer. Any change to it gives every token another id."""
 
 from __future__ import annotations
 

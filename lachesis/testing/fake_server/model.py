@@ -1,15 +1,15 @@
-"""A language model of a few lines: a next-token distribution that depends on every id before it, and can be recomputed.
+"""A tiny language model: its next-token distribution depends on every earlier id and can be recomputed.
 
 The formula, for a model with `seed`, `rows` and vocabulary size V:
 
-* `row = int(digest[:8], 16) % rows`, where `digest` is `lachesis.trajectories.TokenPrefix.digest` of all ids so far
-  (prompt and what was sampled): blake2b with 16 bytes over the little-endian 32-bit ids.
+* `row = int(digest[:8], 16) % rows`, where `digest` is `lachesis.trajectories.TokenPrefix.digest` of all earlier ids,
+  prompt and sampled: blake2b with 16 bytes over the little-endian 32-bit ids.
 * `logits[id] = spread * word[id] / 2**32`, where `word` are V little-endian 32-bit words of
-  `shake_256(f"{seed}/{row}")`. With a `mean_length`, the logits of the end-of-turn ids are set such that together they
-  have probability `1 / mean_length` at temperature 1.
-* `logprobs = log_softmax(logits / temperature)`, over the ids that top-k, then min-p, then top-p leave.
+  `shake_256(f"{seed}/{row}")`. With a `mean_length`, the end-of-turn ids together have probability
+  `1 / mean_length` at temperature 1.
+* `logprobs = log_softmax(logits / temperature)`, over the ids that remain after top-k, min-p and top-p, in this order.
 
-So a logprob belongs to one exact prefix: scored behind another one it almost surely comes out differently.
+So a logprob belongs to one exact prefix: after another prefix it almost surely differs.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from lachesis.inference.sampling import LogprobsKind, Sampling
 _WORD: Final = next(code for code in "IL" if array(code).itemsize == 4)
 _CACHED_FLOATS: Final = 2**23
 IMPOSSIBLE: Final = -9999.0
-"""Logprob of an id that truncation left out, which only a script can say. vLLM writes minus infinity so."""
+"""Logprob of an id that truncation excludes, which only a script can say. vLLM writes minus infinity so."""
 
 
 class Packed(NamedTuple):
-    """Ids that were packed before, so that nobody does it again."""
+    """Ids in the form that the model hashes."""
 
     words: array[int]
 
@@ -64,15 +64,15 @@ class FakeModel:
         spread: float = 8.0,
         rows: int | None = None,
     ) -> None:
-        """`mean_length` is that of completions, in tokens; None leaves end-of-turn ids as likely as any other."""
+        """`mean_length`: tokens of a completion. None makes end-of-turn ids as likely as any other."""
         if mean_length is not None and not mean_length >= 1:
-            raise ValueError(f"mean_length has to be 1 or more, got {mean_length!r}")
+            raise ValueError(f"mean_length must be 1 or more, got {mean_length!r}")
         self.vocabulary_size = vocabulary_size
         self.seed = seed
         self.end_ids = frozenset(end_ids)
         self.mean_length = mean_length
         self.spread = spread
-        # A row of a large vocabulary costs milliseconds and megabytes; fewer rows still tell prefixes apart.
+        # A row of a large vocabulary costs milliseconds and megabytes. Fewer rows still distinguish prefixes.
         self.rows = rows or (256 if vocabulary_size <= 2**13 else 32)
         cached = max(self.rows // 4, _CACHED_FLOATS // (2 * vocabulary_size))
         self._distribution = functools.lru_cache(maxsize=cached)(self._compute)
@@ -96,7 +96,7 @@ class FakeModel:
     def score(
         self, prompt_ids: Iterable[int] | Packed, ids: Sequence[int], sampling: Sampling, kind: LogprobsKind = "raw"
     ) -> list[float]:
-        """The logprob of each of `ids` behind `prompt_ids` and the ids before it."""
+        """The logprob of each of `ids` after `prompt_ids` and the earlier ids."""
         settings = _settings(sampling, kind)
         context, scored = _hash(prompt_ids), []
         distribution, rows = self._distribution, self.rows
@@ -117,9 +117,9 @@ class FakeModel:
         end_with: int | None = None,
         kind: LogprobsKind = "raw",
     ) -> tuple[list[int], list[float]]:
-        """Up to `limit` ids, the last of them the first of `stop_ids` that came up, and their logprobs.
+        """Up to `limit` ids and their logprobs. The first of `stop_ids` ends them.
 
-        Where none came up, `end_with` is put behind them, with the logprob that it has there.
+        Without one, `end_with` is appended with its logprob at that position.
         """
         drawn_from, reported = _settings(sampling, "processed"), _settings(sampling, kind)
         greedy, same = sampling.temperature <= 0, drawn_from == reported
@@ -174,7 +174,7 @@ class FakeModel:
 
 
 def _settings(sampling: Sampling, kind: LogprobsKind) -> tuple[float, int, float, float]:
-    """Temperature, top_k, top_p, min_p of the distribution that logprobs of this kind are of."""
+    """Temperature, top_k, top_p and min_p of the distribution of this kind of logprobs."""
     temperature = sampling.temperature if sampling.temperature > 0 and kind != "raw" else 1.0
     if kind != "processed" or sampling.temperature <= 0:
         return temperature, 0, 1.0, 0.0
@@ -199,7 +199,7 @@ def _truncate(weights: list[float], top_k: int, top_p: float, min_p: float) -> s
 
 
 def pack(ids: Iterable[int]) -> array[int]:
-    """Ids as little-endian 32-bit words; raises `ValueError` for what is no id."""
+    """Ids as little-endian 32-bit words. Raises `ValueError` for invalid ids."""
     try:
         words = array(_WORD, ids)
     except (OverflowError, TypeError) as error:

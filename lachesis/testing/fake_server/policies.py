@@ -1,4 +1,4 @@
-"""Who answers in a model's place: a script, chance, an echo, a user of tools."""
+"""Policies that answer instead of a model: a script, random words or tokens, an echo, tool calls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 from lachesis.testing.fake_server.completions import Ask, Policy, Reply
 
 Said: TypeAlias = "Reply | str | Sequence[int]"
-"""A text (the end-of-turn token is added), ids just as they are, or a whole `Reply`."""
+"""A text (the end-of-turn token is added), unchanged ids, or a `Reply`."""
 Speaker: TypeAlias = Callable[[Ask], Said]
 
 WORDS: Final = (
@@ -54,18 +54,17 @@ WORDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """How long replies are, in tokens, the end-of-turn token included."""
+    """The length of replies in tokens, the end-of-turn token included; uniform from `low` to `high`."""
 
     low: int
     high: int
-    """Any number between the two is as likely, both included."""
 
     @classmethod
     def parse(cls, text: str) -> Lengths:
         """`200`, or `50-400`."""
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
         if match is None or not 1 <= int(match[1]) <= int(match[2] or match[1]):
-            raise ValueError(f"{text!r} is no length; write 200, or 50-400")
+            raise ValueError(f"{text!r} is not a length; write 200 or 50-400")
         return cls(int(match[1]), int(match[2] or match[1]))
 
     def draw(self, rng: Random) -> int:
@@ -73,10 +72,10 @@ class Lengths:
 
 
 class Scripted:
-    """Says `script` entry by entry, each a text, ids, a `Reply`, or a function of the `Ask`; the last one for ever.
+    """Plays `script`: texts, ids, `Reply`s or functions of the `Ask`. The last entry repeats.
 
-    Request by request (the completions of one request all say the same), or, with `by_turn`, by the turns that the
-    prompt already holds, which is the same for any number of conversations at once.
+    Each request plays one entry, for all of its completions. With `by_turn`, the number of the model's turns in the
+    prompt selects the entry, so that concurrent conversations play the same script.
     """
 
     def __init__(self, *script: Said | Speaker, by_turn: bool = False) -> None:
@@ -102,9 +101,9 @@ class FromFunction:
 
 
 class RandomTokens:
-    """Samples from the fake model itself: any token of the vocabulary, with the settings of the request.
+    """Samples from the fake model: any token of the vocabulary, with the parameters of the request.
 
-    With `lengths`, the end-of-turn token is put where the drawn length says, with the logprob that the model gives it.
+    With `lengths`, a random length decides where the end-of-turn token comes. It has the model's logprob.
     """
 
     def __init__(self, lengths: Lengths | None = None) -> None:
@@ -136,13 +135,13 @@ class RandomWords:
     def reply(self, ask: Ask) -> Reply:
         rng = ask.rng()
         count = self.lengths.draw(rng)
-        # A word is a token or more, so this is enough of them; what is too much is cut.
+        # A word has at least one token, so these are enough; the rest is cut.
         ids = ask.codec.prose(rng.choices(self.words, k=count - 1))
         return Reply(ask.ended(ids[: count - 1]))
 
 
 class Echo:
-    """Says what the last turn before it said."""
+    """Repeats the last message of the prompt."""
 
     def reply(self, ask: Ask) -> Reply:
         if ask.call.messages:
@@ -158,9 +157,9 @@ class Echo:
 
 
 class ToolUser:
-    """Calls a random tool of those that the prompt offers for `turns` turns, in Hermes' format, then answers in words.
+    """Calls random tools of the prompt for `turns` turns, in Hermes' format, then answers in words.
 
-    Arguments are random and fit the tool's schema. Without tools it answers at once.
+    Arguments are random and match the tool's schema. Without tools it answers at once.
     """
 
     def __init__(self, turns: int = 3, *, thinking: bool = False, calls: int = 1, answer: Policy | None = None) -> None:
@@ -197,14 +196,14 @@ def create_policy(name: str, *, lengths: Lengths | None = None, script: Sequence
 
 
 def as_policy(policy: Policy | Speaker | str) -> Policy:
-    """A policy; a function of the `Ask`, or a text that is always said, becomes one."""
+    """A policy from a policy, a function of the `Ask`, or a constant text."""
     if isinstance(policy, str):
         return Scripted(policy)
     return policy if hasattr(policy, "reply") else FromFunction(policy)
 
 
 def as_reply(ask: Ask, said: Said) -> Reply:
-    """What was said, as a `Reply`."""
+    """A `Reply` from a text, ids or a `Reply`."""
     if isinstance(said, Reply):
         return said
     if isinstance(said, str):
@@ -213,7 +212,7 @@ def as_reply(ask: Ask, said: Said) -> Reply:
 
 
 def offered_tools(prompt: str) -> list[Mapping[str, Any]]:
-    """The tools that a prompt lists: the JSON objects, a line each, of its first `<tools>` block."""
+    """The tools that a prompt lists: the JSON objects, one a line, in its `<tools>` blocks."""
     found: list[Mapping[str, Any]] = []
     for block in re.findall(r"<tools>(.*?)</tools>", prompt, re.DOTALL):
         for line in block.splitlines():
@@ -266,4 +265,4 @@ POLICIES: Final[Mapping[str, Callable[[Lengths | None, Sequence[str]], Policy]]]
     "tools-thinking": lambda lengths, script: ToolUser(thinking=True, answer=RandomWords(lengths or Lengths(16, 64))),
     "words": lambda lengths, script: RandomWords(lengths or Lengths(16, 64)),
 }
-"""What the command offers, by name."""
+"""The policies of the command, by name."""

@@ -1,4 +1,4 @@
-"""What the server remembers of a request."""
+"""The server's record of a request."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from typing import Literal, TypeAlias
 from lachesis.testing.fake_server.completions import Call, Completion
 from lachesis.testing.fake_server.shapes import JSON
 
-State: TypeAlias = Literal["open", "answered", "refused", "cut", "cancelled"]
+State: TypeAlias = Literal["open", "answered", "rejected", "cut", "cancelled"]
 
 
 @dataclass(slots=True)
 class Seen:
-    """One request to a route of completions, and what became of it."""
+    """One request for completions, and its result."""
 
     number: int
     """Counted from 0."""
     route: str
     """Name of the API: "vllm-completions", "vllm-generate", "chat-completions", "sglang", "atropos"."""
     body: JSON
-    """As it came."""
+    """The JSON body of the request."""
     headers: Mapping[str, str]
     started: float
     """`time.monotonic()`."""
     call: Call | None = None
-    """As it was understood; None for what was refused before that."""
+    """The parsed request; None if it was rejected earlier."""
     completions: list[Completion] = field(default_factory=list)
-    """What was sampled, prompt by prompt, each prompt's `n` together; also where the answer was lost or spoiled."""
-    mischief: list[str] = field(default_factory=list)
-    """What happened to it on the wire."""
+    """All sampled completions, `n` for each prompt in order; also if the answer was lost or changed."""
+    faults: list[str] = field(default_factory=list)
+    """Its wire faults."""
     status: int | None = None
     state: State = "open"
-    """"answered": a 200 with completions went out whole; "cut": mischief lost it; "cancelled": the client left."""
+    """"answered": a whole 200 was sent; "cut": a fault lost the answer; "cancelled": the client disconnected."""
     seconds: float = 0.0
 
     def record(self) -> JSON:
-        """A JSON line: ids, logprobs and finish reasons of everything that was sampled."""
+        """A JSON line: ids, logprobs and finish reasons of all sampled completions."""
         return {
             "number": self.number,
             "route": self.route,
             "state": self.state,
             "status": self.status,
             "seconds": round(self.seconds, 6),
-            "mischief": self.mischief,
+            "faults": self.faults,
             "prompts": [list(prompt) for prompt in self.call.prompts] if self.call else [],
             "sampling": self.call.sampling.record("raw") if self.call else None,
             "completions": [
@@ -56,7 +56,7 @@ class Seen:
                     "text": made.text,
                     "finish_reason": made.finish_reason,
                     "stop_reason": made.stop_reason,
-                    "mischief": made.mischief,
+                    "faults": made.faults,
                 }
                 for made in self.completions
             ],

@@ -1,4 +1,4 @@
-"""The server: one event loop, one process, thousands of requests at once. Usable as a library and by `fake-server`."""
+"""The fake server: one event loop for thousands of concurrent requests. A library, and the command `fake-server`."""
 
 from __future__ import annotations
 
@@ -19,54 +19,56 @@ import orjson
 from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
+from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.sampling import LogprobsKind
-from lachesis.inference.scoped import Running
 from lachesis.testing.fake_server.chat import ChatCompletions, render_ids
 from lachesis.testing.fake_server.completions import Ask, Call, Policy, finish
-from lachesis.testing.fake_server.mischief import TOKENS, WIRE, Mischief, Occasion, drawn, mischief_plan, spoil, tamper
+from lachesis.testing.fake_server.faults import TOKENS, WIRE, Fault, Occasion, drawn, fault_plan, spoil, tamper
 from lachesis.testing.fake_server.model import FakeModel, Packed
 from lachesis.testing.fake_server.policies import RandomWords, Speaker, as_policy
 from lachesis.testing.fake_server.seen import Seen
 from lachesis.testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
-from lachesis.testing.fake_server.shapes import JSON, Api, Host, Refused, Shown, new_id, now, openai_error
+from lachesis.testing.fake_server.shapes import JSON, Api, Host, Rejected, Shown, new_id, now, openai_error
 from lachesis.testing.fake_server.tokenizer import Codec, fake_tokenizer
 from lachesis.testing.fake_server.vllm import Completions, Generate
 
 VERSION: Final = "0.33.0"
-"""The vLLM release whose routes these are."""
+"""The vLLM release whose routes it imitates."""
 _LARGEST_REQUEST: Final = 256 * 2**20
 _JSON: Final = "application/json"
 _COUNTS: Final = (
     *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),
     *("completions", "prompt_tokens", "completion_tokens"),
 )
-"""What is counted from the start; counts by route, status and mischief come up as they occur."""
+"""Counts that begin at 0. Counts by route, status and fault appear when they occur."""
 
 
-class FakeServer(Running):
+class FakeServer(AsyncService):
     """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
 
-    policy: who answers: a `Policy`, a function of the `Ask`, or a text that is always said. Default: `RandomWords()`.
-        One that raises is answered with 400 and its error.
-    mischief: what goes wrong, by the names in `Mischief`: a probability each, or the numbers of the requests that it
-        happens to; a plain list of names happens always.
-    tokenizer: a transformers fast tokenizer, `fake_tokenizer()` unless said otherwise.
-    seed: the model's weights and all chance. The same seed, prompt and index give the same completion, unless `vary` is
-        set: then the k-th request for a prompt gets a completion of its own (a request's own `seed` always decides).
-    latency: seconds from the request to the answer, a number or (least, most); `tokens_per_second` adds the time that
-        the longest completion takes; `max_concurrency` requests are worked on at once, the others wait in line.
-    logprobs_mode: vLLM's `--logprobs-mode`: "raw" or "processed". The SGLang route has "temperature", as SGLang.
-    mean_length: of what `RandomTokens` samples; None leaves the end of turn as likely as any other token.
-    slow_start: seconds until it is ready; before that, 503, or with `refuse_until_ready` no connection at all.
-    keep_requests: how many requests `requests` remembers.
-    record: a file that gets a JSON line for each request (`Seen.record`).
+    Args:
+        policy: answers requests: a `Policy`, a function of the `Ask`, or a constant text. Default: `RandomWords()`. If
+            it raises, the server answers 400 with the error.
+        faults: names of `Fault`, each with a probability or the numbers of the requests; a list of names always occurs.
+        tokenizer: a transformers fast tokenizer. Default: `fake_tokenizer()`.
+        seed: the model's weights and all random numbers. The same seed, prompt and index give the same completion. With
+            `vary`, each further request for a prompt gets another completion. A request's own `seed` has precedence.
+        latency: seconds from the request to the answer, a number or (least, most). `tokens_per_second` adds time for
+            the longest completion.
+        max_concurrency: requests that are processed at once. The others wait.
+        logprobs_mode: vLLM's `--logprobs-mode`: "raw" or "processed". The SGLang route has "temperature", as in SGLang.
+        mean_length: tokens of what `RandomTokens` samples. None makes the end of turn as likely as any other token.
+        slow_start: seconds until it is ready. Until then it answers 503, or with `refuse_until_ready` refuses
+            connections.
+        keep_requests: the number of latest requests in `requests`.
+        record: a file that gets a JSON line for each request (`Seen.record`).
     """
 
     def __init__(
         self,
         policy: Policy | Speaker | str | None = None,
         *,
-        mischief: Mapping[str, Occasion] | Iterable[str] = (),
+        faults: Mapping[str, Occasion] | Iterable[str] = (),
         tokenizer: Any = None,
         seed: int = 0,
         vary: bool = False,
@@ -89,7 +91,7 @@ class FakeServer(Running):
         port: int = 0,
     ) -> None:
         self.policy = as_policy(policy) if policy is not None else RandomWords()
-        self.mischief = mischief_plan(mischief)
+        self.faults = fault_plan(faults)
         self.tokenizer = fake_tokenizer() if tokenizer is None else tokenizer
         self.codec = Codec(self.tokenizer)
         self.seed = seed
@@ -106,7 +108,7 @@ class FakeServer(Running):
         self.requests: deque[Seen] = deque(maxlen=keep_requests)
         """The latest requests for completions, oldest first."""
         self.stats: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
-        """What `/fake/stats` shows."""
+        """The counts of `/fake/stats`."""
         self._record_path = Path(record) if record is not None else None
         self._record: IO[bytes] | None = None
         self._address = (host, port)
@@ -124,7 +126,7 @@ class FakeServer(Running):
 
     @property
     def root_url(self) -> str:
-        """Without a version: for `/generate`, `/inference/v1/generate`, `/tokenize`."""
+        """Without `/v1`: the base of `/generate`, `/inference/v1/generate` and `/tokenize`."""
         if self._socket is None:
             raise RuntimeError("the fake server is not running; call start(), or use it as a context manager")
         host, port = self._socket.getsockname()[:2]
@@ -136,14 +138,14 @@ class FakeServer(Running):
         return f"{self.root_url}/v1"
 
     def settings(self, **overrides: Any) -> ServerSettings:
-        """Settings for a client that talks to it."""
+        """Settings for a client of this server."""
         named = {"base_url": self.base_url, "model_name": self.host.model_name, "api_key": self.api_key}
         if self.host.logprobs_mode == "processed":
             named["logprobs_mode"] = "processed"
         return ServerSettings(**{**named, **overrides})
 
     def update_weights(self, version: str, seed: int) -> None:
-        """Another model from the next request on, under another `weight_version`."""
+        """Use another model and `weight_version` from the next request on."""
         old = self.model
         model = FakeModel(
             old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length, spread=old.spread
@@ -151,7 +153,7 @@ class FakeServer(Running):
         self.host = replace(self.host, model=model, weight_version=version)
 
     async def start(self) -> None:
-        """Bind the port and answer from now on."""
+        """Bind the port and start to answer."""
         app = web.Application(client_max_size=_LARGEST_REQUEST)
         self._add_routes(app)
         self._slots = asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else None
@@ -169,7 +171,7 @@ class FakeServer(Running):
             if not self.slow_start:
                 await self._opening
             elif not self.refuse_until_ready:
-                await asyncio.sleep(0)  # it listens before it waits
+                await asyncio.sleep(0)  # lets the task listen first
         except BaseException:
             await self.stop()
             raise
@@ -182,7 +184,7 @@ class FakeServer(Running):
             with suppress(TimeoutError):
                 await asyncio.wait_for(ready.wait(), self.slow_start)
         ready.set()
-        if self.refuse_until_ready:  # until now bound and not listening: connections were refused
+        if self.refuse_until_ready:  # the socket was bound and not listening, so connections were refused
             await site.start()
 
     def become_ready(self) -> None:
@@ -241,7 +243,7 @@ class FakeServer(Running):
             except orjson.JSONDecodeError as error:
                 return _json(openai_error(400, f"Invalid JSON: {error}"), 400)
             if not isinstance(body, dict):
-                return _json(openai_error(400, "The body has to be a JSON object."), 400)
+                return _json(openai_error(400, "The body must be a JSON object."), 400)
             return await self._serve(request, choose(body), body)
 
         return handle
@@ -256,13 +258,13 @@ class FakeServer(Running):
         self.requests.append(seen)
         try:
             return await self._answer(request, api, seen)
-        except Refused as refused:
+        except Rejected as rejected:
             if seen.state == "open":
-                seen.status, seen.state = refused.status, "refused"
-                stats[f"status.{refused.status}"] += 1
-            if isinstance(refused.body, str):
-                return web.Response(text=refused.body, status=refused.status, headers=refused.headers)
-            return _json(refused.body, refused.status, refused.headers)
+                seen.status, seen.state = rejected.status, "rejected"
+                stats[f"status.{rejected.status}"] += 1
+            if isinstance(rejected.body, str):
+                return web.Response(text=rejected.body, status=rejected.status, headers=rejected.headers)
+            return _json(rejected.body, rejected.status, rejected.headers)
         except asyncio.CancelledError:
             seen.state = "cancelled"
             stats["cancelled"] += 1
@@ -277,14 +279,14 @@ class FakeServer(Running):
     async def _answer(self, request: web.Request, api: Api, seen: Seen) -> web.StreamResponse:
         self._authorize(request)
         if not self._is_ready:
-            raise Refused(503, api.failure(503, "The model is still loading."))
-        rng = Random(f"{self.seed}/wire/{seen.number}") if self.mischief else None
-        pranks = drawn(self.mischief, WIRE, seen.number, rng) if rng is not None else []
-        for prank in pranks:
-            seen.mischief.append(prank)
-            self.stats[f"mischief.{prank}"] += 1
-            await self._fail(request, api, seen, prank)
-        host = self.host  # the weights that this request is answered with, whatever is loaded meanwhile
+            raise Rejected(503, api.failure(503, "The model is still loading."))
+        rng = Random(f"{self.seed}/wire/{seen.number}") if self.faults else None
+        faults = drawn(self.faults, WIRE, seen.number, rng) if rng is not None else []
+        for fault in faults:
+            seen.faults.append(fault)
+            self.stats[f"faults.{fault}"] += 1
+            await self._fail(request, api, seen, fault)
+        host = self.host  # later weight updates do not affect this request
         seen.call = call = api.read(host, seen.body)
         if self._slots is None:
             await self._work(api, host, seen, call)
@@ -298,11 +300,11 @@ class FakeServer(Running):
                 await self._work(api, host, seen, call)
             finally:
                 self._slots.release()
-        payload = self._write(api, host, seen, call, pranks, rng)
+        payload = self._write(api, host, seen, call, faults, rng)
         seen.status = 200
-        if Mischief.CUT_BODY in pranks:
+        if Fault.CUT_BODY in faults:
             return await self._cut(request, seen, payload)
-        if Mischief.NOT_JSON in pranks:
+        if Fault.NOT_JSON in faults:
             seen.state = "cut"
             return web.Response(text="<html><body><h1>It works!</h1></body></html>", content_type="text/html")
         seen.state = "answered"
@@ -310,7 +312,7 @@ class FakeServer(Running):
         return web.Response(body=payload, content_type=_JSON)
 
     async def _work(self, api: Api, host: Host, seen: Seen, call: Call) -> None:
-        """Make the completions up, and take the time that a model would."""
+        """Make the completions, and sleep for the time that a model would take."""
         kind = api.logprobs(host)
         for place, prompt in enumerate(call.prompts):
             packed = call.packed[place]
@@ -322,15 +324,15 @@ class FakeServer(Running):
                 )
                 try:
                     reply = self.policy.reply(ask)
-                except Exception as error:  # the user's own code; a client must not take it for an outage and retry
+                except Exception as error:  # a 400: the client must not retry an error of the policy
                     said = f"the policy failed: {type(error).__name__}: {error}"
-                    raise Refused(400, api.failure(400, said)) from error
-                names: list[Mischief] = []
-                if self.mischief:
-                    rng = ask.rng("mischief")
-                    names = drawn(self.mischief, TOKENS, seen.number, rng)
+                    raise Rejected(400, api.failure(400, said)) from error
+                names: list[Fault] = []
+                if self.faults:
+                    rng = ask.rng("faults")
+                    names = drawn(self.faults, TOKENS, seen.number, rng)
                     reply = spoil(ask, reply, names, rng)
-                    self.stats.update(f"mischief.{name}" for name in names)
+                    self.stats.update(f"faults.{name}" for name in names)
                 seen.completions.append(finish(ask, place, reply, [str(name) for name in names]))
         self.stats["prompt_tokens"] += sum(len(prompt) for prompt in call.prompts)
         self.stats["completions"] += len(seen.completions)
@@ -339,7 +341,7 @@ class FakeServer(Running):
             await asyncio.sleep(delay)
 
     def _chance(self, prompt: Packed, call: Call) -> str:
-        """What chance depends on."""
+        """The seed of a completion's random numbers."""
         digest = prompt.digest
         if call.sampling.seed is not None:
             return f"{self.seed}/{digest}/{call.sampling.seed}"
@@ -356,38 +358,38 @@ class FakeServer(Running):
         return delay
 
     def _write(
-        self, api: Api, host: Host, seen: Seen, call: Call, pranks: Sequence[Mischief], rng: Random | None
+        self, api: Api, host: Host, seen: Seen, call: Call, faults: Sequence[Fault], rng: Random | None
     ) -> bytes:
         shown = []
         for made in seen.completions:
             prompt_ids: Sequence[int] = call.prompts[made.prompt]
             ids: Sequence[int] | None = made.ids
             logprobs: Sequence[float | None] | None = made.logprobs
-            if rng is not None and pranks:
-                prompt_ids, ids, logprobs = tamper(made, prompt_ids, pranks, rng, host.model.vocabulary_size)
+            if rng is not None and faults:
+                prompt_ids, ids, logprobs = tamper(made, prompt_ids, faults, rng, host.model.vocabulary_size)
             shown.append(Shown(made, prompt_ids, ids, logprobs))
         answer = api.write(host, seen.body, call, shown)
-        if Mischief.NAN_LOGPROBS in pranks:
+        if Fault.NAN_LOGPROBS in faults:
             return json.dumps(answer).encode()  # orjson would write null
         return orjson.dumps(answer)
 
-    async def _fail(self, request: web.Request, api: Api, seen: Seen, prank: Mischief) -> None:
-        """Raise, or never return, for the pranks that leave nothing to answer."""
-        match prank:
-            case Mischief.RATE_LIMITED:
+    async def _fail(self, request: web.Request, api: Api, seen: Seen, fault: Fault) -> None:
+        """Raise, or never return, for faults without an answer."""
+        match fault:
+            case Fault.RATE_LIMITED:
                 headers = {"Retry-After": f"{self.retry_after:g}"}
-                raise Refused(429, api.failure(429, "Too many requests."), headers)
-            case Mischief.SERVER_ERROR:
-                raise Refused(500, api.failure(500, "The engine died."))
-            case Mischief.UNAVAILABLE:
-                raise Refused(503, api.failure(503, "The server is overloaded."))
-            case Mischief.HANG:
+                raise Rejected(429, api.failure(429, "Too many requests."), headers)
+            case Fault.SERVER_ERROR:
+                raise Rejected(500, api.failure(500, "The engine died."))
+            case Fault.UNAVAILABLE:
+                raise Rejected(503, api.failure(503, "The server is overloaded."))
+            case Fault.HANG:
                 await asyncio.Event().wait()
-            case Mischief.DISCONNECT:
+            case Fault.DISCONNECT:
                 seen.state = "cut"
                 if request.transport is not None:
                     request.transport.abort()
-                raise Refused(500, "")
+                raise Rejected(500, "")
 
     async def _cut(self, request: web.Request, seen: Seen, payload: bytes) -> web.StreamResponse:
         seen.state = "cut"
@@ -404,7 +406,7 @@ class FakeServer(Running):
             return
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
         if kind.lower() != "bearer" or not secrets.compare_digest(key.encode(), self.api_key.encode()):
-            raise Refused(401, {"error": "Unauthorized"})
+            raise Rejected(401, {"error": "Unauthorized"})
 
     @property
     def _is_ready(self) -> bool:
@@ -421,8 +423,8 @@ class FakeServer(Running):
     async def _models(self, request: web.Request) -> web.Response:
         try:
             self._authorize(request)
-        except Refused as refused:
-            return _json(refused.body, refused.status)
+        except Rejected as rejected:
+            return _json(rejected.body, rejected.status)
         self._check_ready()
         card = {
             "id": self.host.model_name,
@@ -461,8 +463,8 @@ class FakeServer(Running):
                 ids = render_ids(host, body, body["messages"], body.get("tools"))
             else:
                 ids = host.codec.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
-        except Refused as refused:
-            return _json(refused.body, refused.status)
+        except Rejected as rejected:
+            return _json(rejected.body, rejected.status)
         except (KeyError, TypeError):
             return _json(openai_error(400, "prompt or messages: Field required"), 400)
         strings = self.tokenizer.convert_ids_to_tokens(ids) if body.get("return_token_strs") else None

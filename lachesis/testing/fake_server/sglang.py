@@ -1,26 +1,26 @@
-"""SGLang's `/generate` (`GenerateReqInput`) and Atropos' legacy `/generate` over vLLM: one route, two bodies."""
+"""`/generate` of SGLang (`GenerateReqInput`) and of Atropos' legacy server: one route, two bodies."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis.inference.sampling import LogprobsKind
 from lachesis.testing.fake_server.completions import Call
-from lachesis.testing.fake_server.shapes import JSON, Host, Refused, Shown, is_ids, new_id, number, texts, whole
-from lachesis.testing.fake_server.vllm import read_call
+from lachesis.testing.fake_server.shapes import JSON, Host, Rejected, Shown, is_ids, new_id, read_call, whole
+from lachesis.testing.fake_server.vllm import read_vllm_call
 
 _ALL_TOKENS = 1 << 30
-"""How SGLang writes "top-k off" internally, beside -1."""
+"""SGLang's internal value for "top-k off", beside -1."""
 
 
 class SGLangGenerate:
-    """`POST /generate`: one prompt answers with an object, many prompts or `n` > 1 with a list, prompt by prompt."""
+    """`POST /generate`: an object for one prompt, a list for many prompts or `n` > 1."""
 
     name: ClassVar[str] = "sglang"
 
     def logprobs(self, host: Host) -> LogprobsKind:
-        """Of logits divided by the temperature, before any truncation: SGLang unless SGLANG_RETURN_ORIGINAL_LOGPROB."""
+        """SGLang's default: logits divided by the temperature, before any truncation."""
         return "temperature"
 
     def failure(self, status: int, message: str) -> JSON | str:
@@ -28,15 +28,24 @@ class SGLangGenerate:
 
     def read(self, host: Host, body: JSON) -> Call:
         if body.get("stream"):
-            raise self._refused("The fake server does not stream.")
+            raise self._rejected("The fake server does not stream.")
         prompts = self._prompts(host, body)
         parameters = body.get("sampling_params") or {}
         if not isinstance(parameters, Mapping):
-            raise self._refused("The fake server takes one sampling_params for all prompts.")
+            raise self._rejected("The fake server takes one sampling_params for all prompts.")
         try:
-            call = self._call(parameters, prompts)
+            call = read_call(
+                parameters,
+                prompts,
+                default_max_tokens=128,
+                least=0,
+                max_tokens="max_new_tokens",
+                seed="sampling_seed",
+                keep_stop="no_stop_trim",
+                top_k_off=(-1, _ALL_TOKENS),
+            )
         except ValueError as error:
-            raise self._refused(str(error)) from error
+            raise self._rejected(str(error)) from error
         for prompt in prompts:
             self._check(host, prompt, parameters.get("max_new_tokens"))
         return call
@@ -68,7 +77,7 @@ class SGLangGenerate:
         if body.get("return_logprob") and each.logprobs is not None:
             named = host.codec.token_texts
             with_text = bool(body.get("return_text_in_logprobs"))
-            # The triples carry the ids as well: an answer without ids has none here either.
+            # The triples hold the ids too: an answer without ids has none here either.
             listed = made.ids if each.ids is not None else [None] * len(made.ids)
             meta["input_token_logprobs"] = []
             meta["output_token_logprobs"] = [
@@ -86,77 +95,42 @@ class SGLangGenerate:
     def _prompts(self, host: Host, body: JSON) -> list[list[int]]:
         text, ids = body.get("text"), body.get("input_ids")
         if (text is None) == (ids is None):
-            raise self._refused("Either text, input_ids or input_embeds should be provided.")
+            raise self._rejected("Either text, input_ids or input_embeds should be provided.")
         listed = [text] if isinstance(text, str) else [ids] if is_ids(ids) else text if text is not None else ids
         prompts: list[Any] = [
             host.codec.encode(each, add_special_tokens=True) if isinstance(each, str) else each for each in listed or ()
         ]
         if not prompts or not all(is_ids(prompt) for prompt in prompts):
-            raise self._refused("text should be a string and input_ids a list of ids, or lists of these.")
+            raise self._rejected("text should be a string and input_ids a list of ids, or lists of these.")
         return prompts
-
-    def _call(self, body: Mapping[str, Any], prompts: list[list[int]]) -> Call:
-        top_k = whole(body, "top_k", -1)
-        sampling = Sampling(
-            max_tokens=whole(body, "max_new_tokens", 128),
-            temperature=number(body, "temperature", 1.0),
-            top_p=number(body, "top_p", 1.0),
-            top_k=0 if top_k in (-1, _ALL_TOKENS) else top_k,
-            min_p=number(body, "min_p", 0.0),
-            presence_penalty=number(body, "presence_penalty", 0.0),
-            frequency_penalty=number(body, "frequency_penalty", 0.0),
-            repetition_penalty=number(body, "repetition_penalty", 1.0),
-            stop=texts(body.get("stop")),
-            seed=body.get("sampling_seed"),
-        )
-        n = whole(body, "n", 1)
-        if sampling.temperature < 0:
-            raise ValueError(f"temperature must be non-negative, got {sampling.temperature}.")
-        if not 0 < sampling.top_p <= 1:
-            raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}.")
-        if top_k < -1 or top_k == 0:
-            raise ValueError(f"top_k must be -1 (disable), or at least 1, got {top_k}.")
-        if sampling.max_tokens < 0:
-            raise ValueError(f"max_new_tokens must be at least 0, got {sampling.max_tokens}.")
-        if n < 1:
-            raise ValueError(f"n must be at least 1, got {n}.")
-        return Call(
-            prompts=prompts,
-            sampling=sampling,
-            n=n,
-            stop_ids=tuple(body.get("stop_token_ids") or ()),
-            ignore_end=bool(body.get("ignore_eos")),
-            keep_stop=bool(body.get("no_stop_trim")),
-            skip_special=body.get("skip_special_tokens") is not False,
-        )
 
     def _check(self, host: Host, prompt: Sequence[int], max_new_tokens: int | None) -> None:
         count, most = len(prompt), host.context_length
         if max(prompt) >= host.model.vocabulary_size:
-            raise self._refused(
+            raise self._rejected(
                 f"The input_ids {list(prompt[:8])}... contains values greater than the vocab size "
                 f"({host.model.vocabulary_size})."
             )
         if count >= most:
-            raise self._refused(
+            raise self._rejected(
                 f"The input ({count} tokens) is longer than the model's context length ({most} tokens)."
             )
         if max_new_tokens is not None and count + max_new_tokens > most:
-            raise self._refused(
+            raise self._rejected(
                 f"Requested token count exceeds the model's maximum context length of {most} tokens. You requested a "
                 f"total of {count + max_new_tokens} tokens: {count} tokens from the input messages and "
                 f"{max_new_tokens} tokens for the completion. Please reduce the number of tokens in the input messages "
                 "or the completion to fit within the limit."
             )
 
-    def _refused(self, message: str) -> Refused:
-        return Refused(400, self.failure(400, message))
+    def _rejected(self, message: str) -> Rejected:
+        return Rejected(400, self.failure(400, message))
 
 
 class AtroposGenerate:
-    """`POST /generate` of Atropos' `vllm_api_server.py`: every field beside the prompt goes into `SamplingParams`.
+    """`POST /generate` of Atropos' `vllm_api_server.py`: every field but the prompt goes into `SamplingParams`.
 
-    It answers anything that it does not understand, `model` included, with a plain 500: so does this one.
+    Unknown fields, `model` included, give a plain 500, as there.
     """
 
     name: ClassVar[str] = "atropos"
@@ -175,11 +149,11 @@ class AtroposGenerate:
             ids = host.codec.encode(prompt, add_special_tokens=True)
         known = body.keys() <= _SAMPLING_PARAMS | {"prompt", "stream"} and not body.get("stream")
         if not known or not 0 < len(ids) < host.context_length or max(ids) >= host.model.vocabulary_size:
-            raise Refused(500, self.failure(500, ""))
+            raise Rejected(500, self.failure(500, ""))
         try:
-            return read_call(host, body, [ids], default_max_tokens=16)
+            return read_vllm_call(body, [ids], default_max_tokens=16)
         except ValueError as error:
-            raise Refused(500, self.failure(500, "")) from error
+            raise Rejected(500, self.failure(500, "")) from error
 
     def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> JSON:
         answer: JSON = {

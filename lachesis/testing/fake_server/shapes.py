@@ -1,4 +1,4 @@
-"""What the APIs have in common: reading a request into a `Call`, writing completions in the server's own fields."""
+"""Parts that all APIs share: reading a request into a `Call`, writing completions in the server's fields."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
-from lachesis.inference.sampling import LogprobsKind
+from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.testing.fake_server.completions import Call, Completion
 from lachesis.testing.fake_server.model import FakeModel
 from lachesis.testing.fake_server.tokenizer import Codec
@@ -18,7 +18,7 @@ JSON = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """The server, as an API sees it."""
+    """The server's state that an API needs."""
 
     codec: Codec
     model: FakeModel
@@ -29,12 +29,12 @@ class Host:
     logprobs_mode: LogprobsKind
     """"raw" or "processed": vLLM's `--logprobs-mode`."""
     tool_call_parser: str | None
-    """Reads calls out of the text on the chat route; None leaves them in it."""
+    """Reads calls from the text on the chat route. None leaves them in the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A completion as it is reported: truthfully, or not."""
+    """A completion as the server reports it, with or without wire faults."""
 
     made: Completion
     prompt_ids: Sequence[int]
@@ -42,8 +42,8 @@ class Shown:
     logprobs: Sequence[float | None] | None
 
 
-class Refused(Exception):
-    """An answer that is no completion. `body` is JSON, or a plain text."""
+class Rejected(Exception):
+    """An error answer. `body` is JSON or plain text."""
 
     def __init__(self, status: int, body: JSON | str, headers: Mapping[str, str] | None = None) -> None:
         self.status = status
@@ -58,11 +58,11 @@ class Api(Protocol):
     name: ClassVar[str]
 
     def logprobs(self, host: Host) -> LogprobsKind:
-        """What its logprobs are of."""
+        """The kind of its logprobs."""
         ...
 
     def read(self, host: Host, body: JSON) -> Call:
-        """The request; raises `Refused` as the server that it stands for would refuse."""
+        """The request. Raises `Rejected` with the error of the imitated server."""
         ...
 
     def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> Any:
@@ -75,7 +75,7 @@ class Api(Protocol):
 
 
 def openai_error(status: int, message: str, param: str | None = None) -> JSON:
-    """An error as vLLM writes it (`ErrorResponse`)."""
+    """An error in vLLM's form (`ErrorResponse`)."""
     kinds = {
         400: "BadRequestError",
         404: "NotFoundError",
@@ -87,7 +87,7 @@ def openai_error(status: int, message: str, param: str | None = None) -> JSON:
 
 
 def number(body: Mapping[str, Any], name: str, default: float) -> float:
-    """A number of the request; null counts as absent. Raises `ValueError` for anything else."""
+    """A number of the request; `default` for null. Raises `ValueError` for other types."""
     value = body.get(name)
     if value is None:
         return default
@@ -97,7 +97,7 @@ def number(body: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def whole(body: Mapping[str, Any], name: str, default: int) -> int:
-    """A whole number of the request; null counts as absent. Raises `ValueError` for anything else."""
+    """A whole number of the request; `default` for null. Raises `ValueError` for other types."""
     value = body.get(name)
     if value is None:
         return default
@@ -106,7 +106,7 @@ def whole(body: Mapping[str, Any], name: str, default: int) -> int:
     return value
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def stop_texts(value: Any) -> tuple[str, ...]:
     """`stop`: a text or a list of texts."""
     if not value:
         return ()
@@ -121,11 +121,69 @@ def is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], int)
 
 
-def usage(shown: Sequence[Shown], prompts: int) -> JSON:
-    """Token counts, each prompt counted once."""
-    asked = sum({each.made.prompt: len(each.prompt_ids) for each in shown}.values()) if prompts else 0
-    answered = sum(len(each.made.ids) for each in shown)
-    return {"prompt_tokens": asked, "total_tokens": asked + answered, "completion_tokens": answered}
+def usage(shown: Sequence[Shown]) -> JSON:
+    """Token counts. Each prompt counts once."""
+    prompt = sum({each.made.prompt: len(each.prompt_ids) for each in shown}.values())
+    completion = sum(len(each.made.ids) for each in shown)
+    return {"prompt_tokens": prompt, "total_tokens": prompt + completion, "completion_tokens": completion}
+
+
+def read_call(
+    body: Mapping[str, Any],
+    prompts: Sequence[Sequence[int]],
+    *,
+    default_max_tokens: int,
+    least: int = 1,
+    max_tokens: str = "max_tokens",
+    seed: str = "seed",
+    keep_stop: str = "include_stop_str_in_output",
+    top_k_off: tuple[int, ...] = (0, -1),
+) -> Call:
+    """The sampling parameters of a request, with the range checks and messages of vLLM and SGLang.
+
+    Args:
+        least: the smallest allowed `max_tokens`.
+        max_tokens, seed, keep_stop: the server's names of these fields.
+        top_k_off: the values that switch top-k off; the first is the default.
+
+    Raises:
+        ValueError: a parameter has another type or is out of range.
+    """
+    top_k = whole(body, "top_k", top_k_off[0])
+    sampling = Sampling(
+        max_tokens=whole(body, max_tokens, default_max_tokens),
+        temperature=number(body, "temperature", 1.0),
+        top_p=number(body, "top_p", 1.0),
+        top_k=0 if top_k in top_k_off else top_k,
+        min_p=number(body, "min_p", 0.0),
+        presence_penalty=number(body, "presence_penalty", 0.0),
+        frequency_penalty=number(body, "frequency_penalty", 0.0),
+        repetition_penalty=number(body, "repetition_penalty", 1.0),
+        stop=stop_texts(body.get("stop")),
+        seed=body.get(seed),
+    )
+    n = whole(body, "n", 1)
+    if sampling.max_tokens < least:
+        raise ValueError(f"{max_tokens} must be at least {least}, got {sampling.max_tokens}.")
+    if sampling.temperature < 0:
+        raise ValueError(f"temperature must be non-negative, got {sampling.temperature}.")
+    if not 0 < sampling.top_p <= 1:
+        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}.")
+    if top_k not in top_k_off and top_k < 1:
+        raise ValueError(f"top_k must be {top_k_off[0]} (disable), or at least 1, got {top_k}.")
+    if not 0 <= sampling.min_p <= 1:
+        raise ValueError(f"min_p must be in [0, 1], got {sampling.min_p}.")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}.")
+    return Call(
+        prompts=prompts,
+        sampling=sampling,
+        n=n,
+        stop_ids=tuple(body.get("stop_token_ids") or ()),
+        ignore_end=bool(body.get("ignore_eos")),
+        keep_stop=bool(body.get(keep_stop)),
+        skip_special=body.get("skip_special_tokens") is not False,
+    )
 
 
 def new_id(prefix: str) -> str:

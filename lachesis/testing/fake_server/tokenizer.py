@@ -1,4 +1,4 @@
-"""A small real tokenizer, and what a server needs of any: bytes and text of ids, ids of text, prompts of messages."""
+"""A small real tokenizer, and `Codec`: bytes and text of ids, ids of text, prompts of messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 VOCABULARY: Final = 1400
-"""Ids of bytes and merges; the added tokens come behind them."""
+"""Ids of bytes and merges. The added tokens follow."""
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END)
 ADDED_TOKENS: Final = (
@@ -27,7 +27,7 @@ ADDED_TOKENS: Final = (
     "<think>",
     "</think>",
 )
-"""One id each and part of the text, as in Qwen's tokenizers: never skipped."""
+"""One id each. They are part of the text and never skipped, as in Qwen's tokenizers."""
 
 
 def fake_tokenizer(*, chat_template: str | None = None) -> PreTrainedTokenizerFast:
@@ -72,7 +72,7 @@ def _byte_level_bpe() -> Tokenizer:
 
 
 class Codec:
-    """One tokenizer, as the fake server uses it. Its tables are built once; nothing in it changes afterwards."""
+    """The fake server's view of a tokenizer. Its tables are built once and never change."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
@@ -84,7 +84,7 @@ class Codec:
         state = json.loads(self._fast.to_str())
         self.byte_level = "ByteLevel" in json.dumps(state.get("decoder"))
         self.bytes_of: Sequence[bytes] = [self._bytes(index) for index in range(self.vocabulary_size)]
-        """What each id adds to the text."""
+        """The bytes that each id adds to the text."""
         self._words = functools.lru_cache(maxsize=4096)(self.encode)
         self.id_of_bytes: Mapping[bytes, int] = {
             piece: index for index, piece in reversed(list(enumerate(self.bytes_of))) if index not in self._texts
@@ -98,36 +98,38 @@ class Codec:
 
     @functools.cached_property
     def token_texts(self) -> list[str]:
-        """Each id decoded alone, as servers write it beside a logprob."""
+        """The text of each id alone, as servers report it with a logprob."""
         return [piece.decode("utf-8", "replace") for piece in self.bytes_of]
 
     @functools.cached_property
     def opening(self) -> bytes:
-        """The ids that open a turn of the model, packed, without the white space at their end, which may be merged with
-        what follows; empty where the template cannot be asked."""
+        """The packed ids that open a turn of the model, or b"" if the template raises.
+
+        White space at their end is left out, because it may merge with the following text.
+        """
         asked = [{"role": "user", "content": "a"}]
         try:
             without, opened = self.render(asked, None, add_generation_prompt=False), self.render(asked, None)
-        except Exception:  # any template may refuse, with an error of its own
+        except Exception:  # templates raise any exception
             return b""
         return _packed(self.encode(opened[len(without) :].rstrip())) if opened.startswith(without) else b""
 
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a text; special tokens that it spells become their ids, as in servers."""
+        """The ids of a text. The text of a special token becomes its id, as in servers."""
         return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def prose(self, words: Sequence[str]) -> list[int]:
-        """The ids of words with spaces between, each word encoded by itself and remembered."""
-        remembered = self._words
-        return [index for place, word in enumerate(words) for index in remembered(f" {word}" if place else word)]
+        """The ids of words with spaces between. Each word is encoded alone and cached."""
+        encoded = self._words
+        return [index for place, word in enumerate(words) for index in encoded(f" {word}" if place else word)]
 
     def spell(self, text: str) -> list[int]:
-        """The ids of a text in ordinary tokens, also where it spells a special one."""
+        """The ids of a text in ordinary tokens, also for the text of a special token."""
         middle = max(1, len(text) // 2)
         return [*self.encode(text[:middle]), *self.encode(text[middle:])] if len(text) > 1 else self.encode(text)
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = False) -> str:
-        """The text of ids; what is no UTF-8 becomes U+FFFD."""
+        """The text of ids. Invalid UTF-8 becomes U+FFFD."""
         skipped = self.special_ids if skip_special else ()
         pieces = self.bytes_of
         return b"".join([pieces[index] for index in ids if index not in skipped]).decode("utf-8", "replace")
@@ -140,7 +142,7 @@ class Codec:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> str:
-        """The prompt of a conversation by the tokenizer's own chat template; raises what the template raises."""
+        """The prompt of a conversation with the tokenizer's chat template. Raises the template's exceptions."""
         return str(
             self.tokenizer.apply_chat_template(
                 list(messages),
@@ -152,7 +154,7 @@ class Codec:
         )
 
     def turns(self, ids: Sequence[int]) -> int:
-        """How many turns of the model stand in a prompt, not counting the one that it opens."""
+        """The number of the model's turns in a prompt, without the one that it opens."""
         if not self.opening:
             return sum(index in self.end_ids for index in ids)
         packed, found, start = _packed(ids), 0, 0

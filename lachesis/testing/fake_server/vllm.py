@@ -1,23 +1,22 @@
-"""vLLM's token routes, as version 0.33 has them: `/v1/completions` and `/inference/v1/generate`."""
+"""The token routes of vLLM 0.33: `/v1/completions` and `/inference/v1/generate`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from lachesis.inference.sampling import LogprobsKind, Sampling
+from lachesis.inference.sampling import LogprobsKind
 from lachesis.testing.fake_server.completions import Call
 from lachesis.testing.fake_server.shapes import (
     JSON,
     Host,
-    Refused,
+    Rejected,
     Shown,
     is_ids,
     new_id,
     now,
-    number,
     openai_error,
-    texts,
+    read_call,
     usage,
     whole,
 )
@@ -27,7 +26,7 @@ _MOST_LOGPROBS = 20
 
 
 class VLLMApi:
-    """What vLLM's routes share."""
+    """Common parts of vLLM's routes."""
 
     def logprobs(self, host: Host) -> LogprobsKind:
         return host.logprobs_mode
@@ -44,7 +43,7 @@ class Completions(VLLMApi):
     def read(self, host: Host, body: JSON) -> Call:
         check_model(host, body)
         if body.get("stream"):
-            raise Refused(400, openai_error(400, "The fake server does not stream.", "stream"))
+            raise Rejected(400, openai_error(400, "The fake server does not stream.", "stream"))
         prompts = [
             host.codec.encode(prompt, add_special_tokens=body.get("add_special_tokens", True))
             if isinstance(prompt, str)
@@ -53,7 +52,7 @@ class Completions(VLLMApi):
         ]
         scored_only = bool(body.get("echo")) and body.get("max_tokens") == 0
         with Checked():
-            call = read_call(host, body, prompts, default_max_tokens=16, least=0 if scored_only else 1)
+            call = read_vllm_call(body, prompts, default_max_tokens=16, least=0 if scored_only else 1)
         check_prompts(host, call)
         return call
 
@@ -108,7 +107,7 @@ class Completions(VLLMApi):
             "choices": choices,
             "service_tier": None,
             "system_fingerprint": None,
-            "usage": usage(shown, len(call.prompts)),
+            "usage": usage(shown),
             "kv_transfer_params": None,
             "ec_transfer_params": None,
             "metrics": None,
@@ -144,23 +143,23 @@ class Completions(VLLMApi):
 
 
 class Generate(VLLMApi):
-    """`POST /inference/v1/generate`: ids in, ids out. A real server has it when started with `--enable-scale-out`."""
+    """`POST /inference/v1/generate`: ids in, ids out. A real server needs `--enable-scale-out`."""
 
     name: ClassVar[str] = "vllm-generate"
 
     def read(self, host: Host, body: JSON) -> Call:
         check_model(host, body)
         if body.get("stream"):
-            raise Refused(400, openai_error(400, "The fake server does not stream.", "stream"))
+            raise Rejected(400, openai_error(400, "The fake server does not stream.", "stream"))
         ids = body.get("token_ids")
         if not isinstance(ids, list) or not ids:
-            raise Refused(400, openai_error(400, "token_ids: List should have at least 1 item after validation."))
+            raise Rejected(400, openai_error(400, "token_ids: List should have at least 1 item after validation."))
         parameters = body.get("sampling_params")
         if not isinstance(parameters, Mapping):
-            raise Refused(400, openai_error(400, "sampling_params: Field required."))
+            raise Rejected(400, openai_error(400, "sampling_params: Field required."))
         room = max(1, host.context_length - len(ids))
         with Checked():
-            call = read_call(host, parameters, [ids], default_max_tokens=room)
+            call = read_vllm_call(parameters, [ids], default_max_tokens=room)
         check_prompts(host, call, at_engine=True)
         return call
 
@@ -200,7 +199,7 @@ class Generate(VLLMApi):
             "request_id": str(body.get("request_id") or new_id("")),
             "model": host.model_name,
             "created": now(),
-            "usage": usage(shown, 1),
+            "usage": usage(shown),
             "prompt_logprobs": None,
             "prompt_token_id_logprobs": None,
             "prompt_token_ids": list(shown[0].prompt_ids) if body.get("return_token_ids") else None,
@@ -214,30 +213,29 @@ class Generate(VLLMApi):
 
 
 class Checked:
-    """Turns a `ValueError` into vLLM's 400."""
+    """Converts a `ValueError` to vLLM's 400."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, ValueError):
-            raise Refused(400, openai_error(400, str(error))) from error
+            raise Rejected(400, openai_error(400, str(error))) from error
 
 
 def weight_versions(host: Host, each: Shown) -> list[JSON]:
-    """Which weights sampled which output tokens."""
+    """The version of the weights for each span of output tokens."""
     count = len(each.made.ids)
     return [{"version": host.weight_version, "start": 0, "end": count}] if count else []
 
 
 def check_model(host: Host, body: Mapping[str, Any]) -> None:
-    """404 for another model than the one that is served; none is fine."""
+    """404 if the request names another model."""
     name = body.get("model")
     if name and name != host.model_name:
-        raise Refused(404, openai_error(404, f"The model `{name}` does not exist.", "model"))
+        raise Rejected(404, openai_error(404, f"The model `{name}` does not exist.", "model"))
 
 
-def read_call(
-    host: Host,
+def read_vllm_call(
     body: Mapping[str, Any],
     prompts: Sequence[Sequence[int]],
     *,
@@ -245,72 +243,40 @@ def read_call(
     least: int = 1,
     max_tokens: str = "max_tokens",
 ) -> Call:
-    """vLLM's `SamplingParams` with its ranges and their messages; raises `ValueError`."""
-    sampling = Sampling(
-        max_tokens=whole(body, max_tokens, default_max_tokens),
-        temperature=number(body, "temperature", 1.0),
-        top_p=number(body, "top_p", 1.0),
-        top_k=whole(body, "top_k", 0),
-        min_p=number(body, "min_p", 0.0),
-        presence_penalty=number(body, "presence_penalty", 0.0),
-        frequency_penalty=number(body, "frequency_penalty", 0.0),
-        repetition_penalty=number(body, "repetition_penalty", 1.0),
-        stop=texts(body.get("stop")),
-        seed=body.get("seed"),
-    )
-    n = whole(body, "n", 1)
-    if sampling.max_tokens < least:
-        raise ValueError(f"max_tokens must be at least 1, got {sampling.max_tokens}.")
-    if sampling.temperature < 0:
-        raise ValueError(f"temperature must be non-negative, got {sampling.temperature}.")
-    if not 0 < sampling.top_p <= 1:
-        raise ValueError(f"top_p must be in (0, 1], got {sampling.top_p}.")
-    if sampling.top_k < -1:
-        raise ValueError(f"top_k must be 0 (disable), or at least 1, got {sampling.top_k}.")
-    if not 0 <= sampling.min_p <= 1:
-        raise ValueError(f"min_p must be in [0, 1], got {sampling.min_p}.")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}.")
-    if sampling.temperature == 0 and n > 1:
-        raise ValueError(f"n must be 1 when using greedy sampling, got {n}.")
+    """`read_call` with the limits of vLLM alone."""
+    call = read_call(body, prompts, default_max_tokens=default_max_tokens, least=least, max_tokens=max_tokens)
+    if call.sampling.temperature == 0 and call.n > 1:
+        raise ValueError(f"n must be 1 when using greedy sampling, got {call.n}.")
     if not isinstance(body.get("logprobs"), bool) and whole(body, "logprobs", 0) > _MOST_LOGPROBS:
         raise ValueError(
             f"Requested sample logprobs of {body['logprobs']}, which is greater than max allowed: {_MOST_LOGPROBS}"
         )
-    return Call(
-        prompts=prompts,
-        sampling=sampling,
-        n=n,
-        stop_ids=tuple(body.get("stop_token_ids") or ()),
-        ignore_end=bool(body.get("ignore_eos")),
-        keep_stop=bool(body.get("include_stop_str_in_output")),
-        skip_special=body.get("skip_special_tokens") is not False,
-    )
+    return call
 
 
 def check_prompts(host: Host, call: Call, *, at_engine: bool = False) -> None:
-    """400 for ids outside the vocabulary and for prompts that leave no room, in the words of vLLM."""
+    """vLLM's 400 for ids outside the vocabulary and for prompts that leave no room."""
     for prompt in call.prompts:
         count = len(prompt)
         if count and max(prompt) >= host.model.vocabulary_size:
-            raise Refused(400, openai_error(400, f"Token id {max(prompt)} is out of vocabulary"))
+            raise Rejected(400, openai_error(400, f"Token id {max(prompt)} is out of vocabulary"))
         if count > host.context_length and not at_engine:
             message = (
                 f"This model's maximum context length is {host.context_length} tokens. However, your prompt contains "
                 f"{count} input tokens, which exceeds this limit even without any output tokens. Please reduce the "
                 "length of the input prompt."
             )
-            raise Refused(400, openai_error(400, message, "input_tokens"))
+            raise Rejected(400, openai_error(400, message, "input_tokens"))
         if count == host.context_length and call.sampling.max_tokens and not at_engine:
-            # vLLM cuts max_tokens to the room that is left, and then finds it too small.
-            raise Refused(400, openai_error(400, "max_tokens must be at least 1, got 0.", "max_tokens"))
+            # vLLM lowers max_tokens to the remaining room, and then rejects 0.
+            raise Rejected(400, openai_error(400, "max_tokens must be at least 1, got 0.", "max_tokens"))
         if count >= host.context_length and call.sampling.max_tokens:
             message = (
                 f"The decoder prompt (length {count}) plus the number of requested output tokens (at least 1) is "
                 f"longer than the maximum model length of {host.context_length}. Make sure that `max_model_len` is no "
                 "smaller than the number of text tokens (prompt + requested output tokens)."
             )
-            raise Refused(400, openai_error(400, message))
+            raise Rejected(400, openai_error(400, message))
 
 
 def _prompts(prompt: Any) -> list[Any]:
@@ -321,4 +287,4 @@ def _prompts(prompt: Any) -> list[Any]:
     if isinstance(prompt, list) and prompt and all((isinstance(each, str) and each) or is_ids(each) for each in prompt):
         return prompt
     message = "Either prompt or prompt_embeds must be provided and non-empty."
-    raise Refused(400, openai_error(400, message, "prompt"))
+    raise Rejected(400, openai_error(400, message, "prompt"))

@@ -1,30 +1,50 @@
-"""The OpenAI chat wire format and what servers make of it: our messages to a request, their answer to ours.
+"""OpenAI's chat format: messages to a request, the server's answer to messages. No I/O.
 
-Pure functions, no I/O. Reading is lenient about form and strict about meaning: nothing is dropped, nothing is invented.
+Reading is lenient about form and strict about meaning: it drops nothing and invents nothing.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
 
 from lachesis.inference.errors import BadResponse
 from lachesis.trajectories.frozen import freeze_dict
 from lachesis.trajectories.messages import FinishReason, Message, ToolCall, Usage
-from tool_call_parsers import CALLABLE, CallStatus, ToolCallParser, new_call_id
+from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ToolCallParser, new_call_id
 
 Payload: TypeAlias = dict[str, Any]
 Tools: TypeAlias = Sequence[Mapping[str, Any]]
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 _OF_A_CALL = frozenset({"id", "type", "function", "index"})
-"""What we read of a call; its `index` is a stream's, and says nothing in a whole answer."""
+"""Fields of a call that are read. `index` belongs to streams and has no meaning in a whole answer."""
 _NOT_MALFORMED = CALLABLE | {CallStatus.IN_REASONING}
 _FINISH_REASONS = {reason.value: reason for reason in FinishReason} | {"function_call": FinishReason.TOOL_CALLS}
 
 
+class ChatOptions(TypedDict, total=False):
+    """Keyword arguments of every `chat`. None and missing arguments are off."""
+
+    tools: Tools | None
+    tool_choice: str | Mapping[str, Any] | None
+    temperature: float | None
+    max_tokens: int | None
+    top_p: float | None
+    stop: str | Sequence[str] | None
+    seed: int | None
+    extra_body: Mapping[str, Any] | None
+
+
+def check_arguments(given: Mapping[str, Any], known: Collection[str], call: str) -> None:
+    """Raise `TypeError` for arguments that would have no effect. None and False never have one."""
+    unknown = sorted(name for name, value in given.items() if name not in known and value not in (None, False))
+    if unknown:
+        raise TypeError(f"{call}() does not take {', '.join(unknown)}; fields of the server go into extra_body")
+
+
 def encode_messages(messages: Sequence[Message | Mapping[str, Any]], reasoning_field: str | None) -> list[Payload]:
-    """Messages as the server takes them: reasoning under the field that it reads, or left out."""
+    """Messages for a request, with reasoning under `reasoning_field`, or without it."""
     return [_encode_message(message, reasoning_field) for message in messages]
 
 
@@ -40,31 +60,39 @@ def _encode_message(message: Message | Mapping[str, Any], reasoning_field: str |
     return encoded
 
 
-class Reading(NamedTuple):
-    """An assistant message as read from a choice."""
+def read_message(
+    data: Mapping[str, Any], parser: ToolCallParser | None, tools: Tools | None
+) -> tuple[Message, tuple[str, ...]]:
+    """The assistant message of a choice, and the raw text of its malformed calls.
 
-    message: Message
-    malformed_calls: tuple[str, ...] = ()
-    """Raw text of calls that were begun and are none. What `parser` found so stays in the content, too."""
-
-
-def read_message(data: Mapping[str, Any], parser: ToolCallParser | None, tools: Tools | None) -> Reading:
-    """The assistant message of a choice. Calls are the server's; `parser` reads the text only where it gave none."""
+    Calls are the server's. `parser` reads the text only if the server returns none; malformed calls that it finds stay
+    in the content too.
+    """
     content, reasoning = _read_content(data.get("content")), read_reasoning(data)
     calls, malformed = _read_tool_calls(data)
     if not calls and not malformed and parser is not None and tools and isinstance(content, str):
         parsed = parser.parse(content, tools, prompt_opened_reasoning=_prompt_opened(parser, content))
-        malformed = tuple(attempt.raw for attempt in parsed.attempts if attempt.status not in _NOT_MALFORMED)
+        malformed = malformed_calls(parsed)
         if parsed.tool_calls or parsed.reasoning:
             content = parsed.content
             reasoning = _join_reasoning(reasoning, parsed.reasoning)
-            calls = tuple(ToolCall(call.id, call.name, call.arguments_json) for call in parsed.tool_calls)
-    return Reading(Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed)
+            calls = parsed_calls(parsed)
+    return Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed
+
+
+def parsed_calls(parsed: ParsedCompletion) -> tuple[ToolCall, ...]:
+    """The calls that a parser found."""
+    return tuple(ToolCall(call.id, call.name, call.arguments_json) for call in parsed.tool_calls)
+
+
+def malformed_calls(parsed: ParsedCompletion) -> tuple[str, ...]:
+    """The raw text of calls that begin and cannot be read."""
+    return tuple(attempt.raw for attempt in parsed.attempts if attempt.status not in _NOT_MALFORMED)
 
 
 def _prompt_opened(parser: ToolCallParser, content: str) -> bool:
-    """Whether reasoning ends in the content that never begins there: the server's template began it in the prompt."""
-    shape = getattr(parser, "reasoning", None)  # parsers from outside have none
+    """Whether the content closes a reasoning block that the prompt opened."""
+    shape = getattr(parser, "reasoning", None)  # third-party parsers may have none
     if shape is None:
         return False
     closes = [position for marker in shape.closes if (position := content.find(marker)) >= 0]
@@ -72,7 +100,7 @@ def _prompt_opened(parser: ToolCallParser, content: str) -> bool:
 
 
 def read_reasoning(data: Mapping[str, Any]) -> str | None:
-    """`reasoning_content`, else `reasoning`, else the texts of `reasoning_details` (OpenRouter's spelling)."""
+    """`reasoning_content`, else `reasoning`, else the texts of `reasoning_details` (OpenRouter)."""
     for key in REASONING_FIELDS:
         if isinstance(text := data.get(key), str) and text:
             return text
@@ -84,19 +112,19 @@ def read_reasoning(data: Mapping[str, Any]) -> str | None:
 
 
 def _join_reasoning(native: str | None, own: str | None) -> str | None:
-    """The server's and the content's. Some servers send the same thought apart and leave it in the content, too."""
+    """The server's reasoning and that of the content. Some servers send the same text in both places."""
     if native and own and native.strip() == own.strip():
         return native
     return "\n".join(filter(None, (native, own))) or None
 
 
 def read_finish_reason(raw: object) -> FinishReason:
-    """The enum's member, `UNKNOWN` for anything else."""
+    """The member of the enum, `UNKNOWN` for any other value."""
     return _FINISH_REASONS.get(raw, FinishReason.UNKNOWN) if isinstance(raw, str) else FinishReason.UNKNOWN
 
 
-def broken_off(body: Mapping[str, Any]) -> str | None:
-    """The finish reason of a completion that the server itself gave up, half-written: no word of the model's end."""
+def aborted_reason(body: Mapping[str, Any]) -> str | None:
+    """The finish reason of a completion that the server aborted; None if it is complete."""
     choices = body.get("choices")
     for choice in choices if isinstance(choices, list) else ():
         if isinstance(choice, Mapping) and (reason := choice.get("finish_reason")) in ("abort", "error"):
@@ -105,7 +133,7 @@ def broken_off(body: Mapping[str, Any]) -> str | None:
 
 
 def read_usage(body: Mapping[str, Any]) -> Usage:
-    """Token counts as the server gives them."""
+    """The server's token counts."""
     usage = body.get("usage")
     if not isinstance(usage, Mapping):
         return Usage()
@@ -114,7 +142,7 @@ def read_usage(body: Mapping[str, Any]) -> Usage:
 
 
 def read_choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]]:
-    """The choices of a chat completion, each with a message; `BadResponse` otherwise."""
+    """The choices of a chat completion. Raises `BadResponse` unless each has a message."""
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
         raise BadResponse(server, f"the answer has no choices (its keys: {', '.join(map(str, body)) or 'none'})")
@@ -127,10 +155,10 @@ def read_choices(body: Mapping[str, Any], server: str) -> list[Mapping[str, Any]
 def restate_choices(
     body: Mapping[str, Any], server: str, parser: ToolCallParser | None, tools: Tools | None
 ) -> dict[str, Any]:
-    """The body with the message of every choice read as `read_message` does and written out in OpenAI's form."""
+    """The body with every message as `read_message` reads it, in OpenAI's form."""
     choices = []
     for choice in read_choices(body, server):
-        message = read_message(choice["message"], parser, tools).message
+        message, _ = read_message(choice["message"], parser, tools)
         restated = {**choice["message"], **_encode_message(message, "reasoning_content")}
         choices.append({**choice, "message": restated})
     return {**body, "choices": choices}
@@ -148,7 +176,7 @@ def _read_content(content: object) -> str | tuple[Mapping[str, Any], ...] | None
 
 
 def _read_part(part: object) -> Mapping[str, Any]:
-    """A part that has a type, and text where it is a text part."""
+    """A content part with a type, and with a text if it is a text part."""
     if not isinstance(part, Mapping):
         return {"type": "text", "text": str(part)}
     if part.get("type", "text") in ("text", "output_text"):
@@ -157,7 +185,7 @@ def _read_part(part: object) -> Mapping[str, Any]:
 
 
 def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tuple[str, ...]]:
-    """The calls, and the text of those that name no function. What else is said of a call goes back with it."""
+    """The calls, and the JSON of those that name no function. A call keeps its unknown fields."""
     listed = data.get("tool_calls")
     calls: list[ToolCall] = []
     nameless: list[str] = []
@@ -170,7 +198,7 @@ def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tup
             continue
         call_id = item.get("id")
         if not isinstance(call_id, str) or not call_id or call_id in taken:
-            call_id = new_call_id()  # results find their calls by id
+            call_id = new_call_id()  # tool results refer to calls by id
         taken.add(call_id)
         extra = {key: value for key, value in item.items() if key not in _OF_A_CALL and value is not None}
         calls.append(ToolCall(call_id, name, _arguments_text(function.get("arguments")), freeze_dict(extra)))
@@ -178,12 +206,12 @@ def _read_tool_calls(data: Mapping[str, Any]) -> tuple[tuple[ToolCall, ...], tup
 
 
 def _arguments_text(arguments: object) -> str:
-    """The text as sent; "" for null; a sloppy server's decoded object as compact JSON."""
+    """The text; "" for null; compact JSON for servers that send an object."""
     if isinstance(arguments, str):
         return arguments
     return "" if arguments is None else _json_text(arguments)
 
 
 def _json_text(value: object) -> str:
-    # Not orjson: it refuses half surrogate pairs, and models write them.
+    # Not orjson: it rejects lone surrogates, which models write.
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

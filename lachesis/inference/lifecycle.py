@@ -1,4 +1,4 @@
-"""`async with` for what is closed, or stopped, at its end."""
+"""Base classes for objects that an `async with` block closes, or starts and stops."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Self
 
 
-class Closing(ABC):
-    """Closed at the end of an `async with` block."""
+class AsyncCloseable(ABC):
+    """An `async with` block closes it."""
 
     @abstractmethod
     async def close(self) -> None: ...
@@ -22,8 +22,8 @@ class Closing(ABC):
         await self.close()
 
 
-class Running(ABC):
-    """Runs as long as an `async with` block does."""
+class AsyncService(AsyncCloseable):
+    """An `async with` block starts and stops it."""
 
     @abstractmethod
     async def start(self) -> None: ...
@@ -31,11 +31,9 @@ class Running(ABC):
     @abstractmethod
     async def stop(self) -> None: ...
 
+    async def close(self) -> None:
+        await self.stop()
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()

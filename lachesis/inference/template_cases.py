@@ -1,4 +1,4 @@
-"""Conversations to try a chat template on: plain turns in every context, and odd turns in a plain one."""
+"""Conversations that a chat template is tried on: plain turns in every context, odd turns in a plain context."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Messages: TypeAlias = tuple[Mapping[str, Any], ...]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A kind of continuation: the turn, and the roles of what follows."""
+    """A kind of continuation: the turn and the roles of the messages after it."""
 
     calls: int
     """0, 1, or 2 for several."""
     roles: tuple[str, ...]
-    """`user`, `tool`, `system`, `assistant` and `calls` (an assistant message with calls); several of a kind in a row
-    are one with a "+", as in `tool+`."""
+    """`user`, `tool`, `system`, `assistant` and `calls` (an assistant message with calls). A "+" marks several messages
+    of one role in a row, as in `tool+`."""
 
     @classmethod
     def of(cls, turn: Mapping[str, Any], following: Sequence[Mapping[str, Any]]) -> Pattern:
@@ -41,12 +41,12 @@ USUAL: Final = (
     Pattern(1, ("user",)),
     Pattern(1, ("tool", "user")),
 )
-"""The continuations that nearly every rollout has. Others are proven when they come up."""
+"""The continuations of nearly every rollout. Others are validated when they occur."""
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """A conversation, as OpenAI messages: some context, a turn by the model, and what follows it."""
+class Case:
+    """A conversation of OpenAI messages: some context, a turn of the model, and the messages after it."""
 
     context: tuple[Mapping[str, Any], ...]
     turn: Mapping[str, Any]
@@ -58,30 +58,29 @@ class Probe:
         """The system message."""
         return self.context[0] if self.context[0]["role"] == "system" else None
 
-    def without(self, key: str) -> Probe:
-        """Without reasoning, or without content beside calls."""
+    def without(self, key: str) -> Case:
+        """The case without reasoning, or without content beside calls."""
         context = tuple(_stripped(message, key) for message in self.context)
-        return Probe(context, _stripped(self.turn, key), self.following, self.tools)
+        return Case(context, _stripped(self.turn, key), self.following, self.tools)
 
 
-def named(probe: Probe) -> str:
-    """What is special about a context."""
-    system = "with" if probe.system else "without"
-    tools = "with" if probe.tools else "without"
-    return f"a conversation {system} a system prompt, {tools} tools, of {len(probe.context)} messages before it"
+def describe_context(case: Case) -> str:
+    system = "with" if case.system else "without"
+    tools = "with" if case.tools else "without"
+    return f"a conversation {system} a system prompt, {tools} tools, of {len(case.context)} messages before it"
 
 
-def plain_turns(pattern: Pattern, spelled: str) -> Iterator[Probe]:
-    """Plain turns in every context. `spelled` is a special token that messages spell."""
+def plain_turns(pattern: Pattern, spelled: str) -> Iterator[Case]:
+    """Plain turns in every context. The messages contain the text of `spelled`, a special token."""
     turn, following = turn_of(pattern.calls), following_of(pattern, spelled)
     contexts: list[Messages] = [PLAIN, (SYSTEM, *PLAIN), _TWO_TURNS, _WITH_RESULTS]
     for context in (*contexts, (SYSTEM, *_WITH_RESULTS, *_NEXT)):
-        yield Probe(context, turn, following)
+        yield Case(context, turn, following)
     for context in (PLAIN, (SYSTEM, *_TWO_TURNS)):
-        yield Probe(context, turn, following, TOOLS)
+        yield Case(context, turn, following, TOOLS)
 
 
-def odd_turns(pattern: Pattern, spelled: str) -> Iterator[Probe]:
+def odd_turns(pattern: Pattern, spelled: str) -> Iterator[Case]:
     """Turns of every kind in a plain context."""
     following = following_of(pattern, spelled)
     odd: list[dict[str, Any]] = [{"content": ""}, {"reasoning": "Think first.\n\nThen speak."}]
@@ -90,7 +89,7 @@ def odd_turns(pattern: Pattern, spelled: str) -> Iterator[Probe]:
     else:
         odd += [{"content": "Zürich 東京 🙂\n\n- naïve\n"}, {"content": f"Never say {spelled} aloud."}]
     for fields in odd:
-        yield Probe(PLAIN, {**turn_of(pattern.calls), **fields}, following)
+        yield Case(PLAIN, {**turn_of(pattern.calls), **fields}, following)
 
 
 def role_of(message: Mapping[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""What servers and models do to their clients, by name; each is switched on with a probability or for given requests.
+"""Faults of servers and models, by name. Each occurs with a probability, or in given requests.
 
-Two families. What happens to the tokens (`TOKENS`) really is sampled so: the server reports it truthfully, and the
-client has to keep it exactly. What happens on the wire (`WIRE`) is a failure or a lie: the client has to notice.
+There are two families. Token faults (`TOKENS`) change what is sampled: the server reports it truthfully, and the client
+must keep it exactly. Wire faults (`WIRE`) are failures and false reports: the client must notice them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from lachesis.testing.fake_server.completions import Ask, Completion, Reply
 from lachesis.testing.fake_server.policies import WORDS
 
 Occasion: TypeAlias = "float | Collection[int]"
-"""A probability, or the numbers of the requests (from 0) to which it happens."""
+"""A probability, or the numbers (from 0) of the requests in which it occurs."""
 
 
-class Mischief(StrEnum):
-    """The names; a docstring each."""
+class Fault(StrEnum):
+    """The faults."""
 
     THINKING = "thinking"
     """A thinking block first."""
@@ -35,11 +35,11 @@ class Mischief(StrEnum):
     BROKEN_UTF8_END = "broken_utf8_end"
     """Half a character at the end."""
     AMBIGUOUS = "ambiguous"
-    """Tokens split into others of the same text, as no encoder would split them."""
+    """Tokens split into others with the same text, unlike any encoder."""
     CUT_TOOL_CALL = "cut_tool_call"
-    """Cut off inside a tool call, finished with "length"."""
+    """Cut off inside a tool call, with finish reason "length"."""
     NO_END_OF_TURN = "no_end_of_turn"
-    """Finished with "stop", and no end-of-turn token at the end."""
+    """Finish reason "stop" without an end-of-turn token."""
     DOUBLE_END_OF_TURN = "double_end_of_turn"
     """Two end-of-turn tokens at the end."""
     EMPTY = "empty"
@@ -62,42 +62,42 @@ class Mischief(StrEnum):
     NOT_JSON = "not_json"
     """200 and a web page."""
     WRONG_ECHO = "wrong_echo"
-    """The prompt's ids come back with one of them changed, where the API sends them back."""
+    """One id of the echoed prompt is changed, if the API echoes it."""
     NO_IDS = "no_ids"
     """No ids in the answer."""
     NO_LOGPROBS = "no_logprobs"
     """No logprobs in the answer."""
     NAN_LOGPROBS = "nan_logprobs"
-    """One logprob is the literal NaN, which is no JSON."""
+    """One logprob is the literal NaN, which is not JSON."""
     NULL_LOGPROBS = "null_logprobs"
     """One logprob is null."""
     SHORT_LOGPROBS = "short_logprobs"
-    """A logprob fewer than ids."""
+    """One logprob less than ids."""
     SHORT_IDS = "short_ids"
-    """An id fewer than logprobs."""
+    """One id less than logprobs."""
 
 
-TOKENS: Final = frozenset(list(Mischief)[: list(Mischief).index(Mischief.RATE_LIMITED)])
-WIRE: Final = frozenset(Mischief) - TOKENS
+TOKENS: Final = frozenset(list(Fault)[: list(Fault).index(Fault.RATE_LIMITED)])
+WIRE: Final = frozenset(Fault) - TOKENS
 
 
-def mischief_plan(wanted: Mapping[str, Occasion] | Iterable[str]) -> dict[Mischief, Occasion]:
-    """Names checked and in order; a name without an occasion happens always.
+def fault_plan(wanted: Mapping[str, Occasion] | Iterable[str]) -> dict[Fault, Occasion]:
+    """The faults with their occasions, in order. A fault without an occasion always occurs.
 
     Raises:
         ValueError: there is no such name, or no such probability.
     """
     named = dict(wanted) if isinstance(wanted, Mapping) else dict.fromkeys(wanted, 1.0)
-    if unknown := sorted(set(named) - {each.value for each in Mischief}):
-        raise ValueError(f"no mischief is called {', '.join(unknown)}; there are: {', '.join(Mischief)}")
+    if unknown := sorted(set(named) - {each.value for each in Fault}):
+        raise ValueError(f"no fault is called {', '.join(unknown)}; there are: {', '.join(Fault)}")
     for name, occasion in named.items():
         if isinstance(occasion, (int, float)) and not 0 <= occasion <= 1:
-            raise ValueError(f"mischief {name}: a probability is from 0 to 1, got {occasion!r}")
-    return {each: named[each.value] for each in Mischief if each.value in named}
+            raise ValueError(f"fault {name}: a probability is from 0 to 1, got {occasion!r}")
+    return {each: named[each.value] for each in Fault if each.value in named}
 
 
-def drawn(plan: Mapping[Mischief, Occasion], family: frozenset[Mischief], number: int, rng: Random) -> list[Mischief]:
-    """What happens this time."""
+def drawn(plan: Mapping[Fault, Occasion], family: frozenset[Fault], number: int, rng: Random) -> list[Fault]:
+    """The faults of one request or completion."""
     found = []
     for name, occasion in plan.items():
         if name in family:
@@ -107,32 +107,32 @@ def drawn(plan: Mapping[Mischief, Occasion], family: frozenset[Mischief], number
     return found
 
 
-def spoil(ask: Ask, reply: Reply, names: Iterable[Mischief], rng: Random) -> Reply:
-    """The reply with these token mischiefs done to it, in the order in which `Mischief` lists them."""
+def spoil(ask: Ask, reply: Reply, names: Iterable[Fault], rng: Random) -> Reply:
+    """The reply with these token faults, applied in the order of `Fault`."""
     for name in names:
-        reply = _TOKEN_MISCHIEF[name](ask, reply, rng)
+        reply = _TOKEN_FAULTS[name](ask, reply, rng)
     return reply
 
 
 def tamper(
-    made: Completion, prompt_ids: Sequence[int], names: Iterable[Mischief], rng: Random, vocabulary_size: int
+    made: Completion, prompt_ids: Sequence[int], names: Iterable[Fault], rng: Random, vocabulary_size: int
 ) -> tuple[Sequence[int], list[int] | None, list[float | None] | None]:
-    """What is told in place of the truth: the prompt's ids, the completion's ids, its logprobs."""
+    """The reported ids of the prompt, ids of the completion and logprobs, with these wire faults."""
     ids: list[int] | None = list(made.ids)
     logprobs: list[float | None] | None = list(made.logprobs)
     for name in names:
-        if name is Mischief.WRONG_ECHO and prompt_ids:
+        if name is Fault.WRONG_ECHO and prompt_ids:
             place = rng.randrange(len(prompt_ids))
             prompt_ids = [*prompt_ids[:place], (prompt_ids[place] + 1) % vocabulary_size, *prompt_ids[place + 1 :]]
-        elif name is Mischief.NO_IDS:
+        elif name is Fault.NO_IDS:
             ids = None
-        elif name is Mischief.NO_LOGPROBS:
+        elif name is Fault.NO_LOGPROBS:
             logprobs = None
-        elif name in (Mischief.NAN_LOGPROBS, Mischief.NULL_LOGPROBS) and logprobs:
-            logprobs[rng.randrange(len(logprobs))] = math.nan if name is Mischief.NAN_LOGPROBS else None
-        elif name is Mischief.SHORT_LOGPROBS and logprobs:
+        elif name in (Fault.NAN_LOGPROBS, Fault.NULL_LOGPROBS) and logprobs:
+            logprobs[rng.randrange(len(logprobs))] = math.nan if name is Fault.NAN_LOGPROBS else None
+        elif name is Fault.SHORT_LOGPROBS and logprobs:
             logprobs = logprobs[:-1]
-        elif name is Mischief.SHORT_IDS and ids:
+        elif name is Fault.SHORT_IDS and ids:
             ids = ids[:-1]
     return prompt_ids, ids, logprobs
 
@@ -243,17 +243,17 @@ def _thinking(ask: Ask, reply: Reply, rng: Random) -> Reply:
     return Reply([*thought, *reply.ids], reply.finish_reason, as_is=reply.as_is)
 
 
-_TOKEN_MISCHIEF: Final[Mapping[Mischief, Callable[[Ask, Reply, Random], Reply]]] = {
-    Mischief.THINKING: _thinking,
-    Mischief.TRAILING_SPACE: _trailing_space,
-    Mischief.SPELLED_SPECIAL: _spelled_special,
-    Mischief.INNER_SPECIAL: _inner_special,
-    Mischief.BROKEN_UTF8_MIDDLE: _broken_middle,
-    Mischief.BROKEN_UTF8_END: _broken_end,
-    Mischief.AMBIGUOUS: _split,
-    Mischief.CUT_TOOL_CALL: _cut_tool_call,
-    Mischief.NO_END_OF_TURN: _no_end,
-    Mischief.DOUBLE_END_OF_TURN: _double_end,
-    Mischief.EMPTY: _empty,
-    Mischief.NO_TOKENS: _no_tokens,
+_TOKEN_FAULTS: Final[Mapping[Fault, Callable[[Ask, Reply, Random], Reply]]] = {
+    Fault.THINKING: _thinking,
+    Fault.TRAILING_SPACE: _trailing_space,
+    Fault.SPELLED_SPECIAL: _spelled_special,
+    Fault.INNER_SPECIAL: _inner_special,
+    Fault.BROKEN_UTF8_MIDDLE: _broken_middle,
+    Fault.BROKEN_UTF8_END: _broken_end,
+    Fault.AMBIGUOUS: _split,
+    Fault.CUT_TOOL_CALL: _cut_tool_call,
+    Fault.NO_END_OF_TURN: _no_end,
+    Fault.DOUBLE_END_OF_TURN: _double_end,
+    Fault.EMPTY: _empty,
+    Fault.NO_TOKENS: _no_tokens,
 }
