@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from sandbox_watch import host_processes, opened, output, until
 
-from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, SupportsSnapshot
+from backends import BackendError, BackendUnavailable, Lease, LeaseOver, SandboxLost, SandboxSpec, SupportsSnapshot
 from backends.docker import DockerBackend
 from backends.docker.client import Engine, find_engine
 from backends.docker.container import Account, account
@@ -269,6 +269,10 @@ async def test_a_read_only_sandbox_can_write_to_its_folder_and_tmp_alone(engine:
         assert (await sandbox.exec("touch /opt/x", timeout=20)).exit_code == 1
 
 
+async def no_work() -> None:
+    pass
+
+
 async def test_snapshots_are_images_for_more_sandboxes(engine: DockerEngine) -> None:
     backend = backend_for(engine)
     async with opened(backend, SandboxSpec(env={"A": "1"})) as sandbox:
@@ -279,6 +283,11 @@ async def test_snapshots_are_images_for_more_sandboxes(engine: DockerEngine) -> 
         async with opened(backend, SandboxSpec(image=image)) as other:
             assert await output(other, "cat /opt/kept/file note; echo ${A-unset}") == "hello\nhere\nunset"
             assert {info.id for info in await backend.sandboxes()} == {sandbox.id, other.id}
+        lease = Lease(sandbox, give_back=no_work, lifetime=60)
+        assert isinstance(lease.sandbox, SupportsSnapshot)
+        await lease.release()
+        with pytest.raises(LeaseOver):
+            await lease.sandbox.snapshot()
     labels = engine.call("GET", f"/images/{image}/json")["Config"]["Labels"]
     assert labels["lachesis.snapshot"] == sandbox.id
     engine.call("DELETE", f"/images/{image}")
