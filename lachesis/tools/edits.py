@@ -119,11 +119,11 @@ def _body_line(operation: Operation, line: str, number: int) -> None:
     hunks = operation.hunks
     if line.startswith("*** Move to: "):
         if hunks or operation.move_to is not None:
-            raise EditError(f"line {number}: '*** Move to' stands directly after '*** Update File'")
+            raise EditError(f"line {number}: '*** Move to' comes directly after '*** Update File'")
         operation.move_to = line.removeprefix("*** Move to: ").strip()
     elif line.rstrip() == "*** End of File":
         if not hunks:
-            raise EditError(f"line {number}: '*** End of File' stands after the lines of a change")
+            raise EditError(f"line {number}: '*** End of File' comes after the lines of a change")
         hunks[-1].at_end = True
     elif line.startswith("*** "):
         raise EditError(f"line {number}: unknown instruction {line[:80]!r}")

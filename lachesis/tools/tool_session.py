@@ -110,8 +110,8 @@ class ToolSession:
     async def _make(self) -> Sandbox:
         try:
             sandbox = await self._create()
-        except OSError as error:  # of this machine: for a tool's own, the model would be told, and trained on it
-            raise BackendError(f"the sandbox of task {self.task_id!r} cannot be made: {error}") from error
+        except OSError as error:  # of this machine; as an error of the tool, the model would be trained on it
+            raise BackendError(f"the sandbox of task {self.task_id!r} cannot be created: {error}") from error
         if self._workdir is None:
             return sandbox
         try:
