@@ -24,7 +24,7 @@ from .base import (
     SupportsPty,
     SupportsSnapshot,
 )
-from .factory import BACKENDS, create_backend
+from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
 from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "Availability",
     "Backend",
     "BackendError",
+    "BackendOption",
     "BackendUnavailable",
     "ExecResult",
     "Lease",
@@ -48,5 +49,7 @@ __all__ = [
     "SandboxSpec",
     "SupportsPty",
     "SupportsSnapshot",
+    "backend_names",
+    "backend_options",
     "create_backend",
 ]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,6 +48,26 @@ def _is_environ(node: ast.AST) -> bool:
 
 def test_atropos_is_imported_in_one_module_only() -> None:
     assert [name(path) for path in SOURCES if "atroposlib" in imported(path)] == ["lachesis/runs/atropos.py"]
+
+
+def test_no_module_imports_itself_through_others() -> None:
+    """At module level: imports inside of functions and for type checkers only are not part of a circle."""
+    graph = grimp.build_graph(*ROOMS, exclude_type_checking_imports=True)
+    left = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    for importer, imported_modules in left.items():
+        for module in list(imported_modules):
+            details = graph.get_import_details(importer=importer, imported=module)
+            if all(_is_inside_a_function(importer, detail["line_number"]) for detail in details):
+                imported_modules.discard(module)
+    while leaves := {module for module, needs in left.items() if not needs & left.keys()}:
+        left = {module: needs for module, needs in left.items() if module not in leaves}
+    assert sorted(left) == []
+
+
+def _is_inside_a_function(module: str, line: int) -> bool:
+    path = ROOT / Path(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return path.read_text(encoding="utf-8").splitlines()[line - 1].startswith(" ")
 
 
 def test_importing_a_leaf_the_loop_or_the_report_loads_nothing_heavy() -> None:

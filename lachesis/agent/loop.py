@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from backends import BackendError
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
-from lachesis.agent.turn_check import RESAMPLED, Verdict, check_turn
+from lachesis.agent.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import TurnRefused
@@ -70,7 +70,7 @@ class LoopLimits:
 
 
 class _Ended(Exception):
-    """The rollout is over; carries how."""
+    """The rollout is over. Carries the outcome."""
 
     def __init__(self, outcome: Outcome, reason: str) -> None:
         super().__init__(reason)
@@ -89,7 +89,7 @@ class HermesAgentLoop:
         task_id: name of the rollout, for messages to people.
         execute: runs tool calls; may be None only when no tools are offered.
         ephemeral_system_prompt: appended to the system message of every request, never part of the result.
-        prefill_messages: put behind the system message of every request, never part of the result.
+        prefill_messages: inserted after the system message of every request, never part of the result.
         split: "train" or "eval"; servers keep separate concurrency limits for the two.
     """
 
@@ -134,14 +134,15 @@ class HermesAgentLoop:
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
         """Play one rollout from `messages` on.
 
-        Only cancellation and programming errors are raised, the latter as `MessageError` where `messages` are no valid
+        Raises only cancellation and programming errors, for example `MessageError` where `messages` is not a valid
         conversation.
         """
         return await _Rollout(self, messages).play()
 
 
 class _Rollout:
-    """The state of one run. `request` is what the model is shown: `history`, or one beside it with ephemeral parts."""
+    """The state of one run. `request` is the conversation that the model sees: `history`, or a copy with the ephemeral
+    parts added."""
 
     def __init__(self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]]) -> None:
         self.loop = loop
@@ -194,7 +195,6 @@ class _Rollout:
         if len(self.history) > self.answered_length:
             self.rewind(self.answered_length, f"unfinished turn: {reason}")
         return AgentResult(
-            messages=self.history.to_openai("reasoning"),
             turns_used=self.turns,
             finished_naturally=outcome is Outcome.COMPLETED,
             reasoning_per_turn=self.reasoning,
@@ -213,7 +213,7 @@ class _Rollout:
     async def turn(self) -> None:
         """One completion that can be acted on, and the tool results that follow it."""
         self.check_budgets()
-        response, verdict = await self.sample()
+        response, check = await self.sample()
         message = response.message
         self.turns += 1
         self.reasoning.append(message.reasoning)
@@ -222,8 +222,8 @@ class _Rollout:
             if response.finish_reason is FinishReason.LENGTH:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
             raise _Ended(Outcome.COMPLETED, "the model answered")
-        await self.run_tools(message, verdict)
-        self.settle(verdict)
+        await self.run_tools(message, check)
+        self.settle(check)
 
     def check_budgets(self) -> None:
         limits = self.loop.limits
@@ -241,7 +241,7 @@ class _Rollout:
             if self.tokens.completion_tokens >= limits.max_total_tokens:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, f"the budget of {limits.max_total_tokens} tokens is used up")
 
-    async def sample(self) -> tuple[ChatResponse, Verdict]:
+    async def sample(self) -> tuple[ChatResponse, TurnCheck]:
         """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""
         loop = self.loop
         attempts = 0
@@ -257,21 +257,21 @@ class _Rollout:
             self.count(response)
             response = self.with_new_call_ids(response)
             self.append(response)
-            verdict = check_turn(response, loop.required_arguments)
-            if verdict.flaw not in RESAMPLED:
-                return response, verdict
+            check = check_turn(response, loop.required_arguments)
+            if check.flaw not in RESAMPLED:
+                return response, check
             attempts += 1
-            described = f"{verdict.flaw.value}: {verdict.detail}" if verdict.detail else verdict.flaw.value
+            described = f"{check.flaw.value}: {check.detail}" if check.detail else check.flaw.value
             self.rewind(self.answered_length, described)
             if attempts > loop.limits.max_resamples:
                 raise _Ended(
                     Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
                 )
 
-    async def run_tools(self, message: Message, verdict: Verdict) -> None:
+    async def run_tools(self, message: Message, check: TurnCheck) -> None:
         """Answer every call of the turn: run it, or say why not. One answer a call, in the order of the calls."""
         wanted = [
-            call for call in message.tool_calls if call.id not in verdict.faulty and call.id not in verdict.duplicates
+            call for call in message.tool_calls if call.id not in check.faulty and call.id not in check.duplicates
         ]
         budget = self.loop.limits.max_tool_calls
         allowed = wanted if budget is None else wanted[: max(0, budget - self.tool_calls)]
@@ -285,7 +285,7 @@ class _Rollout:
             results = {call.id: result for call, result in zip(allowed, done, strict=True)}
             self.tool_calls += len(allowed)
         for call in message.tool_calls:
-            self.answer(call, results.get(call.id) or _unrun(call, verdict, ran=results))
+            self.answer(call, results.get(call.id) or _unrun(call, check, ran=results))
 
     def answer(self, call: ToolCall, result: ToolResult) -> None:
         response = ToolResponse(
@@ -302,16 +302,16 @@ class _Rollout:
             count.failure += 1
             self.tool_errors.append(ToolError(self.turns, call.name, call.arguments, result.error, result.content))
 
-    def settle(self, verdict: Verdict) -> None:
+    def settle(self, check: TurnCheck) -> None:
         """The turn is answered. After too many faulty ones in a row, give up and roll back to before the first."""
         self.turn_began, self.answered_length = self.answered_length, len(self.history)
-        if verdict.flaw is None:
+        if check.flaw is None:
             self.faulty_turns = 0
             self.good_length = self.answered_length
             return
         self.faulty_turns += 1
         if self.faulty_turns >= self.loop.limits.max_faulty_turns:
-            reason = f"{self.faulty_turns} faulty turns in a row, the last one: {verdict.flaw.value}: {verdict.detail}"
+            reason = f"{self.faulty_turns} faulty turns in a row, the last one: {check.flaw.value}: {check.detail}"
             self.rewind(self.good_length, reason)
             raise _Ended(Outcome.MODEL_ERROR, reason)
 
@@ -325,7 +325,7 @@ class _Rollout:
             self.tokens.uncounted_requests += 1
 
     def with_new_call_ids(self, response: ChatResponse) -> ChatResponse:
-        """Some servers number the calls of every turn from zero; a conversation needs ids that are its own."""
+        """The response with call ids that are new in the conversation: some servers count from zero every turn."""
         calls = response.message.tool_calls
         if any(call.id in self.call_ids for call in calls):
             taken = self.call_ids | {call.id for call in calls}
@@ -352,17 +352,17 @@ class _Rollout:
             self.request.rewind(self.offset + length, reason)
 
 
-def _unrun(call: ToolCall, verdict: Verdict, ran: Mapping[str, ToolResult]) -> ToolResult:
+def _unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:
     """The answer to a call that was not run."""
-    if call.id in verdict.faulty:
-        told = verdict.faulty[call.id]
-        return ToolResult(content=told, error=json.loads(told)["error"])
-    original = verdict.duplicates.get(call.id)
+    if call.id in check.faulty:
+        content = check.faulty[call.id]
+        return ToolResult(content=content, error=json.loads(content)["error"])
+    original = check.duplicates.get(call.id)
     if original is not None and original in ran:
-        told = f"The same call was made twice in this turn and was run once; its result is that of {original}."
-        return ToolResult(content=json.dumps({"note": told}), error=ran[original].error)
-    told = "Not run: the budget of tool calls is used up."
-    return ToolResult(content=json.dumps({"error": told}), error=told)
+        note = f"The same call was made twice in this turn and was run once; its result is that of {original}."
+        return ToolResult(content=json.dumps({"note": note}), error=ran[original].error)
+    error = "Not run: the budget of tool calls is used up."
+    return ToolResult(content=json.dumps({"error": error}), error=error)
 
 
 def _request_messages(

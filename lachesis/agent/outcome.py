@@ -1,4 +1,4 @@
-"""How a rollout ended: one of a few names, and what follows from each."""
+"""How a rollout ends: one of a few outcomes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Why a rollout stopped. Only the model's own doing is ever scored."""
+    """Why a rollout stopped. Only outcomes that the model itself caused are scored."""
 
     COMPLETED = "completed"
     """The model ended with an answer."""
@@ -15,17 +15,15 @@ class Outcome(StrEnum):
     CONTEXT_EXHAUSTED = "context_exhausted"
     """The prompt no longer fits the model, the token budget is used up, or the answer was cut off by its limit."""
     MODEL_ERROR = "model_error"
-    """The model wrote nothing usable, also when asked again; rolled back to the last valid state."""
+    """The model wrote nothing usable, also when sampled again; the rollout is at its last valid state."""
     INFRA_ERROR = "infra_error"
-    """A server or a sandbox failed, also with fresh ones. Says nothing about the model: never scored."""
+    """A server or a sandbox failed, also after new starts. Says nothing about the model: never scored."""
     TIMEOUT = "timeout"
     """The wall-clock budget is used up. A slow machine looks the same as a slow model: never scored."""
-    CANCELLED = "cancelled"
-    """The run was stopped from outside. Never scored."""
 
     @property
     def scored(self) -> bool:
-        """Whether the reward may look at what was left behind."""
+        """Whether the rollout gets a reward."""
         return self in _SCORED
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lachesis.agent.outcome import Outcome
+from lachesis.agent.reward import Reward
 from lachesis.trajectories import MessageHistory, TokenSample, samples
 
 
@@ -51,8 +52,6 @@ class TokenCount:
 class AgentResult:
     """One finished run of `HermesAgentLoop`."""
 
-    messages: list[dict[str, Any]]
-    """The conversation as kept, plain OpenAI dicts, reasoning under `reasoning`; always a valid conversation."""
     turns_used: int
     finished_naturally: bool
     """The model ended with an answer of its own: `outcome` is completed."""
@@ -62,7 +61,7 @@ class AgentResult:
     reason: str
     """One line: what exactly ended the run."""
     history: MessageHistory
-    """The same conversation with everything that was rolled back still reachable (`history.discarded`)."""
+    """The conversation, with everything that was rolled back still reachable (`history.discarded`)."""
     tool_counts: dict[str, ToolCount] = field(default_factory=dict)
     tokens: TokenCount = field(default_factory=TokenCount)
     api_calls: int = 0
@@ -71,6 +70,24 @@ class AgentResult:
     seconds_in_tools: float = 0.0
     error: Exception | None = None
     """What broke, when the outcome is infra_error."""
+    reward: Reward | None = None
+    """Of `compute_reward`, once that has run."""
+    _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
+    _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The conversation as OpenAI dicts, reasoning under `reasoning`; always valid. A copy: change it freely."""
+        if self._messages is None:
+            self._messages = self.history.to_openai("reasoning")
+        return self._messages
+
+    @property
+    def recorded_messages(self) -> list[dict[str, Any]]:
+        """The conversation for all records of the rollout: made once, and not to be changed."""
+        if self._record is None:
+            self._record = self.history.to_openai("reasoning")
+        return self._record
 
     @property
     def final_response(self) -> str:

@@ -1,50 +1,48 @@
-"""One rollout: lease a sandbox, let the agent play, score what it left behind, release the sandbox.
+"""One rollout: its record in memory, and the player that makes it.
 
-Failure is not zero: a rollout has a reward only when the agent's own doing was looked at. Broken infrastructure gets a
-fresh start a few times and is then left out; an exception in the reward is the environment's error and is kept as such.
+The player leases a sandbox, lets the agent play, scores what it left and releases the sandbox. Failure is not zero: a
+rollout has a reward only if the agent's own work was scored. The player starts a rollout again that the infrastructure
+broke, a few times, and then leaves it out. An exception in a reward is an error of the environment and is kept as one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import logging
-import math
 import time
 import traceback
 import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backends import BackendError, SandboxSpec
 from lachesis.agent.loop import ExecuteTools, HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
+from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.reward_log import RewardCall
-from lachesis.agent.reward_threads import RewardThreads
-from lachesis.agent.tool_context import BlockingToolContext, ToolContext
+from lachesis.agent.scorer import Scorer
+from lachesis.agent.tool_context import ToolContext
 from lachesis.inference import RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
 from lachesis.tools import ToolRegistry, ToolResult, ToolSession, ToolSessions, call_tools
 from lachesis.trajectories import TokenSample, ToolCall
 
-if TYPE_CHECKING:
-    from lachesis.runs.settings import HermesAgentEnvConfig  # which loads Atropos, and a report does without
-
 log = logging.getLogger(__name__)
 
-Reward = Callable[[Any, AgentResult, Any], "float | Awaitable[float]"]
-
-
 _REPEATS = (RequestRejected, PromptError)
-"""The server would refuse the same request again, and the template the same conversation."""
+"""The server would reject the same request again, and the template the same conversation."""
 
 
-class RewardError(Exception):
-    """A reward is no finite number, or took too long. Like any exception of a reward: an error of the environment."""
+@dataclass(frozen=True, slots=True)
+class HeldSandbox:
+    """The sandbox of a rollout that waits for the reward of its group."""
+
+    context: ToolContext
+    release: Callable[[], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +66,53 @@ class Rollout:
     attempts: int = 1
     """Starts that it took; more than one when the infrastructure broke earlier ones."""
     retried_after: Sequence[str] = ()
-    """Why each of the earlier starts was given up."""
+    """Why each of the earlier starts failed."""
     lost_completion_tokens: int = 0
     """Completion tokens of the earlier starts; those of the last one are in `result`."""
     seconds: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """The components of its reward and the environment's own figures."""
+    turn_rewards: Sequence[float] | None = None
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
+    held: HeldSandbox | None = field(default=None, repr=False, compare=False)
+    """The sandbox, still leased, where a reward of the whole group is to come."""
 
     @property
     def may_pass(self) -> bool:
-        """It never came to its reward, and another time it may: the infrastructure was in the way, and nothing else."""
+        """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         return not self.outcome.scored and self.traceback is None and not isinstance(self.error, _REPEATS)
 
     @property
     def samples(self) -> list[TokenSample]:
-        """The exact tokens of what was sampled (Phase 2), in which the rollout counts once; empty in Phase 1."""
+        """The exact tokens that were sampled (Phase 2), in which the rollout counts once; empty in Phase 1."""
         return self.result.samples(self.rollout_id) if self.result is not None else []
+
+    @property
+    def unscored_because(self) -> str:
+        """Why it has no reward, in one line."""
+        if self.traceback is not None:
+            return self.traceback.strip().rpartition("\n")[2]
+        return "compute_reward returned None" if self.outcome.scored else self.reason
+
+    def rewarded(self, reward: Reward | None) -> Rollout:
+        """The rollout with `reward` in place of an earlier one."""
+        if reward is None:
+            return replace(self, reward=None, turn_rewards=None, metrics={})
+        metrics = {f"reward/{name}": value for name, value in reward.components.items()}
+        return replace(self, reward=reward.value, turn_rewards=reward.turn_rewards, metrics=metrics)
+
+    def measured(self, measure: Callable[[AgentResult, float | None], Mapping[str, float]]) -> Rollout:
+        """The rollout with the environment's own figures. An exception there is kept and shown; the reward stays."""
+        if self.result is None:
+            return self
+        try:
+            given = measure(self.result, self.reward)
+            metrics = {str(name): finite_number(value, f"metric {name!r}:") for name, value in given.items()}
+            return replace(self, metrics={**self.metrics, **metrics})
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            return replace(self, traceback=(self.traceback or "") + trace)
 
     @classmethod
     def broken(cls, item_key: str, index: int, error: BaseException) -> Rollout:
@@ -101,32 +129,38 @@ class Rollout:
         )
 
 
-class RolloutPlayer:
-    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once.
+@dataclass(frozen=True, slots=True)
+class RolloutSettings:
+    """How every rollout of a run is played."""
 
-    Args:
-        compute_reward: `async def`, or plain `def`, which then runs on `reward_threads` with a blocking context.
-        max_seconds: wall-clock time of one rollout, where that is not `config.rollout_timeout`.
-    """
+    max_turns: int = 30
+    max_tokens: int | None = None
+    """Of one completion."""
+    extra_body: Mapping[str, Any] | None = None
+    ephemeral_system_prompt: str | None = None
+    prefill_messages: Sequence[Mapping[str, Any]] = ()
+    limits: LoopLimits = field(default_factory=LoopLimits)
+    max_infra_retries: int = 2
+    """New starts of a rollout that the infrastructure broke."""
+
+
+class RolloutPlayer:
+    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once."""
 
     def __init__(
         self,
+        settings: RolloutSettings,
         *,
-        config: HermesAgentEnvConfig,
         server: Router | TokenServer,
         sessions: ToolSessions,
         registry: ToolRegistry,
-        compute_reward: Reward,
-        reward_threads: RewardThreads,
-        max_seconds: float | None = None,
+        scorer: Scorer,
     ) -> None:
-        self.config = config
-        self.max_seconds = config.rollout_timeout if max_seconds is None else max_seconds
+        self.settings = settings
         self.server = server
         self.sessions = sessions
         self.registry = registry
-        self.compute_reward = compute_reward
-        self.reward_threads = reward_threads
+        self.scorer = scorer
 
     async def play(
         self,
@@ -140,12 +174,18 @@ class RolloutPlayer:
         split: Split = "train",
         spec: SandboxSpec | None = None,
     ) -> Rollout:
-        """Play one rollout to its end; only cancellation and errors of this program are raised.
+        """Play one rollout to its end. Raises only cancellation and errors of this program.
 
-        `spec` is what its sandbox is to be, where that is not what the sessions give to all.
+        A scored rollout of an environment that also scores whole groups keeps its sandbox (`Rollout.held`) until
+        `score_group`.
+
+        Args:
+            spec: the sandbox of this rollout, where it differs from the run's.
         """
         started = time.monotonic()
+        settings = self.settings
         rollout_id = uuid.uuid4().hex
+        names = [schema["function"]["name"] for schema in tools]
         attempts = 0
         retried_after: list[str] = []
         lost_completion_tokens = 0
@@ -153,26 +193,27 @@ class RolloutPlayer:
             attempts += 1
             task_id = f"{item_key}-{index}-{rollout_id[:8]}-{attempts}"
             verifier_id = f"{task_id}-verifier"
+            release = functools.partial(self.release, task_id, verifier_id)
             session = self.sessions.open(task_id, spec=spec)
             context: ToolContext | None = None
+            held: HeldSandbox | None = None
             result: AgentResult | None = None
-            reward: float | None = None
+            reward: Reward | None = None
             trace: str | None = None
             try:
-                names = [schema["function"]["name"] for schema in tools]
                 loop = HermesAgentLoop(
                     self.server.for_rollout(),
                     tools,
                     names,
-                    self.config.max_agent_turns,
+                    settings.max_turns,
                     task_id,
                     temperature,
-                    self.config.max_token_length,
-                    self.config.extra_body,
+                    settings.max_tokens,
+                    settings.extra_body,
                     execute=self.executor(session, names),
-                    limits=self.limits(),
-                    ephemeral_system_prompt=self.config.ephemeral_system_prompt,
-                    prefill_messages=self.config.prefill_messages,
+                    limits=settings.limits,
+                    ephemeral_system_prompt=settings.ephemeral_system_prompt,
+                    prefill_messages=settings.prefill_messages,
                     split=split,
                 )
                 result = await loop.run(messages)
@@ -183,12 +224,16 @@ class RolloutPlayer:
                         self.registry,
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
-                    reward, trace = await self.score(item, result, context)
+                    reward, trace = await self.scorer.score(item, result, context)
+                    result.reward = reward
+                    if reward is not None and self.scorer.compute_group_reward is not None:
+                        held = HeldSandbox(context, release)
             except BackendError as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
             finally:
-                await self.release(task_id, verifier_id)
-            if outcome is not Outcome.INFRA_ERROR or attempts > self.config.max_infra_retries:
+                if held is None:
+                    await release()
+            if outcome is not Outcome.INFRA_ERROR or attempts > settings.max_infra_retries:
                 break
             if isinstance(error, _REPEATS):
                 break
@@ -200,7 +245,7 @@ class RolloutPlayer:
             index=index,
             outcome=outcome,
             reason=reason,
-            reward=reward,
+            reward=None,
             result=result,
             traceback=trace,
             error=error,
@@ -209,14 +254,47 @@ class RolloutPlayer:
             lost_completion_tokens=lost_completion_tokens,
             seconds=time.monotonic() - started,
             reward_calls=context.calls if context is not None else (),
-        )
+            held=held,
+        ).rewarded(reward)
+
+    async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
+
+        Rollouts without a reward stay without one, and the function does not see them. If a sandbox fails during the
+        call, no rollout of the group has a reward, and another attempt may succeed.
+        """
+        places = [at for at, rollout in enumerate(rollouts) if rollout.reward is not None and rollout.result]
+        scored = [(rollouts[at], result) for at in places if (result := rollouts[at].result) is not None]
+        finished = list(rollouts)
+        if self.scorer.compute_group_reward is None or not scored:
+            return finished
+        contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
+        changed: list[Rollout]
+        try:
+            rewards, trace = await self.scorer.score_group(item, [result for _, result in scored], contexts)
+        except BackendError as broken:
+            reason = f"the group could not be scored: {broken}"
+            changed = [
+                replace(rollout.rewarded(None), outcome=Outcome.INFRA_ERROR, reason=reason, error=broken)
+                for rollout, _ in scored
+            ]
+        else:
+            given = rewards if rewards is not None else [None] * len(scored)
+            changed = [
+                replace(rollout.rewarded(reward), traceback=trace or rollout.traceback)
+                for (rollout, _), reward in zip(scored, given, strict=True)
+            ]
+        for at, rollout, context in zip(places, changed, contexts, strict=True):
+            calls = context.calls if context is not None else rollout.reward_calls
+            finished[at] = replace(rollout, reward_calls=calls, held=None)
+        return finished
 
     async def release(self, *task_ids: str) -> None:
-        """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may stay behind."""
+        """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""
         closing = asyncio.gather(*map(self.sessions.close, task_ids), return_exceptions=True)
         for task_id, error in zip(task_ids, await asyncio.shield(closing), strict=True):
             if isinstance(error, BackendError):
-                # What was scored stays scored; the session stays listed, and the end of the run tries again.
+                # The reward stays; so does the session in the list, and the end of the run tries again.
                 log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
             elif isinstance(error, BaseException):
                 raise error
@@ -229,82 +307,3 @@ class RolloutPlayer:
             return await call_tools(wanted, session, registry=self.registry, allowed=names)
 
         return execute
-
-    def limits(self) -> LoopLimits:
-        config = self.config
-        return LoopLimits(
-            max_tool_calls=config.max_tool_calls,
-            max_total_tokens=config.rollout_token_budget,
-            max_seconds=self.max_seconds,
-            max_resamples=config.max_resamples,
-            max_faulty_turns=config.max_faulty_turns,
-        )
-
-    async def score(self, item: Any, result: AgentResult, context: ToolContext) -> tuple[float | None, str | None]:
-        """The reward, or the traceback of the environment's error.
-
-        Raises:
-            BackendError: the sandbox failed under the reward, also where the reward made something else of that.
-        """
-        reward: float | None = None
-        trace: str | None = None
-        try:
-            async with asyncio.timeout(self.config.reward_timeout) as limit:
-                given = await self.call_reward(item, result, context)
-            reward = _finite(given)
-        except BackendError:
-            raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
-                raise
-            if isinstance(error, TimeoutError) and limit.expired():
-                error = RewardError(f"the reward took longer than reward_timeout = {self.config.reward_timeout:g} s")
-            trace = "".join(traceback.format_exception(error))
-        if context.failure is not None:
-            raise context.failure
-        return reward, trace
-
-    async def call_reward(self, item: Any, result: AgentResult, context: ToolContext) -> Any:
-        if inspect.iscoroutinefunction(self.compute_reward):
-            return await self.compute_reward(item, result, context)
-        blocking = BlockingToolContext(context, asyncio.get_running_loop())
-        try:
-            given = await self.reward_threads.run(self.compute_reward, item, result, blocking)
-            return await given if inspect.isawaitable(given) else given
-        finally:
-            blocking.end()
-
-
-def is_cancelled() -> bool:
-    """Whether this very task was asked to stop. A CancelledError without that comes from a task it waited for."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
-def with_metrics(rollout: Rollout, measure: Callable[[AgentResult, float | None], Mapping[str, float]]) -> Rollout:
-    """The rollout with the environment's own figures. An exception there is kept and shown; the reward stays."""
-    if rollout.result is None:
-        return rollout
-    try:
-        given = measure(rollout.result, rollout.reward)
-        metrics = {str(name): _number(value, f"metric {name!r}:") for name, value in given.items()}
-        return replace(rollout, metrics=metrics)
-    except Exception as error:
-        trace = "".join(traceback.format_exception(error))
-        return replace(rollout, traceback=(rollout.traceback or "") + trace)
-
-
-def _finite(value: Any) -> float | None:
-    return None if value is None else _number(value, "compute_reward returned")
-
-
-def _number(value: Any, what: str) -> float:
-    try:
-        if isinstance(value, str | bytes):
-            raise TypeError
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        raise RewardError(f"{what} {value!r}; it has to be a number, or None to leave the rollout out") from None
-    if not math.isfinite(number):
-        raise RewardError(f"{what} {number}; it has to be finite")
-    return number

@@ -1,4 +1,4 @@
-"""Is a completion a turn that can be acted on? Classify first; what to do about each flaw is the agent loop's table."""
+"""Classifies completions: is this a turn that the agent loop can act on? The loop decides what to do about a flaw."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Flaw(Enum):
     EMPTY = "empty answer"
     """Neither text nor tool calls."""
     ONLY_REASONING = "nothing after the reasoning"
-    """The model thought and then said nothing."""
+    """Reasoning, and no answer after it."""
     WITHHELD = "withheld by the server's content filter"
     TRUNCATED_CALL = "tool call cut off by the token limit"
     MALFORMED_CALL = "text that starts a tool call and is none"
@@ -43,37 +43,36 @@ RESAMPLED = frozenset(
         Flaw.NOT_AN_OBJECT,
     }
 )
-"""Turns that cannot stay in the conversation: there is nothing to answer, or a chat template could not render it."""
+"""Turns that cannot stay in the conversation: there is nothing to answer, or a chat template could not render them.
 
-REPORTED = frozenset({Flaw.UNKNOWN_TOOL, Flaw.MISSING_ARGUMENTS})
-"""Turns that stay: the model reads in the tool's answer what was wrong, and valid calls beside them are run."""
+All others stay: the model reads in the tool's answer what was wrong, and the valid calls of the turn are run."""
 
 _SHALLOW = 100
-"""Brackets with which no JSON is nested too deep for anybody."""
+"""No JSON with at most this many brackets is nested too deeply for a parser."""
 _THINK_BLOCK = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """`flaw` is the worst one, None for a turn without."""
+class TurnCheck:
+    """What is wrong with a turn. `flaw` is the worst flaw, None where there is none."""
 
     flaw: Flaw | None = None
     detail: str = ""
     faulty: Mapping[str, str] = field(default_factory=dict)
-    """Call id -> what the model is told instead of a result."""
+    """Call id -> the message that the model reads instead of a result."""
     duplicates: Mapping[str, str] = field(default_factory=dict)
     """Id of a repeated call -> id of the same call earlier in the turn."""
 
 
-def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collection[str]]) -> Verdict:
-    """Judge one completion against the tools on offer (`required_arguments`: tool name -> names of arguments)."""
+def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collection[str]]) -> TurnCheck:
+    """Check one completion against the tools on offer (`required_arguments`: tool name -> names of arguments)."""
     message = response.message
     cut = response.finish_reason is FinishReason.LENGTH
     if response.finish_reason is FinishReason.CONTENT_FILTER:
-        return Verdict(Flaw.WITHHELD, _shorten(message.text))
+        return TurnCheck(Flaw.WITHHELD, _shorten(message.text))
     if response.malformed_calls:
         flaw = Flaw.TRUNCATED_CALL if cut else Flaw.MALFORMED_CALL
-        return Verdict(flaw, _shorten(response.malformed_calls[0]))
+        return TurnCheck(flaw, _shorten(response.malformed_calls[0]))
     if not message.tool_calls:
         return _check_text(message.text, message.reasoning)
 
@@ -83,26 +82,28 @@ def check_turn(response: ChatResponse, required_arguments: Mapping[str, Collecti
         found = _check_call(call, required_arguments)
         if found is None:
             continue
-        flaw, told = found
+        flaw, message_text = found
         if flaw in RESAMPLED:
             # The last call of a turn that hit the limit is cut JSON, whatever else it looks like.
             is_last = call is message.tool_calls[-1]
-            return Verdict(Flaw.TRUNCATED_CALL if cut and is_last else flaw, f"{call.name}: {_shorten(call.arguments)}")
-        faulty[call.id] = told
-        worst = worst or (flaw, told)
+            return TurnCheck(
+                Flaw.TRUNCATED_CALL if cut and is_last else flaw, f"{call.name}: {_shorten(call.arguments)}"
+            )
+        faulty[call.id] = message_text
+        worst = worst or (flaw, message_text)
     duplicates = _duplicates(message.tool_calls)
     if worst is None:
-        return Verdict(duplicates=duplicates)
-    return Verdict(worst[0], worst[1], faulty, duplicates)
+        return TurnCheck(duplicates=duplicates)
+    return TurnCheck(worst[0], worst[1], faulty, duplicates)
 
 
-def _check_text(text: str, reasoning: str | None) -> Verdict:
+def _check_text(text: str, reasoning: str | None) -> TurnCheck:
     _, said = split_opened_think(text)
     if _THINK_BLOCK.sub("", said).strip():
-        return Verdict()
+        return TurnCheck()
     if text.strip() or (reasoning and reasoning.strip()):
-        return Verdict(Flaw.ONLY_REASONING, _shorten(reasoning or text))
-    return Verdict(Flaw.EMPTY)
+        return TurnCheck(Flaw.ONLY_REASONING, _shorten(reasoning or text))
+    return TurnCheck(Flaw.EMPTY)
 
 
 def _check_call(call: ToolCall, required_arguments: Mapping[str, Collection[str]]) -> tuple[Flaw, str] | None:
@@ -121,24 +122,24 @@ def _check_call(call: ToolCall, required_arguments: Mapping[str, Collection[str]
     missing = [name for name in required_arguments[call.name] if name not in arguments]
     if missing:
         names = ", ".join(repr(name) for name in missing)
-        told = f"{call.name} needs {names}, which the call does not give. Call it again with all of its arguments."
-        return Flaw.MISSING_ARGUMENTS, json.dumps({"error": told}, ensure_ascii=False)
+        problem = f"{call.name} needs {names}, which the call does not give. Call it again with all of its arguments."
+        return Flaw.MISSING_ARGUMENTS, json.dumps({"error": problem}, ensure_ascii=False)
     return None
 
 
 def _usual_json(text: str) -> dict[str, Any] | None:
-    """The object, where `load_json` would take it as well: it also writes the value again, which costs far more."""
+    """The object, if `load_json` would accept it too. `load_json` also writes the value again, which costs far more."""
     if text.count("[") + text.count("{") > _SHALLOW:
         return None
     try:
-        value = orjson.loads(text)  # takes neither NaN nor numbers that are infinite
+        value = orjson.loads(text)  # rejects NaN and infinite numbers
     except orjson.JSONDecodeError:
         return None
     return value if isinstance(value, dict) else None
 
 
 def unknown_tool_text(name: str, known: Collection[str]) -> str:
-    """What a model is told that called a tool which does not exist."""
+    """The answer to a call of a tool that does not exist."""
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     listing = ", ".join(sorted(known)) or "none"

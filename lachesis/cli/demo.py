@@ -60,8 +60,9 @@ def _count(text: str) -> int:
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
     from environments.gsm8k_agent_env import GSM8kAgentEnv, GSM8kEnvConfig
+    from lachesis.runs.file_sink import example_rollouts
     from lachesis.runs.model_servers import ServerConfig
-    from lachesis.runs.process import RunFiles, RunResult, example_rollouts
+    from lachesis.runs.results import RunFiles, RunResult
 
     results: dict[str, RunResult] = {}
     for player, title in PLAYERS.items():

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from rich.console import Console
 
-from backends import BACKENDS, Backend, BackendError, SandboxInfo, create_backend
+from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
 
 
 def parser() -> argparse.ArgumentParser:
@@ -22,7 +22,9 @@ def parser() -> argparse.ArgumentParser:
     reaping = verbs.add_parser("reap", help="remove those whose environment is gone")
     for verb in (listing, reaping):
         verb.add_argument(
-            "--backend", action="append", choices=sorted(BACKENDS), help="ask this one; default: all that work here"
+            "--backend",
+            action="append",
+            help=f"ask this one: {', '.join(backend_names())}, or package.module:Class; default: all that work here",
         )
         verb.add_argument(
             "--options",
@@ -39,7 +41,7 @@ async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: 
     """List or reap, backend by backend. 1 when one that was asked for by name, or works here, cannot do it."""
     console, code = Console(), 0
     found: list[SandboxInfo] = []
-    for name in names or sorted(BACKENDS):
+    for name in names or sorted(backend_names()):
         is_asked = bool(names)
         try:
             backend: Backend = create_backend(name, **(options if names else {}))

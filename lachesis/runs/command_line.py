@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from backends import BackendError
 from lachesis.inference import InferenceError
 from lachesis.inference.embedded import EmbeddedServerError
+from lachesis.run_folder import RunFolderError
 from lachesis.runs.atropos import APIServerConfig, as_server_configs
 from lachesis.runs.dataset_rows import DatasetError
+from lachesis.runs.environment import Environment
+from lachesis.runs.failures import RunStopped
 from lachesis.runs.flags import ONLY_SERVE, REFUSED, WITHOUT_EFFECT, make_parser
-from lachesis.runs.items import ItemError
+from lachesis.runs.item_keys import ItemError
 from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError, needs_start
-from lachesis.runs.process import RunResult, RunStopped
-from lachesis.runs.run_folder import RunFolderError
+from lachesis.runs.results import RunResult, ServeResult, print_result
 from lachesis.runs.wandb_tracking import TrackingError
 from lachesis.tools import ToolsetError, ToolUnavailable
 from lachesis.trajectories import JsonlError
@@ -37,7 +37,6 @@ from lachesis.trajectories import JsonlError
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from lachesis.base_env import HermesAgentBaseEnv
     from lachesis.runs.settings import HermesAgentEnvConfig
 
 TOP_LEVEL = ("env", "openai", "slurm", "testing")
@@ -71,7 +70,7 @@ USAGE_ERRORS = (Phase1CannotTrain, ServerConfigError, SettingsError, ToolUnavail
 """Of these, what another command line mends: exit code 2."""
 
 
-def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
+def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
     """Run one command of an environment; the exit code."""
     console = Console(stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -86,22 +85,19 @@ def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -
         return 130
 
 
-async def _run(command: str, env: HermesAgentBaseEnv) -> int:
+async def _run(command: str, env: Environment) -> int:
     task = asyncio.current_task()
     if task is not None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    if command == "serve":
-        served = await env.env_manager()
-        Console().print(served.table())
-        return 0
-    result = await (env.process_manager() if command == "process" else env._run_evaluate())
-    if not isinstance(result, RunResult):
-        return 0  # an evaluate() of the environment's own
+    run = {"serve": env.env_manager, "process": env.process_manager, "evaluate": env._run_evaluate}[command]
+    result = await run()
+    if not isinstance(result, RunResult | ServeResult):
+        return 0  # of an environment with an evaluate() that returns something else
     print_result(Console(), result)
-    return 1 if result.failed_groups or result.exceptions else 0
+    return int(result.failed)
 
 
-def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, HermesAgentBaseEnv]:
+def build(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, Environment]:
     """The command and the environment that the arguments ask for.
 
     Raises:
@@ -244,44 +240,3 @@ def _said(problem: ErrorDetails) -> str:
     """What pydantic says, and how a list or a mapping is written where that was not clear."""
     example = {"list_type": "'[a, b]'", "dict_type": "'{name: value}'"}.get(problem["type"])
     return problem["msg"] + (f", written as {example}" if example else "")
-
-
-def print_result(console: Console, result: RunResult) -> None:
-    """The table that a run ends with, and where everything is."""
-    summary = result.summary
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    left_out = summary.rollouts - summary.scored
-    earlier = summary.items > result.played + result.failed_groups
-    table.add_row("items", f"{summary.items}" + (f" ({result.played} in this run)" if earlier else ""))
-    table.add_row("rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else ""))
-    table.add_row("mean reward", f"{summary.reward}, 95 % interval" if summary.scored else "none was scored")
-    table.add_row("turns", f"{summary.turns:.2f} a rollout")
-    table.add_row("tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed")
-    table.add_row("outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none")
-    if summary.discarded:
-        table.add_row("rolled back", f"{summary.discarded} completions")
-    for name, value in summary.metrics.items():
-        table.add_row(name.replace("_", " "), f"{value:.3f}")
-    if summary.uncounted_requests:
-        table.add_row("tokens/s", "the server does not count tokens")
-    elif result.tokens:
-        table.add_row(
-            "tokens/s", f"{result.tokens / max(result.seconds, 1e-9):.0f} ({result.tokens} in {result.seconds:.1f} s)"
-        )
-    console.print(table)
-    for label, where in (
-        ("groups", str(result.files.groups)),
-        ("trajectories", f"{result.files.samples}, {result.files.failed_samples.name}"),
-        ("report", str(result.files.report)),
-    ):
-        # Outside of the table: a path that is cut or wrapped cannot be copied.
-        console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)
-    if result.failed_groups:
-        told = f"{result.failed_groups} of the groups had no scored rollout; start again to play them"
-        console.print(told, style="yellow", highlight=False)
-    if result.exceptions:
-        console.print(
-            f"{result.exceptions} rollouts ended in an exception of the environment; see the report", style="red"
-        )

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.runs.run_folder import RunFolderError, changes, take_lock, write_manifest
+from lachesis.run_folder import RunFolderError, changes, take_lock, write_manifest
 from lachesis.trajectories import JsonlWriter, read_lines
 
 

@@ -1,58 +1,68 @@
-"""Progress of a long run: a live line on a terminal, a plain line now and then elsewhere."""
+"""Progress of a run: a live line on a terminal, a plain line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 PLAIN_INTERVAL = 10.0
 """Seconds between plain lines."""
 
 
-class RunProgress:
-    """Counts finished groups. `done` are those that an earlier start left behind."""
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a run goes at one moment."""
 
-    def __init__(self, console: Console, title: str, total: int, done: int = 0) -> None:
+    done: int
+    total: int
+    """-1 where it is not known."""
+    unit: str
+    """What is counted, in the plural."""
+    note: str = ""
+
+    def __str__(self) -> str:
+        count = f"{self.done}/{self.total}" if self.total >= 0 else f"{self.done}"
+        return f"{self.unit} {count}" + (f"; {self.note}" if self.note else "")
+
+
+class Progress:
+    """The display of one run."""
+
+    def __init__(self, console: Console, title: str) -> None:
         self.console = console
         self.title = title
-        self.total = total
-        self.done = done
-        self._last = time.monotonic()
-        self._live: Progress | None = None
+        self._next = 0.0
+        self._shown = ""
+        self._bar: Bar | None = None
 
-    def __enter__(self) -> RunProgress:
+    def __enter__(self) -> Self:
         if self.console.is_terminal:
-            self._live = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[note]}"),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=self.console,
-            )
-            self._task = self._live.add_task(self.title, total=self.total, completed=self.done, note="")
-            self._live.start()
-        else:
-            self.console.print(f"{self.title}: {self.done}/{self.total}", highlight=False)
+            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Bar(*columns, console=self.console)
+            self._task = self._bar.add_task(escape(self.title), total=None)
+            self._bar.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        if self._bar is not None:
+            self._bar.stop()
 
-    def advance(self, note: str) -> None:
-        """One more is finished; `note` is a few words on how the run goes."""
-        self.done += 1
-        if self._live is not None:
-            self._live.update(self._task, completed=self.done, note=note)
-            return
-        now = time.monotonic()
-        if now - self._last >= PLAIN_INTERVAL or self.done == self.total:
-            self._last = now
-            self.console.print(f"{self.title}: {self.done}/{self.total}  {note}", highlight=False)
+    def show(self, standing: Standing, *, last: bool = False) -> None:
+        """Update the display. Elsewhere than on a terminal, lines come at an interval, and the last one always."""
+        line = f"{self.title}: {standing}"
+        if self._bar is not None:
+            total = standing.total if standing.total >= 0 else None
+            self._bar.update(self._task, description=escape(line), completed=standing.done, total=total)
+        elif line != self._shown and (last or time.monotonic() >= self._next):
+            self._next = time.monotonic() + PLAIN_INTERVAL
+            self._shown = line
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from lachesis.runs.records import rollout_messages
+from lachesis.runs.group_records import rollout_messages
 from lachesis.runs.summary import Summariser, Summary
 
 HISTOGRAM_BINS = 10
@@ -107,6 +107,7 @@ def _group_view(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
         "key": group["item_key"],
         "title": _title(rollouts),
         "item": group["item"],
+        "metrics": sorted({name for rollout in rollouts for name in rollout.get("metrics", ())}),
         "rollouts": rollouts,
     }
 

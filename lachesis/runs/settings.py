@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from backends import BACKENDS, SandboxSpec
+from backends import SandboxSpec, backend_names
 from lachesis.runs.atropos import BaseEnvConfig
 
 _NOT_ABOUT_CONTENT = frozenset(
@@ -90,7 +90,9 @@ class HermesAgentEnvConfig(BaseEnvConfig):
     )
 
     # Where its tools run.
-    terminal_backend: str = Field("local", description=f"What makes the sandboxes: {', '.join(BACKENDS)}.")
+    terminal_backend: str = Field(
+        "local", description=f"What makes the sandboxes: {', '.join(backend_names())}, or package.module:Class."
+    )
     terminal_timeout: int = Field(120, ge=1, description="Seconds a command may take unless the call says otherwise.")
     terminal_lifetime: int = Field(3600, ge=1, description="Seconds after which a sandbox ends itself.")
     terminal_image: str | None = Field(

@@ -38,7 +38,7 @@ class Summary:
 
 
 class Summariser:
-    """Takes group records (`lachesis.runs.records.group_record`) one at a time, and keeps none of their messages."""
+    """Takes group records (`group_record`) one at a time, and keeps none of their messages."""
 
     def __init__(self) -> None:
         self._rewards: list[list[float]] = []

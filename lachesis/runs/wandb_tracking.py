@@ -1,30 +1,29 @@
-"""Weights & Biases, when it is asked for. Without `use_wandb` nothing of it is imported."""
+"""Weights & Biases. Nothing of it is imported unless `use_wandb` is set."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lachesis.runs.records import rollout_messages
+from lachesis.errors import LachesisError
+from lachesis.runs.group_records import rollout_messages
+from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
-
-if TYPE_CHECKING:
-    from lachesis.base_env import HermesAgentBaseEnv
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
 
 
-class TrackingError(RuntimeError):
-    """W&B was asked for and cannot be used."""
+class TrackingError(LachesisError, RuntimeError):
+    """`use_wandb` is set and W&B cannot be used."""
 
 
 class Tracker:
-    """Collects figures of finished groups between two logs, and sends them and a table of rollouts to W&B if it is on.
+    """Collects the figures of finished groups between two logs, and sends them and a table of rollouts to W&B.
 
-    No group is kept: where all of them are held back, a trainer makes no step, and nothing is logged for hours.
+    No group is kept: while a trainer makes no step, nothing is logged for hours.
     """
 
     def __init__(self) -> None:
@@ -33,18 +32,25 @@ class Tracker:
         self._rollouts: list[tuple[str, float | None]] = []
         self._keep = 0
 
+    @property
+    def on(self) -> bool:
+        """Whether figures go anywhere: without W&B nobody needs to build them."""
+        return self._run is not None
+
     @asynccontextmanager
-    async def tracking(self, env: HermesAgentBaseEnv, *, job: str) -> AsyncIterator[None]:
-        """A W&B run around the block, when the settings ask for one; it is finished however the block ends.
+    async def tracking(
+        self, config: HermesAgentEnvConfig, *, project: str, group: str | None, job: str
+    ) -> AsyncIterator[None]:
+        """A W&B run around the block if the settings say so; it is finished however the block ends.
 
         Raises:
             TrackingError: no login; says how to log in, or to do without.
         """
-        if not env.config.use_wandb:
+        if not config.use_wandb:
             yield
             return
-        run = await asyncio.to_thread(_open_run, env, job)
-        self._run, self._keep = run, env.config.num_rollouts_to_keep
+        run = await asyncio.to_thread(_open_run, config, project, group, job)
+        self._run, self._keep = run, config.num_rollouts_to_keep
         try:
             yield
         except BaseException:
@@ -55,7 +61,7 @@ class Tracker:
         finally:
             self._run = None
 
-    def add(self, group: dict[str, Any]) -> None:
+    def add(self, group: Mapping[str, Any]) -> None:
         """Note a finished group for the next log."""
         self._finished.add(group)
         if self._run is not None:
@@ -83,21 +89,21 @@ class Tracker:
         self._run.log(shown, step=step)
 
 
-def _open_run(env: HermesAgentBaseEnv, job: str) -> Any:
+def _open_run(config: HermesAgentEnvConfig, project: str, group: str | None, job: str) -> Any:
     try:
         import wandb
     except ImportError as error:
         raise TrackingError("use_wandb is set, but wandb is not installed: pip install wandb") from error
     try:
-        # Asked for here, since init would ask a person at the terminal, and wait.
+        # Checked here: wandb.init would ask a person at the terminal, and wait.
         if wandb.setup().settings.mode in ("online", "run", "shared") and not wandb.api.api_key:
             raise TrackingError(_no_login("there is no API key"))
         return wandb.init(
-            project=env.wandb_project or env.run_name,
-            group=env.wandb_group,
-            name=env.config.wandb_name,
+            project=project,
+            group=group,
+            name=config.wandb_name,
             job_type=job,
-            config=env.config.public(),
+            config=config.public(),
         )
     except wandb.errors.Error as error:
         raise TrackingError(_no_login(str(error))) from error

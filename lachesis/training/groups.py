@@ -68,6 +68,8 @@ class RolloutSamples:
     samples: Sequence[TokenSample]
     messages: Sequence[Mapping[str, Any]] | None = None
     """The conversation as it was kept, as OpenAI messages; None to send none."""
+    turn_rewards: Sequence[float] | None = None
+    """One for each turn; travels in the `overrides` of the rollout's samples."""
 
     @property
     def sampled(self) -> int:
@@ -113,6 +115,8 @@ class TrainingGroup:
     """What each trained token of a sample carries; None leaves it to the trainer."""
     undelivered: Mapping[str, int] = field(default_factory=dict)
     """Sampled tokens of each rollout that were left out on purpose; rollouts without any are not named."""
+    turn_rewards: tuple[Sequence[float] | None, ...] | None = None
+    """Of each sample's rollout; None where no rollout has any."""
 
     @property
     def delivered(self) -> int:
@@ -122,9 +126,11 @@ class TrainingGroup:
     def to_atropos(self, env_id: int | None = None) -> dict[str, Any]:
         """The body of `POST /scored_data`. Shares its long lists with the samples.
 
-        `overrides[i]` holds the temperature, and the sample's certificate (see `samples_from_atropos`).
+        `overrides[i]` holds the temperature, the sample's certificate (see `samples_from_atropos`), and `turn_rewards`
+        where the rollout has them.
         """
         temperatures = [next(iter(_temperatures(sample))) for sample in self.samples]
+        turn_rewards = self.turn_rewards or [None] * len(self.samples)
         return {
             "tokens": [sample.tokens for sample in self.samples],
             "masks": [sample.masks for sample in self.samples],
@@ -138,7 +144,8 @@ class TrainingGroup:
             "inference_logprobs": [sample.logprobs for sample in self.samples],
             "overrides": [
                 {"temperature": temperature, CERTIFICATE: sample.certificate()}
-                for sample, temperature in zip(self.samples, temperatures, strict=True)
+                | ({} if turns is None else {"turn_rewards": list(turns)})
+                for sample, temperature, turns in zip(self.samples, temperatures, turn_rewards, strict=True)
             ],
             # Never null: Atropos' own BaseEnv calls get() on it.
             "group_overrides": {} if self.advantages is None else {"group_size": len(self.samples)},
@@ -154,6 +161,7 @@ class TrainingGroup:
             "messages": None if self.messages is None else list(self.messages),
             "advantages": None if self.advantages is None else list(self.advantages),
             "undelivered": dict(self.undelivered),
+            "turn_rewards": None if self.turn_rewards is None else list(self.turn_rewards),
             "samples": [sample.to_record() for sample in self.samples],
         }
 
@@ -164,16 +172,18 @@ class TrainingGroup:
             raise ValueError(f"not a record of a group to train on (schema {SCHEMA})")
         try:
             advantages, messages = record["advantages"], record["messages"]
+            turn_rewards = record.get("turn_rewards")
             group = cls(
                 samples=tuple(map(TokenSample.from_record, record["samples"])),
                 scores=tuple(record["scores"]),
                 messages=None if messages is None else tuple(messages),
                 advantages=None if advantages is None else tuple(advantages),
                 undelivered=dict(record["undelivered"]),
+                turn_rewards=None if turn_rewards is None else tuple(turn_rewards),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"a record of a group to train on is incomplete: {error!r}") from error
-        lists = (group.scores, group.messages, group.advantages)
+        lists = (group.scores, group.messages, group.advantages, group.turn_rewards)
         if any(values is not None and len(values) != len(group.samples) for values in lists):
             raise ValueError("the lists of a group to train on differ in length")
         return group
@@ -219,6 +229,7 @@ def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> Train
     scores: list[float] = []
     messages: list[list[dict[str, Any]]] = []
     advantages: list[float] = []
+    turn_rewards: list[Sequence[float] | None] = []
     undelivered: dict[str, int] = {}
     split = settings.split_rollouts is SplitRollouts.ADVANTAGES
     baseline = rollout_advantages(rewards, normalise=settings.normalise_advantages)
@@ -233,6 +244,7 @@ def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> Train
             samples.append(sample)
             scores.append(float(reward))
             messages.append(plain)
+            turn_rewards.append(rollout.turn_rewards)
             advantages.append(sample_advantage(sample, advantage or 0.0, settings.loss_average))
     return TrainingGroup(
         samples=tuple(samples),
@@ -240,6 +252,7 @@ def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> Train
         messages=tuple(messages) if with_messages else None,
         advantages=tuple(advantages) if split else None,
         undelivered=undelivered,
+        turn_rewards=tuple(turn_rewards) if any(turns is not None for turns in turn_rewards) else None,
     )
 
 

@@ -59,8 +59,11 @@ class JsonlWriter:
                 self._move_torn_tail(fd)
 
     def write(self, obj: Any) -> None:
-        """Appends one line, whole or not at all."""
-        line = self._encode(obj)
+        """Appends one object, whole or not at all."""
+        self.write_line(self._encode(obj))
+
+    def write_line(self, line: bytes) -> None:
+        """Appends an encoded object, which ends with a newline, whole or not at all."""
         with self._lock:
             fd = self._open()
             with self._exclusive(fd):

@@ -18,8 +18,9 @@ from benchmarks.agent_loop import tokenizer_folder
 from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, ServerBaseline
+from lachesis.runs.failures import RunStopped
 from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig
-from lachesis.runs.process import RunResult, RunStopped
+from lachesis.runs.results import RunResult
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ROOT,

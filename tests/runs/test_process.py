@@ -17,10 +17,10 @@ from typing import Any
 import numpy
 import pytest
 
+from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
-from lachesis.runs.items import ItemError, item_digest, plain
-from lachesis.runs.run_folder import RunFolderError
+from lachesis.runs.item_keys import ItemError, item_digest, plain
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,

@@ -70,7 +70,7 @@ def test_options_are_the_backends_own_and_no_isolation_is_only_the_local_ones() 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"terminal_backend": "dokcer"}, "no backend is called 'dokcer'; there is: docker, local"),
+        ({"terminal_backend": "dokcer"}, "no backend called 'dokcer'. Did you mean 'docker'?"),
         ({"terminal_options": {"isolatoin": "none"}}, "isolatoin"),
         ({"terminal_workdir": "relative"}, "absolute path"),
         ({"terminal_backend": "ssh"}, "needs its option host"),

@@ -7,19 +7,22 @@ import io
 import os
 import random
 import signal
+import sqlite3
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import orjson
 import pytest
 from rich.console import Console
 
-from lachesis.runs.items import ItemError
-from lachesis.runs.process import RunStopped
+from lachesis.runs.decisions import Kept, LeftOut
+from lachesis.runs.failures import RunStopped
+from lachesis.runs.item_keys import ItemError
+from lachesis.runs.training_decision import decision_of
 from lachesis.training.groups import Refusal, Refused
 from lachesis.training.rollout_api import RolloutApi
-from lachesis.training.serve_settings import Sendable, Unsendable, verdict_of
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
@@ -50,7 +53,7 @@ async def test_groups_arrive_whole_and_as_they_were_made(tmp_path, run_api):
     async with run_api.wiped() as server:
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 12)
-        result, _ = await asyncio.gather(run.run(), trainer.take(12))
+        result, _ = await asyncio.gather(run.serve(), trainer.take(12))
         assert once(trainer, 12)
         for group in trainer.groups:
             made = payload(number_of(group))
@@ -102,8 +105,8 @@ async def test_an_api_that_is_killed_and_restarted_loses_and_doubles_nothing(tmp
         trainer = await started(server)
         api = Held(server.url)
         run = make_run(server.url, tmp_path, 28, api=api, max_batches_offpolicy=2, pace=pace)
-        state = run.spool.state
-        task = asyncio.create_task(run.run())
+        state = run.sink.outbox.state
+        task = asyncio.create_task(run.serve())
         for killed in range(1, 3):
             await trainer.take(8 * killed)
             # A whole batch lies in its memory, and the environment has seen the one before leave.
@@ -142,15 +145,15 @@ async def test_environment_and_api_killed_together(tmp_path):
 async def test_rollouts_go_on_while_the_api_is_down_and_a_late_trainer_is_waited_for(tmp_path):
     server = StockRunApi()
     run = make_run(server.url, tmp_path, 8)
-    task = asyncio.create_task(run.run())
-    await until(lambda: run.delivery.trouble, task)
-    assert server.url in run.delivery.trouble
+    task = asyncio.create_task(run.serve())
+    await until(lambda: run.sink.relay.trouble, task)
+    assert server.url in run.sink.relay.trouble
     try:
         await server.start()
-        await until(lambda: "no trainer" in run.delivery.trouble, task)
+        await until(lambda: "no trainer" in run.sink.relay.trouble, task)
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
-        await until(lambda: "first batch" in run.delivery.trouble, task)
+        await until(lambda: "first batch" in run.sink.relay.trouble, task)
         assert not run.tally.groups
         await trainer.take(8)
         await task
@@ -171,8 +174,9 @@ async def test_a_clean_stop_leaves_and_the_next_start_goes_on(tmp_path, run_api)
         sent, waiting, reason = out.split()
         assert reason == b"SIGTERM"
         assert int(sent) + int(waiting) < 40
-        statuses = (tmp_path / "spool/marks.jsonl").read_bytes().splitlines()
-        assert orjson.loads(statuses[-1])["do"] == "disconnected"
+        with closing(sqlite3.connect(tmp_path / "spool/outbox.db")) as database:
+            (known,) = database.execute("SELECT value FROM facts WHERE name = 'api'").fetchone()
+        assert orjson.loads(known)["connected"] is False
         process = await spawn(server, tmp_path, count=40)
         await trainer.take(40)
         assert await asyncio.wait_for(process.wait(), LIVENESS) == 0
@@ -198,11 +202,11 @@ async def test_a_group_that_finishes_while_the_trainer_is_away_is_kept(tmp_path,
         trainer = await started(server)
         api = Reset(server.url)
         run = make_run("", tmp_path, 4, api=api, play=slow)
-        task = asyncio.create_task(run.run())
+        task = asyncio.create_task(run.serve())
         await until(lambda: len(run._playing) == 4, task)
         api.resets = 3
         await api.close()  # on a new connection it asks who the trainer is
-        await until(lambda: run.delivery.trouble, task)
+        await until(lambda: run.sink.relay.trouble, task)
         finish.set()
         await trainer.take(4)
         await task
@@ -222,7 +226,7 @@ async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancel
     async with run_api.wiped() as server:
         await started(server)
         run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, max_workers=6)
-        task = asyncio.create_task(run.run())
+        task = asyncio.create_task(run.serve())
         await until(lambda: len(run._playing) == 6, task)
         os.kill(os.getpid(), signal.SIGTERM)
         result = await asyncio.wait_for(task, LIVENESS)
@@ -245,12 +249,12 @@ async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_
     async with run_api.wiped() as server:
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 100, play=counted, max_workers=50, max_batches_offpolicy=3)
-        task = asyncio.create_task(run.run())
-        await until(lambda: run.spool.state.undelivered == 12, task)
+        task = asyncio.create_task(run.serve())
+        await until(lambda: run.sink.outbox.state.undelivered == 12, task)
         await asyncio.sleep(1.0)
         assert len(begun) == 12, "three batches of four groups"
         await trainer.take(4)
-        await until(lambda: run.spool.state.undelivered == 12 and run.spool.state.delivered == 4, task)
+        await until(lambda: run.sink.outbox.state.undelivered == 12 and run.sink.outbox.state.delivered == 4, task)
         assert len(begun) == 16
         run.stop("enough")
         await task
@@ -263,19 +267,19 @@ async def test_every_evaluation_boundary_counts_once_also_when_steps_jump(tmp_pa
         trainer = await started(server, num_steps=9)
 
         async def evaluate():
-            step = run.spool.state.known.step
+            step = run.sink.outbox.state.known.step
             await asyncio.sleep(0.1)
             seen.append(step)
 
         run = make_run(
             server.url, tmp_path, 1000, steps_per_eval=3, window=3, max_batches_offpolicy=3, evaluate=evaluate
         )
-        task = asyncio.create_task(run.run())
+        task = asyncio.create_task(run.serve())
         for jump in range(3):  # the API forms three batches at once: 0, 3, 6, 9
-            await until(lambda: run.spool.state.in_api.total() == 24, task)
+            await until(lambda: run.sink.outbox.state.in_api.total() == 24, task)
             await trainer.take(4 + 12 * jump)
             if jump < 2:
-                await until(lambda jump=jump: run.spool.state.known.step == 3 * (jump + 1), task)
+                await until(lambda jump=jump: run.sink.outbox.state.known.step == 3 * (jump + 1), task)
             await trainer.take(12 + 12 * jump)
         result = await asyncio.wait_for(task, LIVENESS)
         assert seen == [3, 6, 9]
@@ -301,7 +305,7 @@ async def test_an_evaluation_stops_training_if_it_is_told_to(tmp_path, run_api):
                 max_batches_offpolicy=4,
                 evaluate=evaluate,
             )
-            task = asyncio.create_task(run.run())
+            task = asyncio.create_task(run.serve())
             await trainer.take(4)
             await until(evaluating.is_set, task)
             await until(lambda run=run: not run._playing and not run._drawing, task)
@@ -319,20 +323,20 @@ async def test_an_evaluation_stops_training_if_it_is_told_to(tmp_path, run_api):
 
 
 async def test_what_is_not_sent_is_written_down_with_the_reason(tmp_path, run_api):
-    def verdicts(number, info):
+    def decide(number, info):
         made = build(number, info)
         if number == 0:
-            return Unsendable("same scores", "all 2 rewards are 1", tokens=70, rewards=[1.0, 1.0], record={"why": "x"})
+            return LeftOut("same scores", "all 2 rewards are 1", tokens=70, rewards=[1.0, 1.0], record={"why": "x"})
         if number == 1:
-            return Sendable({**made.payload, "messages": [[{"role": "user"}]] * 2}, tokens=76)
+            return Kept({**made.content, "messages": [[{"role": "user"}]] * 2}, tokens=76)
         if number == 2:
-            return Sendable({**made.payload, "scores": [0.0, float("nan")]}, tokens=76)
+            return Kept({**made.content, "scores": [0.0, float("nan")]}, tokens=76)
         return made
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 7, build=verdicts)
-        result, _ = await asyncio.gather(run.run(), trainer.take(4))
+        run = make_run(server.url, tmp_path, 7, build=decide)
+        result, _ = await asyncio.gather(run.serve(), trainer.take(4))
         assert sorted(map(number_of, trainer.groups)) == [3, 4, 5, 6]
         assert result.refused == {"same scores": 1, "refused by the rollout API": 1, "malformed": 1}
         assert result.undelivered_tokens == 70 + 76 + 76
@@ -345,20 +349,20 @@ async def test_what_is_not_sent_is_written_down_with_the_reason(tmp_path, run_ap
         assert "content" in set_aside["reason"]
         assert set_aside["group"]["tokens"] == payload(1)["tokens"]
         # A second start neither plays nor counts them again.
-        result = await make_run(server.url, tmp_path, 7, build=verdicts).run()
+        result = await make_run(server.url, tmp_path, 7, build=decide).serve()
         assert (result.groups, sum(result.refused.values())) == (0, 3)
 
 
 async def test_why_groups_are_not_sent_is_told_once_a_reason(tmp_path, run_api):
-    def verdicts(number, info):
+    def decide(number, info):
         if number % 2:
-            return Unsendable("unproven", f"rollout {number}: turn 0 goes on behind its end-of-turn token")
-        return Unsendable("same scores", f"all 2 rewards are {number}")
+            return LeftOut("unproven", f"rollout {number}: turn 0 goes on behind its end-of-turn token")
+        return LeftOut("same scores", f"all 2 rewards are {number}")
 
     console = Console(file=io.StringIO(), width=1000)
     async with run_api.wiped() as server:
         await started(server)
-        result = await make_run(server.url, tmp_path, 8, build=verdicts, console=console).run()
+        result = await make_run(server.url, tmp_path, 8, build=decide, console=console).serve()
     assert result.refused == {"unproven": 4, "same scores": 4}
     said = [line for line in console.file.getvalue().splitlines() if "is not sent" in line]
     assert len(said) == 2
@@ -380,7 +384,7 @@ async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
     async with run_api.wiped() as server:
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 17, play=flaky, max_workers=4)
-        task = asyncio.create_task(run.run())
+        task = asyncio.create_task(run.serve())
         await until(lambda: tries.total() > 4, task)
         assert len(run._playing) <= 1
         down = False
@@ -393,21 +397,21 @@ async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
 async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(tmp_path, run_api):
     times = Counter()
 
-    def verdicts(number, info):
+    def decide(number, info):
         times[number] += 1
         if times[number] == 1 or number == 2:
-            return Unsendable("incomplete", "the sandbox was lost", tokens=100, again=True)
-        return build(number, info) if number != 1 else Unsendable("same scores", "all are 0", tokens=10)
+            return LeftOut("incomplete", "the sandbox was lost", tokens=100, again=True)
+        return build(number, info) if number != 1 else LeftOut("same scores", "all are 0", tokens=10)
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 10, build=verdicts, max_workers=2)
-        result, _ = await asyncio.gather(run.run(), trainer.take(8))
+        run = make_run(server.url, tmp_path, 10, build=decide, max_workers=2)
+        result, _ = await asyncio.gather(run.serve(), trainer.take(8))
         assert result.refused == {"same scores": 1, "failed": 1}
         lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
         of_two = 100 * times[2]
         assert {line["reason"]: line["tokens"] for line in lines} == {"same scores": 110, "failed": of_two}
-        of_sent = sum(entry.undelivered for queue in run.spool.state.accepted.values() for entry in queue)
+        of_sent = sum(entry.undelivered for queue in run.sink.outbox.state.accepted.values() for entry in queue)
         assert result.undelivered_tokens + of_sent == 110 + of_two + 8 * 100
 
 
@@ -417,15 +421,15 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 5, play=stuck, worker_timeout=4)
-        result, _ = await asyncio.gather(run.run(), trainer.take(4))
+        run = make_run(server.url, tmp_path, 5, play=stuck, timeout=4)
+        result, _ = await asyncio.gather(run.serve(), trainer.take(4))
         assert result.refused == {"worker timeout": 1}
 
 
 async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_api):
     async def refused_key(item, key):
         if item["number"] == 3:
-            await until(lambda: run.spool.state.undelivered == 3)
+            await until(lambda: run.sink.outbox.state.undelivered == 3)
             raise RunStopped("the model server refuses the key")
         return await play(item, key)
 
@@ -433,9 +437,9 @@ async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 4, play=refused_key)
         with pytest.raises(RunStopped, match="refuses the key"):
-            await run.run()
+            await run.serve()
         run = make_run(server.url, tmp_path, 4)
-        await asyncio.gather(run.run(), trainer.take(4))
+        await asyncio.gather(run.serve(), trainer.take(4))
         assert once(trainer, 4)
 
 
@@ -455,27 +459,29 @@ async def test_an_environment_that_cannot_give_an_item_ends_the_run(tmp_path, ru
         await started(server)
         run = make_run(server.url, tmp_path, 0, next_item=broken_at_the_seventh)
         with pytest.raises(LookupError, match="row 7"):
-            await asyncio.wait_for(run.run(), LIVENESS)
+            await asyncio.wait_for(run.serve(), LIVENESS)
         run = make_run(server.url, tmp_path, 0, next_item=gives_objects)
         with pytest.raises(ItemError, match="object"):
-            await asyncio.wait_for(run.run(), LIVENESS)
+            await asyncio.wait_for(run.serve(), LIVENESS)
 
 
 async def test_a_wrong_address_is_told(tmp_path, run_api):
     async with run_api.wiped() as server:
         run = make_run("", tmp_path, 4, api=RolloutApi(f"{server.url}/elsewhere"))
         with pytest.raises(RunStopped, match="rollout_server_url"):
-            await run.run()
+            await run.serve()
 
 
 async def test_a_min_batch_allocation_is_kept_free_for_others_and_told_to_the_api(tmp_path, run_api):
     async with run_api.wiped() as server:
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 4)
-        run.delivery.env = run.env = run.env.__class__("fake", 40, GROUP_SIZE, weight=2.0, min_batch_allocation=0.5)
-        task = asyncio.create_task(run.run())
-        await until(lambda: run.delivery.status is not None, task)
-        assert run.delivery.status.unallocated_fraction == 0.5
+        run.sink.relay.env = run.sink.env = run.sink.env.__class__(
+            "fake", 40, GROUP_SIZE, weight=2.0, min_batch_allocation=0.5
+        )
+        task = asyncio.create_task(run.serve())
+        await until(lambda: run.sink.relay.status is not None, task)
+        assert run.sink.relay.status.unallocated_fraction == 0.5
         await trainer.take(4)
         await task
 
@@ -483,8 +489,8 @@ async def test_a_min_batch_allocation_is_kept_free_for_others_and_told_to_the_ap
 async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
     groups, steps = [], []
 
-    async def on_group(group, verdict):
-        groups.append((group, type(verdict)))
+    async def on_group(group, decision):
+        groups.append((group, type(decision)))
 
     async def on_step(step):
         steps.append(step)
@@ -492,17 +498,17 @@ async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
     async with run_api.wiped() as server:
         trainer = await started(server, num_steps=2)
         run = make_run(server.url, tmp_path, 8, on_group=on_group, on_step=on_step)
-        await asyncio.gather(run.run(), trainer.take(8))
-        assert sorted(groups) == [(number, Sendable) for number in range(8)]
+        await asyncio.gather(run.serve(), trainer.take(8))
+        assert sorted(groups) == [(number, Kept) for number in range(8)]
         assert steps[-1] in (1, 2)
         assert steps == sorted(set(steps))
 
 
 def test_refused_groups_keep_the_builders_words():
     refused = Refused(Refusal.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
-    verdict = verdict_of(refused, rewards=[1.0, 1.0])
-    assert (verdict.reason, verdict.detail, verdict.tokens) == ("same scores", "all 2 rewards are 1", 70)
-    assert not verdict.again
+    decision = decision_of(refused, rewards=[1.0, 1.0])
+    assert (decision.reason, decision.detail, decision.tokens) == ("same scores", "all 2 rewards are 1", 70)
+    assert not decision.again
 
 
 def test_the_fake_environment_is_what_it_says():

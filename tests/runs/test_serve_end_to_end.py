@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from lachesis.runs.failures import RunStopped
 from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError
-from lachesis.runs.process import RunStopped
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
 from tests.support.training_runs import proven, serving, trained

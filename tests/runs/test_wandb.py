@@ -15,11 +15,17 @@ import pytest
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
-from lachesis.runs.records import group_record
+from lachesis.runs.group_records import group_record
+from lachesis.runs.model_servers import ServerConfig
 from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
+from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import SortWords, lines, make, process, served, sorts, start
+from tests.support.stock_run_api import StockRunApi, run_api
+from tests.support.training_runs import serving, trained
+
+__all__ = ["run_api"]
 
 TRAIN = {
     *("train/avg_reward", "train/total_rollouts", "train/avg_turns", "train/avg_tool_calls", "train/tool_use_rate"),
@@ -111,8 +117,9 @@ def test_groups_are_counted_until_they_are_logged_and_none_is_kept() -> None:
     assert training_metrics(tracker.take()) == {}
 
 
-async def test_the_record_of_a_served_group_is_made_beside_the_event_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("on", [True, False])
+async def test_the_record_of_a_served_group_is_made_for_w_and_b_only_and_beside_the_event_loop(
+    tmp_path: Path, run_api: StockRunApi, monkeypatch: pytest.MonkeyPatch, on: bool
 ) -> None:
     threads = []
 
@@ -120,11 +127,20 @@ async def test_the_record_of_a_served_group_is_made_beside_the_event_loop(
         threads.append(threading.get_ident())
         return group_record(**given)
 
-    monkeypatch.setattr("lachesis.base_env.group_record", noted)
-    async with ScriptedServer(sorts) as server:
-        env = make(SortWords, server, tmp_path)
-        await env.note_group("i", "key", [], [])
-    assert threads and threading.get_ident() not in threads
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setattr("lachesis.runs.commands.group_record", noted)
+    async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = ServerConfig(
+            base_url=model.base_url,
+            model_name="fake",
+            server_type="vllm",
+            tokenizer_name=str(tmp_path / "tokenizer"),
+        )
+        await trained(serving(tmp_path, api, server, use_wandb=on), api, groups=2, steps=1)
+    assert bool(threads) == on and threading.get_ident() not in threads
 
 
 def test_without_a_login_it_says_so_and_asks_nobody(tmp_path: Path) -> None:

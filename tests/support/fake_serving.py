@@ -15,11 +15,13 @@ from typing import Any
 
 from rich.console import Console
 
-from lachesis.runs.serve import ServeRun
-from lachesis.training.delivery import Pace
+from lachesis.runs.decisions import Kept
+from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.results import ServeResult
+from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
+from lachesis.training.outbox import Outbox
+from lachesis.training.relay import Pace
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
-from lachesis.training.serve_settings import Sendable, ServeSettings
-from lachesis.training.spool import Spool
 
 GROUP_SIZE = 2
 LENGTH = 40
@@ -62,8 +64,8 @@ async def play(item: dict[str, int], key: str) -> int:
     return item["number"]
 
 
-def build(number: int, info: Any) -> Sendable:
-    return Sendable(payload(number), tokens=GROUP_SIZE * (LENGTH - 2), rewards=[0.0, 1.0])
+def build(number: int, info: Any) -> Kept:
+    return Kept(payload(number), tokens=GROUP_SIZE * (LENGTH - 2), rewards=[0.0, 1.0])
 
 
 class DeadlyApi(RolloutApi):
@@ -84,23 +86,37 @@ class DeadlyApi(RolloutApi):
         return buffer
 
 
-def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = None, **changes: Any) -> ServeRun[int]:
-    """A run over `count` groups; `changes` replace its arguments, or fields of its settings."""
-    settings = {"max_workers": 8, "grace_period": 5.0, "steps_per_eval": 0, "item_pause": 0.05}
+class ServeRun(Pipeline[int]):
+    """The pipeline of `serve`, with its result."""
+
+    sink: RolloutApiSink[int]
+
+    async def serve(self) -> ServeResult:
+        await self.run(signals=True)
+        return self.sink.result(self)
+
+
+OF_THE_PIPELINE = ("next_item", "play", "on_group", "timeout", "grace_period")
+
+
+def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = None, **changes: Any) -> ServeRun:
+    """A run over `count` groups; `changes` replace arguments or settings of the pipeline and its sink."""
+    console = changes.pop("console", Console(stderr=True, width=200))
+    settings = {"max_workers": 8, "steps_per_eval": 0, "item_pause": 0.05}
     settings |= {name: changes.pop(name) for name in list(changes) if name in ServeSettings.__slots__}
+    pipeline = {"next_item": Items(count), "play": play, "grace_period": 5.0}
+    pipeline |= {name: changes.pop(name) for name in list(changes) if name in OF_THE_PIPELINE}
     arguments: dict[str, Any] = {
-        "next_item": Items(count),
-        "play": play,
         "build": build,
         "api": api or RolloutApi(url),
         "env": EnvDescription("fake", max_token_length=LENGTH, group_size=GROUP_SIZE),
-        "spool": Spool(folder / "spool", {"group_size": GROUP_SIZE}, segment_bytes=8192),
+        "outbox": Outbox(folder / "spool", {"group_size": GROUP_SIZE}),
         "refused": folder / "groups.refused.jsonl",
         "settings": ServeSettings(**settings),
-        "console": Console(stderr=True, width=200),
+        "console": console,
         "pace": PACE,
     }
-    return ServeRun(**(arguments | changes))
+    return ServeRun(title="fake", sink=RolloutApiSink(**(arguments | changes)), console=console, **pipeline)
 
 
 def main() -> None:
@@ -112,7 +128,7 @@ def main() -> None:
     parser.add_argument("--at", type=int, default=0)
     given = parser.parse_args()
     api = DeadlyApi(given.url, when=given.when, at=given.at)
-    result = asyncio.run(make_run(given.url, given.folder, given.count, api=api).run())
+    result = asyncio.run(make_run(given.url, given.folder, given.count, api=api).serve())
     print(f"{result.sent} {result.waiting} {result.reason}", flush=True)
 
 

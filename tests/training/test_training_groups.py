@@ -135,6 +135,18 @@ def test_a_trainer_can_verify_every_sample_of_the_group_that_it_gets(split: Spli
     assert [verify(sample) for sample in found] == [[]] * len(found)
 
 
+def test_rewards_of_turns_travel_with_every_sample_of_their_rollout() -> None:
+    rollouts = four()
+    rollouts[0] = dataclasses.replace(rollouts[0], turn_rewards=[0.5, 0.25])
+    group = built(rollouts, split_rollouts=ADVANTAGES)
+    received = json.loads(ScoredData(**group.to_atropos(1)).model_dump_json())
+    assert [overrides.get("turn_rewards") for overrides in received["overrides"]] == [[0.5, 0.25]] * 2 + [None] * 3
+    assert all("turn_rewards" not in overrides for overrides in built(four()).to_atropos()["overrides"])
+    assert TrainingGroup.from_record(json.loads(json.dumps(group.to_record()))).turn_rewards == group.turn_rewards
+    old = {name: value for name, value in built(four()).to_record().items() if name != "turn_rewards"}
+    assert TrainingGroup.from_record(old).turn_rewards is None
+
+
 def test_a_group_that_says_nothing_of_its_samples_is_an_error() -> None:
     body = built(four()).to_atropos()
     broken: list[Any] = [None, [{}] * 4, [{"lachesis": {"schema": "?"}}] * 4]

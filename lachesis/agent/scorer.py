@@ -1,0 +1,110 @@
+"""Calls the rewards of an environment: within a time limit, and on a thread where they are plain functions."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from backends import BackendError
+from lachesis.agent.result import AgentResult
+from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward
+from lachesis.agent.reward_threads import RewardThreads
+from lachesis.agent.tool_context import BlockingToolContext, ToolContext
+
+T = TypeVar("T")
+
+REWARD_THREADS = 64
+"""Plain `def` rewards that may run at once."""
+
+RewardFunction = Callable[..., Any]
+"""`async def`, or plain `def`, which runs on a thread and gets blocking contexts."""
+
+
+@dataclass(slots=True)
+class Scorer:
+    """The rewards of one environment."""
+
+    environment: str
+    """Its name, for messages."""
+    compute_reward: RewardFunction
+    """`(item, result, ctx)`"""
+    compute_group_reward: RewardFunction | None = None
+    """`(item, results, ctxs)`; None where rollouts are scored one by one only."""
+    timeout: float = 300.0
+    """Seconds for one call."""
+    threads: RewardThreads = field(default_factory=lambda: RewardThreads(REWARD_THREADS))
+
+    async def score(self, item: Any, result: AgentResult, context: ToolContext) -> tuple[Reward | None, str | None]:
+        """The reward, or the traceback of the environment's error.
+
+        Raises:
+            BackendError: the sandbox failed during the reward, even if the reward caught that.
+        """
+        source = f"{self.environment}: compute_reward"
+
+        async def call() -> Reward | None:
+            given = await self._call(self.compute_reward, item, result, context)
+            return checked_reward(given, turns=result.turns_used, source=source)
+
+        return await self._guarded(call, [context])
+
+    async def score_group(
+        self, item: Any, results: Sequence[AgentResult], contexts: Sequence[ToolContext | None]
+    ) -> tuple[list[Reward | None] | None, str | None]:
+        """The rewards of a group's rollouts, in their order, or the traceback; raises as `score` does."""
+        function = self.compute_group_reward
+        if function is None:
+            raise RuntimeError("the environment has no compute_group_reward")
+        source = f"{self.environment}: compute_group_reward"
+        turns = [result.turns_used for result in results]
+
+        async def call() -> list[Reward | None]:
+            given = await self._call(function, item, list(results), list(contexts))
+            return checked_group(given, turns=turns, source=source)
+
+        return await self._guarded(call, contexts)
+
+    async def _guarded(
+        self, call: Callable[[], Awaitable[T]], contexts: Sequence[ToolContext | None]
+    ) -> tuple[T | None, str | None]:
+        given: T | None = None
+        trace: str | None = None
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                given = await call()
+        except BackendError:
+            raise
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
+            if isinstance(error, TimeoutError) and limit.expired():
+                error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
+            trace = "".join(traceback.format_exception(error))
+        for context in contexts:
+            if context is not None and context.failure is not None:
+                raise context.failure
+        return given, trace
+
+    async def _call(self, function: RewardFunction, item: Any, results: Any, contexts: Any) -> Any:
+        if inspect.iscoroutinefunction(function):
+            return await function(item, results, contexts)
+        loop = asyncio.get_running_loop()
+        several = isinstance(contexts, list)
+        blocking = [context and BlockingToolContext(context, loop) for context in (contexts if several else [contexts])]
+        try:
+            given = await self.threads.run(function, item, results, blocking if several else blocking[0])
+            return await given if inspect.isawaitable(given) else given
+        finally:
+            for context in blocking:
+                if context is not None:
+                    context.end()
+
+
+def is_cancelled() -> bool:
+    """Whether this very task was asked to stop. A CancelledError without that comes from a task that it awaited."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,307 @@
+"""`process`, `evaluate` and `serve`: one pipeline, with the sink and the pace of each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from lachesis.inference import TokenServer
+from lachesis.inference.sampling import read_sampling
+from lachesis.runs.decisions import Decision, Kept
+from lachesis.runs.environment import Environment
+from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.file_sink import FileSink
+from lachesis.runs.group_player import GroupPlayer, PlayedGroup
+from lachesis.runs.group_records import group_record
+from lachesis.runs.item_keys import item_digest
+from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfigError, describe, token_engine
+from lachesis.runs.pipeline import NextItem, Pipeline
+from lachesis.runs.results import RunFiles, RunResult, ServeResult
+from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.summary import evaluation_metrics
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
+from lachesis.training.outbox import Outbox
+from lachesis.training.rollout_api import EnvDescription, RolloutApi
+from lachesis.trajectories import sampling_problem
+
+
+async def process(env: Environment) -> RunResult:
+    """Play `total_steps` groups and write them down; continues what an earlier start left."""
+    config = env.config
+
+    async def on_group(group: PlayedGroup, decision: Decision) -> None:
+        if isinstance(decision, Kept):
+            if env.tracker.on:
+                env.tracker.add(decision.content)
+            env.curr_step += 1
+            await env.wandb_log()
+
+    async with _tracking(env, "process"), env.running():
+        return await _into_files(
+            env,
+            RunFiles(Path(config.data_path_to_save_groups or Path("data") / env.run_name / "groups.jsonl")),
+            next_item=env.get_next_item,
+            total=env.n_groups_to_process,
+            workers=env.max_num_workers,
+            player=GroupPlayer(env, env.group_size_to_process),
+            on_group=on_group,
+        )
+
+
+async def evaluate_alone(env: Environment) -> Any:
+    """`evaluate` as a command: whatever the environment's own method returns."""
+    async with _tracking(env, "evaluate"), env.running():
+        return await env.evaluate()
+
+
+async def evaluate(env: Environment) -> RunResult:
+    """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
+    config = env.config
+    items = iter(await env.get_eval_items())
+
+    async def next_item() -> Any:
+        return next(items, None)
+
+    folder = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+    config.data_dir_to_save_evals = str(folder)
+    started = time.time()
+    result = await _into_files(
+        env,
+        RunFiles(folder / "samples.jsonl"),
+        next_item=next_item,
+        total=config.eval_items,
+        workers=config.max_eval_workers,
+        player=GroupPlayer(env, 1, evaluation=True),
+    )
+    metrics = evaluation_metrics(result.summary)
+    await env.evaluate_log(
+        metrics,
+        model_name=describe(env.server_configs),
+        start_time=started,
+        end_time=time.time(),
+        generation_parameters={"temperature": config.eval_temperature},
+        verbose=False,
+    )
+    env.tracker.log(metrics, env.curr_step)
+    return result
+
+
+async def _into_files(
+    env: Environment,
+    files: RunFiles,
+    *,
+    next_item: NextItem,
+    total: int,
+    workers: int,
+    player: GroupPlayer,
+    on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
+) -> RunResult:
+    config: HermesAgentEnvConfig = env.config
+    started = time.monotonic()
+    settings = _about_content(env, evaluation=player.evaluation)
+    sink = FileSink(
+        files,
+        environment=env.run_name,
+        model=describe(env.server_configs),
+        settings={**settings, "evaluation": player.evaluation, "group_size": player.group_size},
+        total=total,
+        workers=workers,
+        system=config.trajectory_system_prompt,
+        console=env.console,
+    )
+    brake = FailureBrake(env.console, config.max_failed_groups)
+    pipeline = Pipeline(
+        title=env.run_name,
+        next_item=next_item,
+        play=player.play,
+        sink=sink,
+        console=env.console,
+        brake=brake,
+        on_group=on_group,
+    )
+    await pipeline.run()
+    assert sink.summary is not None
+    return RunResult(
+        files=files,
+        summary=sink.summary,
+        played=sink.played,
+        seconds=time.monotonic() - started,
+        tokens=sink.tokens,
+        failed_groups=sink.failed_groups,
+        exceptions=brake.exceptions,
+        exhausted=pipeline.exhausted,
+    )
+
+
+async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
+    """Play groups for a trainer at Atropos' rollout API, and send the tokens exactly as they were sampled.
+
+    Args:
+        hold_out: evaluation takes its items from `get_next_item`: draw them before training does, so that they are the
+            same after a restart.
+
+    Raises:
+        Phase1CannotTrain: a server that reports no tokens.
+        ServerConfigError: sampling settings whose logprobs would not be those of the policy, or a chat template that
+            does not show the tools.
+        RunStopped: the run cannot go on; finished groups are in the outbox.
+    """
+    _reject_phase_1(env)
+    async with _tracking(env, "serve"), env.running(training=True):
+        _reject_off_policy(env)
+        config: HermesAgentEnvConfig = env.config
+        if hold_out and config.steps_per_eval > 0:
+            await _draw_eval_items(env)
+
+        async def on_group(group: PlayedGroup, decision: Decision) -> None:
+            if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
+                env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
+
+        sink = _rollout_api_sink(env)
+        pipeline = Pipeline(
+            title=config.wandb_name or env.run_name,
+            next_item=env.get_next_item,
+            play=GroupPlayer(env, config.group_size, rounds=1 + config.max_infra_retries).play,
+            sink=sink,
+            console=env.console,
+            brake=FailureBrake(env.console, config.max_failed_groups),
+            on_group=on_group,
+            timeout=longest_group(config),
+            grace_period=config.grace_period,
+        )
+        await pipeline.run(signals=True)
+        return sink.result(pipeline)
+
+
+def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
+    project, group = env.wandb_project or env.run_name, env.wandb_group
+    return env.tracker.tracking(env.config, project=project, group=group, job=job)
+
+
+def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
+    config: HermesAgentEnvConfig = env.config
+    folder = Path(config.spool_path or Path("data") / env.run_name / "spool")
+    evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
+
+    async def evaluate_step() -> None:
+        config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
+        await env.evaluate()
+
+    async def on_step(step: int) -> None:
+        env.curr_step = step
+        await env.wandb_log()
+
+    return RolloutApiSink(
+        build=lambda group, trainer: decide_for_training(group, config, trainer),
+        api=RolloutApi(config.rollout_server_url),
+        env=EnvDescription(
+            desired_name=config.wandb_name or env.run_name,
+            max_token_length=config.max_token_length,
+            group_size=config.group_size,
+            weight=config.inference_weight,
+            min_batch_allocation=config.min_batch_allocation,
+        ),
+        outbox=Outbox(folder, _about_content(env, evaluation=False)),
+        refused=folder / "refused.jsonl",
+        settings=ServeSettings(
+            max_workers=env.max_num_workers,
+            max_batches_offpolicy=config.max_batches_offpolicy,
+            total_steps=config.total_steps,
+            steps_per_eval=config.steps_per_eval,
+            eval_handling=config.eval_handling.value,
+            eval_limit_ratio=config.eval_limit_ratio,
+        ),
+        console=env.console,
+        evaluate=evaluate_step,
+        on_step=on_step,
+    )
+
+
+async def collect_group(env: Environment, item: Any) -> dict[str, Any] | None:
+    """One group in Atropos' shape, in Phase 2 as `serve` would send it. None when it is not complete or not scored."""
+    config, key = env.config, item_digest(item)
+    if isinstance(env.server, TokenServer):
+        group = await GroupPlayer(env, config.group_size, rounds=1 + config.max_infra_retries).play(item, key)
+        decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
+        return dict(decision.content) if isinstance(decision, Kept) else None
+    record = _record(env, await GroupPlayer(env, config.group_size).play(item, key))
+    return record if record["scores"] else None
+
+
+def _record(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
+    return group_record(
+        environment=env.run_name,
+        item=group.item,
+        item_key=group.item_key,
+        tools=group.tools,
+        model=describe(env.server_configs),
+        rollouts=group.rollouts,
+        with_samples=with_samples,
+    )
+
+
+def _about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
+    """The settings that decide what a run writes or sends: a second start must have the same."""
+    settings = {
+        "environment": env.run_name,
+        "model": describe(env.server_configs),
+        **env.config.about_content(evaluation=evaluation),
+    }
+    if isinstance(env.server, TokenServer):
+        settings["template_verdict"] = env.server.prompts.verdict.to_record()
+    return settings
+
+
+async def _draw_eval_items(env: Environment) -> None:
+    """Take the items of evaluations out of the stream."""
+    wanted = env.config.eval_items
+    if (found := len(await env.get_eval_items())) < wanted:
+        raise RunStopped(
+            f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
+            "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
+        )
+
+
+def _reject_phase_1(env: Environment) -> None:
+    for config in env.server_configs:
+        if token_engine(config, training=True) is None:
+            raise Phase1CannotTrain(
+                f"serve: model {config.model_name!r} is used over chat completions (Phase 1), which carry no token ids "
+                "and logprobs, and a trainer never gets made-up ones; set --openai.server_type vllm or sglang "
+                "for a server that reports tokens (Phase 2) or --openai.model_name embedded for the embedded model, "
+                "or use `process` to write trajectories for supervised training"
+            )
+
+
+def _reject_off_policy(env: Environment) -> None:
+    server, config = env.server, env.config
+    assert isinstance(server, TokenServer)
+    for engine in server.servers:
+        given = {
+            "temperature": config.agent_temperature,
+            "extra_body": {**engine.settings.extra_body, **(config.extra_body or {})},
+        }
+        record = read_sampling(given, default_max_tokens=config.max_token_length).record(engine.logprobs)
+        if problem := sampling_problem(record):
+            raise ServerConfigError(f"serve: {problem}")
+
+
+def unused(folder: Path) -> Path:
+    """`folder`, or `folder-2` and so on: an existing one is of other weights, even for the same step."""
+    at, number = folder, 1
+    while at.exists():
+        number += 1
+        at = folder.with_name(f"{folder.name}-{number}")
+    return at
+
+
+def longest_group(config: HermesAgentEnvConfig) -> float:
+    """Seconds that a group may take if each of its rollouts ends itself in time, replays included; -1 for any."""
+    if config.worker_timeout <= 0:
+        return -1.0
+    return float((config.worker_timeout + config.reward_timeout) * (1 + config.max_infra_retries))

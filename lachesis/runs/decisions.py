@@ -1,0 +1,63 @@
+"""The decision about a finished group: it is kept, or it is left out for a reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A group that goes to its destination."""
+
+    content: Mapping[str, Any]
+    """A record, or a training group in Atropos' shape without `env_id`."""
+    tokens: int = 0
+    """Trained tokens in it."""
+    undelivered: int = 0
+    """Sampled tokens of its rollouts that are not in it, on purpose."""
+    rewards: Sequence[float | None] = ()
+    tracebacks: Sequence[str] = ()
+    """Exceptions in the environment's own code."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A group that does not go to its destination."""
+
+    reason: str
+    """One of a few, so that groups can be counted by it."""
+    detail: str
+    tokens: int = 0
+    """Sampled tokens that are lost with it."""
+    rewards: Sequence[float | None] = ()
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What is written down about it."""
+    again: bool = False
+    """The infrastructure broke it, which says nothing about the item: play it again."""
+    unscored_because: str = ""
+    """Why the last rollout without a reward has none."""
+    tracebacks: Sequence[str] = ()
+
+
+Decision = Kept | LeftOut
+
+
+@dataclass(slots=True)
+class Tally:
+    """Groups that this start has finished."""
+
+    groups: int = 0
+    rollouts: int = 0
+    scored: int = 0
+    rewards: float = 0.0
+
+    def add(self, rewards: Sequence[float | None]) -> None:
+        """One more group, kept or left out."""
+        scored = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+        self.groups += 1
+        self.rollouts += len(rewards)
+        self.scored += len(scored)
+        self.rewards += sum(scored)

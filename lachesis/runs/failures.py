@@ -1,0 +1,150 @@
+"""What a run does about groups that fail: play them again, pause, or stop."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from lachesis.errors import LachesisError
+from lachesis.runs.decisions import Decision, LeftOut
+
+MAX_TRACEBACKS = 5
+"""Different exceptions of the environment that are printed in full."""
+
+MAX_ATTEMPTS = 3
+"""Times that a group is played while others succeed, before its item is given up."""
+
+MAX_ATTEMPTS_ALONE = 8
+"""Times that the last item is tried, over some two minutes, when nothing else can succeed."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+class RunStopped(LachesisError):
+    """The run cannot go on; what was finished is on disk. The message says why and how to continue."""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One item to be played."""
+
+    item: Any
+    key: str
+    failures: int = 0
+    successes_then: int = -1
+    """Groups of the run that had succeeded at its last failure."""
+    alone: int = 0
+    """Failures while it was the only item left."""
+    not_before: float = 0.0
+    """When it may be tried again, on the clock of `time.monotonic`."""
+    tokens: int = 0
+    """Sampled in its failed groups, none of which is sent."""
+
+
+class Retries:
+    """Items whose groups the infrastructure broke. They are played again, with growing pauses while nothing succeeds.
+
+    Args:
+        item_pause: seconds before an item is played again; four times as long the next time.
+        tell: prints a line.
+    """
+
+    def __init__(self, item_pause: float, tell: Callable[[str], None]) -> None:
+        self._item_pause = item_pause
+        self._tell = tell
+        self._waiting: deque[Job] = deque()
+        self._successes = 0
+        self._failed_in_a_row = 0
+        self._resume_at = 0.0
+        self._pause = _FIRST_PAUSE
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def down(self) -> bool:
+        """Nothing succeeds: one group is tried now and then."""
+        return self._failed_in_a_row >= MAX_ATTEMPTS
+
+    @property
+    def pausing(self) -> bool:
+        return time.monotonic() < self._resume_at
+
+    def ready(self) -> Job | None:
+        """An item whose pause is over."""
+        now = time.monotonic()
+        return next((job for job in self._waiting if job.not_before <= now), None)
+
+    def take(self, job: Job) -> Job:
+        self._waiting.remove(job)
+        return job
+
+    def succeeded(self) -> None:
+        if self.down:
+            self._tell("groups succeed again")
+        self._successes += 1
+        self._failed_in_a_row, self._pause = 0, _FIRST_PAUSE
+
+    def put(self, job: Job, decision: LeftOut, *, last: bool) -> bool:
+        """Keep the item for another attempt; False if it had enough of them. `last`: no other item is left."""
+        self._failed_in_a_row += 1
+        if self._successes != job.successes_then:  # while nothing succeeds, the item is not the cause
+            job.failures += 1
+            job.successes_then = self._successes
+        if last and not self._waiting:
+            job.alone += 1
+        if job.failures >= MAX_ATTEMPTS or job.alone >= MAX_ATTEMPTS_ALONE:
+            return False
+        now = time.monotonic()
+        # When a server goes away some groups still succeed: without a pause an item would use up its attempts by then.
+        job.not_before = now + self._item_pause * 4 ** (job.failures - 1)
+        job.tokens += decision.tokens
+        self._waiting.append(job)
+        if self._failed_in_a_row == MAX_ATTEMPTS:
+            self._tell(f"groups fail: {decision.detail}; they are played again, one at a time until one succeeds")
+        if self.down and now >= self._resume_at:  # groups fail together: one pause
+            self._resume_at = now + self._pause
+            self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
+        return True
+
+
+class FailureBrake:
+    """Prints exceptions in the environment's own code, and ends the run when no group gets a score any more.
+
+    Args:
+        most: groups in a row without a scored rollout after which the run stops.
+    """
+
+    def __init__(self, console: Console, most: int) -> None:
+        self.exceptions = 0
+        """Rollouts that met an exception in the environment's own code."""
+        self._console = console
+        self._most = most
+        self._shown: set[str] = set()
+        self._in_a_row = 0
+
+    def check(self, key: str, decision: Decision) -> None:
+        """Raises `RunStopped` after too many groups without a score."""
+        self.exceptions += len(decision.tracebacks)
+        for trace in decision.tracebacks:
+            if trace not in self._shown and len(self._shown) < MAX_TRACEBACKS:
+                self._shown.add(trace)
+                line = f"exception in the environment, on {key}:"
+                self._console.print(line, style="red", markup=False, highlight=False)
+                self._console.print(trace, markup=False, highlight=False, soft_wrap=True)
+        if any(reward is not None for reward in decision.rewards):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row >= self._most:
+            why = decision.unscored_because if isinstance(decision, LeftOut) else ""
+            raise RunStopped(
+                f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
+                f"{(decision.tracebacks[-1].strip() if decision.tracebacks else why) or 'no reason is known'}\n"
+                "fix the cause and start again to continue; finished groups are kept"
+            )

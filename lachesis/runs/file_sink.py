@@ -1,0 +1,207 @@
+"""The sink of `process` and `evaluate`: files, so that a second start goes on where the first one stopped.
+
+The groups file is the truth. The ShareGPT trajectories follow from it, and a start completes them from it if a run was
+killed between the two writes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from itertools import chain
+from typing import Any, Literal, TypeVar
+
+from rich.console import Console
+
+from backends.tasks import finish
+from lachesis.runs.decisions import Decision, Kept, LeftOut
+from lachesis.runs.failures import Job
+from lachesis.runs.group_player import PlayedGroup
+from lachesis.runs.group_records import group_record, rollout_messages, trajectories_of
+from lachesis.runs.ledger import Ledger
+from lachesis.runs.pipeline import Pipeline, Sink
+from lachesis.runs.progress import Standing
+from lachesis.runs.report import write_report
+from lachesis.runs.results import RunFiles
+from lachesis.runs.summary import Summary
+from lachesis.trajectories import JsonlWriter, read_lines
+
+T = TypeVar("T")
+
+
+class FileSink(Sink[PlayedGroup]):
+    """The folder of one run.
+
+    Args:
+        settings: the settings that decide the content; a second start must have the same.
+        total: groups wanted, those of earlier starts included.
+        system: the system turn of trajectories.
+    """
+
+    def __init__(
+        self,
+        files: RunFiles,
+        *,
+        environment: str,
+        model: str,
+        settings: Mapping[str, Any],
+        total: int,
+        workers: int,
+        system: Literal["generated", "actual"],
+        console: Console,
+    ) -> None:
+        self.files = files
+        self.environment = environment
+        self.model = model
+        self.total = total
+        self.system = system
+        self.console = console
+        self.ledger = Ledger(files.groups, settings, key="item_key")
+        self.played = 0
+        self.failed_groups = 0
+        self.tokens = 0
+        self.summary: Summary | None = None
+        """Of the whole run; known once the sink is closed."""
+        self._workers = max(1, workers)
+        self._limit = 0
+        self._writing = asyncio.Lock()
+        self._last = ""
+
+    @property
+    def done(self) -> set[str]:
+        return self.ledger.done
+
+    @property
+    def limit(self) -> int:
+        return self._limit
+
+    @property
+    def workers(self) -> int:
+        return self._workers
+
+    @asynccontextmanager
+    async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
+        with ExitStack() as stack:
+            stack.callback(self.ledger.close)
+            await _to_its_end(self._open, stack)
+            self._limit = self.total - len(self.ledger.done)
+            if self.ledger.done:
+                line = f"continuing {self.files.groups}: {len(self.ledger.done)} groups are done"
+                self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+            try:
+                yield
+            finally:
+                self.summary = await _to_its_end(self._write_report)
+
+    def _open(self, stack: ExitStack) -> None:
+        self.ledger.open()
+        self._forget_superseded_failures()
+        samples = stack.enter_context(JsonlWriter(self.files.samples))
+        failed = stack.enter_context(JsonlWriter(self.files.failed_samples))
+        self._failures = stack.enter_context(JsonlWriter(self.files.failures))
+        self._writers = {True: samples, False: failed}
+        self._complete_trajectories()
+
+    def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
+        failed = f"{self.failed_groups} failed" if self.failed_groups else ""
+        note = ", ".join(part for part in (self._last, failed) if part)
+        return Standing(len(self.ledger.done), self.total, "groups", note)
+
+    def decide(self, group: PlayedGroup) -> Decision:
+        record = group_record(
+            environment=self.environment,
+            item=group.item,
+            item_key=group.item_key,
+            tools=group.tools,
+            model=self.model,
+            rollouts=group.rollouts,
+        )
+        if record["scores"]:
+            return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
+        return LeftOut(
+            "unscored",
+            "no rollout has a reward",
+            rewards=group.rewards,
+            record=record,
+            unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
+            tracebacks=group.tracebacks,
+        )
+
+    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+        record = decision.content if isinstance(decision, Kept) else decision.record
+        self.tokens += sum(
+            rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"]
+            for rollout in record.get("rollouts", ())
+        )
+        async with self._writing:
+            if isinstance(decision, Kept):
+                await _to_its_end(self._write, dict(record))
+            elif record:
+                await _to_its_end(self._failures.write, dict(record))
+        if isinstance(decision, Kept):
+            self.played += 1
+            self._last = f"last reward {sum(record['scores']) / len(record['scores']):.2f}"
+        else:
+            self.failed_groups += 1
+        return decision
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.ledger.append(record)
+        self._write_trajectories(record, known=frozenset())
+
+    def _write_trajectories(self, record: Mapping[str, Any], known: frozenset[str]) -> None:
+        for entry in trajectories_of(record, system=self.system):
+            if entry["rollout_id"] not in known:
+                self._writers[entry["completed"]].write(entry)
+
+    def _complete_trajectories(self) -> None:
+        """Write the trajectories that a killed run did not get to."""
+        known = frozenset(
+            entry.get("rollout_id")
+            for path in (self.files.samples, self.files.failed_samples)
+            for entry in read_lines(path)
+        )
+        for record in self.ledger.records():
+            self._write_trajectories(record, known)
+
+    def _unscored_groups(self) -> dict[str, dict[str, Any]]:
+        """By item: the last failure of each that is still without a scored rollout."""
+        if not self.files.failures.exists():
+            return {}
+        failures = read_lines(self.files.failures, torn_tail=True)
+        return {group["item_key"]: group for group in failures if group["item_key"] not in self.ledger.done}
+
+    def _forget_superseded_failures(self) -> None:
+        """One line an item in the file of failures, however often the run is started."""
+        if self.files.failures.exists():
+            temporary = self.files.failures.with_name(f"{self.files.failures.name}.tmp")
+            temporary.unlink(missing_ok=True)
+            with JsonlWriter(temporary) as writer:
+                for group in self._unscored_groups().values():
+                    writer.write(group)
+            temporary.replace(self.files.failures)
+
+    def _write_report(self) -> Summary:
+        groups = chain(self.ledger.records(), self._unscored_groups().values())
+        return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+
+
+async def _to_its_end(function: Callable[..., T], *args: Any) -> T:
+    """Run `function` in a thread, and await its end also if this task is cancelled meanwhile."""
+    return await finish(asyncio.to_thread(function, *args))
+
+
+def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]]:
+    """The best and the worst scored rollout of a run, as (group, rollout, messages)."""
+    found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]] = {}
+    for group in read_lines(files.groups):
+        for rollout in group["rollouts"]:
+            if rollout["reward"] is None:
+                continue
+            entry = (group, rollout, rollout_messages(group, rollout))
+            if "best" not in found or rollout["reward"] > found["best"][1]["reward"]:
+                found["best"] = entry
+            if "worst" not in found or rollout["reward"] < found["worst"][1]["reward"]:
+                found["worst"] = entry
+    return found

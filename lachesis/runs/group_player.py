@@ -1,0 +1,89 @@
+"""The rollouts of one item, side by side, scored each and together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from lachesis.agent.rollout import Rollout
+from lachesis.inference import RequestRejected, Unauthorized
+from lachesis.runs.environment import Environment
+from lachesis.runs.failures import RunStopped
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedGroup:
+    """The rollouts of one item, including those that had to be played again."""
+
+    item: Any
+    item_key: str
+    tools: Sequence[Mapping[str, Any]]
+    rollouts: Sequence[Rollout]
+
+    @property
+    def scored(self) -> list[Rollout]:
+        return [rollout for rollout in self.rollouts if rollout.reward is not None]
+
+    @property
+    def rewards(self) -> list[float | None]:
+        return [rollout.reward for rollout in self.rollouts]
+
+    @property
+    def tracebacks(self) -> list[str]:
+        return [rollout.traceback for rollout in self.rollouts if rollout.traceback is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlayer:
+    """Plays the groups of one run."""
+
+    env: Environment
+    group_size: int
+    rounds: int = 1
+    """How often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only."""
+    evaluation: bool = False
+
+    async def play(self, item: Any, item_key: str) -> PlayedGroup:
+        """The group of one item, of `group_size` scored rollouts where that was possible.
+
+        Raises:
+            RunStopped: the server rejects the key, or knows no such model or route.
+        """
+        env, player = self.env, self.env.player
+        tools = env.tool_definitions()
+        tasks: list[asyncio.Task[Rollout]] = []
+        rollouts: list[Rollout] = []
+        try:
+            for _ in range(self.rounds):
+                scored = sum(rollout.reward is not None for rollout in rollouts)
+                if scored == self.group_size:
+                    break
+                async with asyncio.TaskGroup() as group:
+                    for index in range(len(rollouts), len(rollouts) + self.group_size - scored):
+                        playing = env.play_rollout(item, item_key, index, tools, evaluation=self.evaluation)
+                        tasks.append(group.create_task(playing))
+                rollouts = [task.result() for task in tasks]
+                for rollout in rollouts:
+                    if _every_request_would_fail(rollout.error):
+                        raise RunStopped(str(rollout.error)) from rollout.error
+            rollouts = await player.score_group(item, rollouts)
+        finally:
+            await _release(tasks)
+        measured = [rollout.measured(partial(env.rollout_metrics, item)) for rollout in rollouts]
+        return PlayedGroup(item, item_key, tools, measured)
+
+
+async def _release(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
+    """Release the sandboxes that waited for the reward of the group."""
+    finished = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
+    held = [rollout.held for rollout in finished if rollout.held is not None]
+    if held:
+        await asyncio.gather(*(sandbox.release() for sandbox in held))
+
+
+def _every_request_would_fail(error: Exception | None) -> bool:
+    """Whether the key, the name of the model or the kind of server is wrong."""
+    return isinstance(error, Unauthorized) or (isinstance(error, RequestRejected) and error.status == 404)

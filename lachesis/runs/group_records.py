@@ -1,0 +1,130 @@
+"""The records of groups and rollouts: plain dicts, complete without the process that made them.
+
+A group is one JSON object in the shape of Atropos' groups (`scores`, `messages`, ... of the scored rollouts, side by
+side), plus `rollouts`: what happened in every rollout, including those that were left out. `tokens` and `masks` are
+null, since a rollout may have several samples: Phase 2 has them under `samples`, Phase 1 has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.result import AgentResult
+from lachesis.agent.rollout import Rollout
+from lachesis.runs.item_keys import plain
+from lachesis.trajectories.builtin_exports import trajectory
+from lachesis.trajectories.exports import ExportLine
+from lachesis.trajectories.exports import rollout_messages as rollout_messages
+from lachesis.trajectories.sharegpt import SystemTurn
+
+SCHEMA = "lachesis.group/1"
+
+_ATROPOS_NULLS = (
+    "tokens",
+    "masks",
+    "advantages",
+    "ref_logprobs",
+    "inference_logprobs",
+    "generation_params",
+    "group_overrides",
+    "overrides",
+    "images",
+    "distill_token_ids",
+    "distill_logprobs",
+)
+
+
+def group_record(
+    *,
+    environment: str,
+    item: Any,
+    item_key: str,
+    tools: Sequence[Mapping[str, Any]],
+    model: str,
+    rollouts: Sequence[Rollout],
+    with_samples: bool = True,
+) -> dict[str, Any]:
+    """One group, ready for JSON. CPU-bound where there are samples."""
+    scored = [rollout for rollout in rollouts if rollout.reward is not None and rollout.result is not None]
+    places = {rollout.rollout_id: place for place, rollout in enumerate(scored)}
+    return {
+        "schema": SCHEMA,
+        "environment": environment,
+        "item_key": item_key,
+        "item": plain(item),
+        "model": model,
+        "timestamp": datetime.now().isoformat(),
+        "tools": list(tools),
+        "scores": [rollout.reward for rollout in scored],
+        "messages": [_messages(rollout.result) for rollout in scored],
+        **dict.fromkeys(_ATROPOS_NULLS),
+        "samples": [sample.to_record() for rollout in scored for sample in rollout.samples] if with_samples else [],
+        "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in rollouts],
+    }
+
+
+def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
+    """What happened in one rollout. `place` is its index in the group's `scores`; None keeps its messages here."""
+    result = rollout.result
+    record: dict[str, Any] = {
+        "rollout_id": rollout.rollout_id,
+        "index": rollout.index,
+        "place": place,
+        "outcome": rollout.outcome.value,
+        "reason": rollout.reason,
+        "completed": rollout.outcome is Outcome.COMPLETED,
+        "reward": rollout.reward,
+        "turn_rewards": None if rollout.turn_rewards is None else list(rollout.turn_rewards),
+        "traceback": rollout.traceback,
+        "attempts": rollout.attempts,
+        "retried_after": list(rollout.retried_after),
+        "lost_completion_tokens": rollout.lost_completion_tokens,
+        "seconds": round(rollout.seconds, 3),
+        "metrics": dict(rollout.metrics),
+        "reward_calls": [call.to_record() for call in rollout.reward_calls],
+        **_agent_record(result),
+    }
+    if place is None:
+        record["messages"] = _messages(result)
+    return record
+
+
+def _messages(result: AgentResult | None) -> list[dict[str, Any]]:
+    """The conversation as it was, even if a reward has edited `result.messages`."""
+    return result.recorded_messages if result is not None else []
+
+
+def _agent_record(result: AgentResult | None) -> dict[str, Any]:
+    if result is None:
+        return {"turns": 0, "api_calls": 0, "tool_calls": 0, "tool_stats": {}, "tool_errors": [], "discarded": []}
+    return {
+        "turns": result.turns_used,
+        "api_calls": result.api_calls,
+        "prompt_tokens": result.tokens.prompt_tokens,
+        "completion_tokens": result.tokens.completion_tokens,
+        "uncounted_requests": result.tokens.uncounted_requests,
+        "seconds_in_model": round(result.seconds_in_model, 3),
+        "seconds_in_tools": round(result.seconds_in_tools, 3),
+        "tool_calls": result.tool_calls,
+        "tool_stats": {name: count.to_dict() for name, count in result.tool_counts.items()},
+        "tool_errors": [
+            {"turn": error.turn, "tool": error.tool_name, "arguments": error.arguments, "error": error.error}
+            for error in result.tool_errors
+        ],
+        "discarded": [
+            {
+                "reason": dropped.reason,
+                "at": dropped.at,
+                "messages": [node.message.to_openai("reasoning") for node in dropped.nodes],
+            }
+            for dropped in result.history.discarded
+        ],
+    }
+
+
+def trajectories_of(group: Mapping[str, Any], *, system: SystemTurn) -> list[dict[str, Any]]:
+    """The ShareGPT trajectories of a group; rollouts without a single answer have none."""
+    return [dict(line.content) for line in trajectory(group, system=system) if isinstance(line, ExportLine)]

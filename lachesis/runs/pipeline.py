@@ -1,0 +1,385 @@
+"""The one loop of every run: draw an item, play its group, decide, hand the decision to the sink.
+
+`process`, `evaluate` and `serve` are this loop with different sinks, which also set the pace. One invariant: a group
+that was played reaches the sink, whatever ends the run meanwhile. Only groups in flight are played again by the next
+start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Container, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+from rich.console import Console
+
+from lachesis.agent.scorer import is_cancelled
+from lachesis.runs.decisions import Decision, LeftOut, Tally
+from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
+from lachesis.runs.item_keys import ItemKeys
+from lachesis.runs.progress import Progress, Standing
+
+G = TypeVar("G")
+
+NextItem = Callable[[], Awaitable[Any]]
+"""The next item, None when there are no more."""
+
+PlayGroup = Callable[[Any, str], Awaitable[G]]
+"""Plays the group of an item (and its key)."""
+
+_TICK = 1.0
+
+
+class Sink(ABC, Generic[G]):
+    """Where finished groups go, and how fast they are wanted."""
+
+    step: int = 0
+    """The trainer's step, for groups that begin now."""
+    retry_pause: float | None = None
+    """Seconds before a broken group is played again (`Retries`); None leaves it to the next start."""
+
+    @property
+    @abstractmethod
+    def done(self) -> Container[str]:
+        """Keys of items that are not to be played again."""
+
+    @property
+    def limit(self) -> int | None:
+        """Groups that this start begins at most; None for any number. Known once the sink is open."""
+        return None
+
+    @property
+    @abstractmethod
+    def workers(self) -> int:
+        """Groups in flight at most."""
+
+    @abstractmethod
+    def opened(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
+        """Around the run. `changed` wakes the loop."""
+
+    @abstractmethod
+    def decide(self, group: G) -> Decision:
+        """Whether the group is kept, and as what. Runs in a thread: it may take its time."""
+
+    @abstractmethod
+    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+        """Write the group down; when this returns, it survives `kill -9`. `step` is the sink's when it began."""
+
+    @abstractmethod
+    def standing(self, pipeline: Pipeline[G]) -> Standing:
+        """How the run goes, for the progress display."""
+
+    def room(self, busy: int) -> int:
+        """Groups that may begin now, with `busy` in flight."""
+        return self.workers - busy
+
+    async def check(self) -> None:
+        """Once a turn of the loop. What it raises ends the run."""
+
+    def ending(self) -> str:
+        """Why the run is to end although there are items; empty while it is not."""
+        return ""
+
+    @property
+    def settled(self) -> bool:
+        """Nothing that was accepted is still on its way."""
+        return True
+
+    @property
+    def background(self) -> set[asyncio.Task[None]]:
+        """Tasks that get the grace period to finish, as groups in flight do."""
+        return set()
+
+
+class Pipeline(Generic[G]):
+    """One run.
+
+    Args:
+        play: the one place where a run asks the environment for a group. An exception counts as broken infrastructure,
+            except `RunStopped`, which ends the run.
+        brake: ends the run when no group gets a score.
+        on_group: awaited with every finished group and the decision about it, after it is on the disk.
+        timeout: seconds for one group, 0 or less for any. A last resort: rollouts end themselves before.
+        grace_period: seconds that groups in flight get to finish when the run is stopped.
+    """
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        next_item: NextItem,
+        play: PlayGroup[G],
+        sink: Sink[G],
+        console: Console,
+        brake: FailureBrake | None = None,
+        on_group: Callable[[G, Decision], Awaitable[None]] | None = None,
+        timeout: float = -1.0,
+        grace_period: float = 0.0,
+    ) -> None:
+        self.title = title
+        self.next_item = next_item
+        self.play = play
+        self.sink = sink
+        self.console = console
+        self.brake = brake
+        self.on_group = on_group
+        self.timeout = timeout
+        self.grace_period = grace_period
+        self.tally = Tally()
+        self.exhausted = False
+        """The environment has no more items."""
+        self.reason = ""
+        """Why the run ends; empty while it goes on."""
+        self._retries = Retries(sink.retry_pause or 0.0, self.tell)
+        self._keys = ItemKeys()
+        self._begun = 0
+        self._draw = asyncio.Lock()
+        self._deciding = asyncio.Lock()
+        self._drawing: set[asyncio.Task[None]] = set()
+        self._playing: set[asyncio.Task[None]] = set()
+        self._noticed = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    @property
+    def playing(self) -> int:
+        """Groups in flight."""
+        return len(self._playing)
+
+    def tell(self, line: str) -> None:
+        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    def stop(self, reason: str) -> None:
+        """Begin no new group, give those in flight the grace period, and end. A second call ends them at once."""
+        if self.reason:
+            self._hurry.set()
+        self.reason = self.reason or reason
+        self._notice()
+
+    async def run(self, *, signals: bool = False) -> None:
+        """Play until the sink has enough, the items are used up, or the run is stopped.
+
+        Args:
+            signals: SIGTERM and Ctrl-C call `stop`.
+
+        Raises:
+            RunFolderError: the sink's folder cannot be used.
+            RunStopped: the run cannot go on; the message says why.
+        """
+        async with self.sink.opened(self._notice):
+            with _signals(self.stop if signals else None), Progress(self.console, self.title) as progress:
+                progress.show(self.sink.standing(self))
+                try:
+                    await self._manage(progress)
+                except BaseException:
+                    self._hurry.set()
+                    raise
+                finally:
+                    await self._wind_down()
+                    progress.show(self.sink.standing(self), last=True)
+
+    # Managing.
+
+    async def _manage(self, progress: Progress) -> None:
+        while True:
+            self._noticed.clear()
+            self._settle_tasks()
+            await self.sink.check()
+            if not self.reason:
+                self.reason = self.sink.ending()
+                if not self.reason and self._nothing_left():
+                    self.reason = "there are no more items" if self.exhausted else "all groups are played"
+                    return
+            if self.reason:
+                self.tell(f"stopping: {self.reason}")
+                return
+            for _ in range(self._room()):
+                task = asyncio.create_task(self._work())
+                self._drawing.add(task)
+                task.add_done_callback(self._notice)
+            progress.show(self.sink.standing(self))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TICK):
+                    await self._noticed.wait()
+
+    def _notice(self, _: Any = None) -> None:
+        self._noticed.set()
+
+    def _settle_tasks(self) -> None:
+        """Take the finished tasks away. An exception here, of `get_next_item` or of a full disk, ends the run."""
+        for tasks in (self._drawing, self._playing):
+            for task in [task for task in tasks if task.done()]:
+                tasks.discard(task)
+                task.result()
+
+    def _fresh(self) -> int:
+        """New items that may still be drawn."""
+        if self.exhausted:
+            return 0
+        limit = self.sink.limit
+        return self.sink.workers if limit is None else limit - self._begun - len(self._drawing)
+
+    def _nothing_left(self) -> bool:
+        working = self._drawing or self._playing or self._retries
+        return not working and self._fresh() <= 0 and self.sink.settled
+
+    def _room(self) -> int:
+        """Groups that may begin now."""
+        busy = len(self._drawing) + len(self._playing)
+        left = self._fresh()
+        if left <= 0 and not self._retries.ready():
+            return 0
+        room = self.sink.room(busy)
+        if self._retries.down:
+            return int(room > 0 and not busy and not self._retries.pausing)
+        return min(room, max(left, len(self._retries)))
+
+    # One group.
+
+    async def _work(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        job = await self._next_job()  # where that raises, `_settle_tasks` finds the task among the drawing ones
+        self._drawing.discard(task)
+        if job is None or self.reason:
+            return
+        self._playing.add(task)
+        step = self.sink.step
+        try:
+            async with asyncio.timeout(self.timeout if self.timeout > 0 else None) as timeout:
+                group = await self.play(job.item, job.key)
+        except RunStopped:
+            raise
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                raise
+            finishing = asyncio.ensure_future(self._fail(job, _broken(error, timeout, self.timeout), step))
+        else:
+            finishing = asyncio.ensure_future(self._finish(job, group, step))
+        try:
+            await asyncio.shield(finishing)
+        except asyncio.CancelledError:
+            await asyncio.wait({finishing})  # the group is played: it reaches the sink
+            finishing.result()
+            raise
+
+    async def _next_job(self) -> Job | None:
+        async with self._draw:
+            # While groups fail, other items are tried too: those that wait for another attempt may be the cause.
+            fresh_first = self._retries.down and len(self._retries) < 2 * self.sink.workers and not self.exhausted
+            ready = self._retries.ready()
+            if ready is not None and not fresh_first:
+                return self._retries.take(ready)
+            limit = self.sink.limit
+            while not self.exhausted and not self.reason and (limit is None or self._begun < limit):
+                item = await self.next_item()
+                if item is None:
+                    self.exhausted = True
+                    break
+                key = self._keys.key(item)
+                if key not in self.sink.done:
+                    self._begun += 1
+                    return Job(item, key)
+                await asyncio.sleep(0)  # thousands may be done already, and the loop has other work
+        return None
+
+    async def _finish(self, job: Job, group: G, step: int) -> None:
+        async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
+            decision = await asyncio.to_thread(self.sink.decide, group)
+        settled = await self._settle(job, decision, step)
+        if settled is None:
+            return
+        self._retries.succeeded()
+        self.tally.add(settled.rewards)
+        if self.on_group is not None:
+            await self.on_group(group, settled)
+        if self.brake is not None:
+            self.brake.check(job.key, settled)
+
+    async def _fail(self, job: Job, decision: LeftOut, step: int) -> None:
+        settled = await self._settle(job, decision, step)
+        if settled is not None and decision.again and self.brake is not None:
+            self.brake.check(job.key, settled)
+
+    async def _settle(self, job: Job, decision: Decision, step: int) -> Decision | None:
+        """Hand the decision to the sink. None for a group that broke, and is played again or was too often."""
+        if isinstance(decision, LeftOut):
+            if decision.again and self.sink.retry_pause is not None:
+                if not self._retries.put(job, decision, last=self.exhausted and len(self._playing) <= 1):
+                    await self.sink.accept(job, LeftOut("failed", decision.detail, decision.tokens + job.tokens), step)
+                return None
+            decision = replace(decision, tokens=decision.tokens + job.tokens)
+        else:
+            decision = replace(decision, undelivered=decision.undelivered + job.tokens)
+        return await self.sink.accept(job, decision, step)
+
+    # The end.
+
+    async def _wind_down(self) -> None:
+        """Let groups in flight finish within the grace period, and see the end of every task."""
+        ends = time.monotonic() + self.grace_period
+        self.reason = self.reason or "the run failed"
+        await _cancel(self._drawing)
+        working: set[asyncio.Task[None]] = {*self._playing, *self.sink.background}
+        if self._playing and not self._hurry.is_set():
+            self.tell(
+                f"in flight: {_groups(len(self._playing))}, with {self.grace_period:g} s to finish; another "
+                "Ctrl-C or SIGTERM ends them at once"
+            )
+        hurry = asyncio.create_task(self._hurry.wait())
+        while working and not hurry.done() and (left := ends - time.monotonic()) > 0:
+            done, _ = await asyncio.wait({*working, hurry}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            working -= done
+        hurry.cancel()
+        if self.grace_period and (given_up := len(working & self._playing)):
+            self.tell(f"{_groups(given_up)} did not finish; the next start plays their items again")
+        await _cancel(working)
+        for task in self._playing:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+
+def _broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> LeftOut:
+    """The decision about a group whose `play` raised."""
+    if timeout.expired():
+        return LeftOut("worker timeout", f"the group took longer than worker_timeout = {seconds:g} s")
+    trace = "".join(traceback.format_exception(error))
+    return LeftOut("failed", f"{type(error).__name__}: {error}", again=True, tracebacks=[trace])
+
+
+def _groups(count: int) -> str:
+    return "1 group" if count == 1 else f"{count} groups"
+
+
+async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
+    """Cancel and await: a cancelled group releases its sandboxes first."""
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        ended, _ = await asyncio.wait(tasks)
+        for task in ended:
+            if not task.cancelled():
+                task.exception()  # the run ends for another reason: asyncio is not to report this one
+
+
+@contextmanager
+def _signals(stop: Callable[[str], None] | None) -> Iterator[None]:
+    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only."""
+    loop = asyncio.get_running_loop()
+    taken = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if stop is None:
+            break
+        with suppress(NotImplementedError, ValueError, RuntimeError):
+            loop.add_signal_handler(number, stop, number.name)
+            taken.append(number)
+    try:
+        yield
+    finally:
+        for number in taken:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,190 @@
+"""How a run came out: its figures, and the table that it ends with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lachesis.runs.summary import Summary
+from lachesis.trajectories.saving import COMPLETED_FILE, FAILED_FILE
+
+Row = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """Where `process` and `evaluate` write: everything beside the groups file."""
+
+    groups: Path
+
+    @property
+    def report(self) -> Path:
+        return self.groups.with_suffix(".html")
+
+    @property
+    def failures(self) -> Path:
+        return self.groups.with_suffix(".failed.jsonl")
+
+    @property
+    def samples(self) -> Path:
+        return self.groups.with_name(COMPLETED_FILE)
+
+    @property
+    def failed_samples(self) -> Path:
+        return self.groups.with_name(FAILED_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How `process` or `evaluate` came out."""
+
+    files: RunFiles
+    summary: Summary
+    played: int
+    """Groups that this start finished; the others were there already."""
+    seconds: float
+    tokens: int
+    """Completion tokens that this start sampled, left-out rollouts and broken starts included."""
+    failed_groups: int
+    """Groups of this start without a single scored rollout; a second start plays them again."""
+    exceptions: int
+    """Rollouts of this start that met an exception in the environment's own code."""
+    exhausted: bool
+    """The environment had no more items."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the exit code is 1."""
+        return bool(self.failed_groups or self.exceptions)
+
+    def rows(self) -> Iterator[Row]:
+        summary = self.summary
+        left_out = summary.rollouts - summary.scored
+        earlier = summary.items > self.played + self.failed_groups
+        yield "items", f"{summary.items}" + (f" ({self.played} in this run)" if earlier else "")
+        yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
+        yield "mean reward", f"{summary.reward}, 95 % interval" if summary.scored else "none was scored"
+        yield "turns", f"{summary.turns:.2f} a rollout"
+        yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
+        yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
+        if summary.discarded:
+            yield "rolled back", f"{summary.discarded} completions"
+        for name, value in summary.metrics.items():
+            yield name.replace("_", " "), f"{value:.3f}"
+        if summary.uncounted_requests:
+            yield "tokens/s", "the server does not count tokens"
+        elif self.tokens:
+            rate = self.tokens / max(self.seconds, 1e-9)
+            yield "tokens/s", f"{rate:.0f} ({self.tokens} in {self.seconds:.1f} s)"
+
+    def paths(self) -> Iterator[Row]:
+        yield "groups", str(self.files.groups)
+        yield "trajectories", f"{self.files.samples}, {self.files.failed_samples.name}"
+        yield "report", str(self.files.report)
+
+    def warnings(self) -> Iterator[str]:
+        if self.failed_groups:
+            yield f"{self.failed_groups} of the groups had no scored rollout; start again to play them"
+        if self.exceptions:
+            yield f"{self.exceptions} rollouts ended in an exception of the environment; see the report"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeResult:
+    """The figures of `serve` at one moment, earlier starts included except in `groups`, `rollouts` and `reward`."""
+
+    step: int
+    """The trainer's."""
+    total: int
+    """-1 where it is not known."""
+    delivered: int
+    """Groups that are in batches of the trainer."""
+    at_api: int
+    """Groups in the API's queue."""
+    waiting: int
+    """Groups that the API has not acknowledged."""
+    refused: Mapping[str, int]
+    """Groups that are not sent, by reason."""
+    delivered_tokens: int
+    undelivered_tokens: int
+    """Sampled tokens that are in no group that was or will be sent."""
+    steps_late: float
+    """Mean steps of the trainer between the begin of a group and its batch; nan before the first."""
+    requeued: int
+    """Groups that were posted again because a restarted API had lost them."""
+    maybe_doubled: int
+    """Groups that were posted again although they may have arrived."""
+    groups: int
+    rollouts: int
+    reward: float
+    """Mean; nan before the first."""
+    playing: int
+    trouble: str
+    reason: str
+    """Why the run ended; empty while it goes on."""
+
+    failed = False
+
+    @property
+    def sent(self) -> int:
+        """Groups that the API has taken."""
+        return self.delivered + self.at_api
+
+    def line(self) -> str:
+        """All of it in few words."""
+        parts = [
+            f"groups {self.sent} sent, {self.waiting} waiting, {self._refused()} refused",
+            f"{self.rollouts} rollouts, {self.playing} groups playing",
+            f"tokens {self.delivered_tokens} delivered, {self.undelivered_tokens} not",
+        ]
+        if not math.isnan(self.reward):
+            parts.append(f"reward {self.reward:.3f}")
+        if not math.isnan(self.steps_late):
+            parts.append(f"{self.steps_late:.1f} steps off-policy")
+        return "; ".join(parts + ([f"waiting: {self.trouble}"] if self.trouble else []))
+
+    def rows(self) -> Iterator[Row]:
+        yield "ended", self.reason
+        yield "step", f"{self.step}" + (f" of {self.total}" if self.total >= 0 else "")
+        yield "groups sent", f"{self.sent}, {self.at_api} of them in the API's queue"
+        yield "waiting", f"{self.waiting}"
+        yield "refused", self._refused()
+        if self.requeued:
+            yield "posted again", f"{self.requeued}, which a restarted API had lost"
+        if self.maybe_doubled:
+            yield "maybe doubled", f"{self.maybe_doubled}; group_overrides.group_id identifies them"
+        yield "rollouts", f"{self.rollouts} in {self.groups} groups of this start"
+        yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
+        yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
+        if not math.isnan(self.steps_late):
+            yield "off-policy", f"{self.steps_late:.2f} steps between the begin of a group and its batch"
+
+    def paths(self) -> Iterator[Row]:
+        yield from ()
+
+    def warnings(self) -> Iterator[str]:
+        yield from ()
+
+    def _refused(self) -> str:
+        named = ", ".join(f"{reason} {count}" for reason, count in sorted(self.refused.items()))
+        return f"{sum(self.refused.values())}" + (f" ({named})" if named else "")
+
+
+def print_result(console: Console, result: RunResult | ServeResult) -> None:
+    """The table that a run ends with, and where everything is."""
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in result.rows():
+        table.add_row(*row)
+    console.print(table)
+    for label, where in result.paths():  # outside of the table: a path that is wrapped cannot be copied
+        console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)
+    for warning in result.warnings():
+        console.print(warning, style="yellow", highlight=False)

@@ -1,0 +1,284 @@
+"""The sink of `serve`: groups for a trainer, through the rollout API, each of them once.
+
+A finished group is built, written to the outbox and only then posted (`lachesis.training.relay`). A group that may
+not be sent is written to another file with the reason. When enough groups are on their way, no new ones begin; those in
+flight are never cancelled to make room.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from rich.console import Console
+
+from lachesis.runs.decisions import Decision, Kept, LeftOut
+from lachesis.runs.evaluation_schedule import EvaluationSchedule
+from lachesis.runs.failures import Job, RunStopped
+from lachesis.runs.pipeline import Pipeline, Sink
+from lachesis.runs.progress import Standing
+from lachesis.runs.results import ServeResult
+from lachesis.training.outbox import Outbox, OutboxError
+from lachesis.training.outbox_state import Entry
+from lachesis.training.relay import OutboxRelay, Pace, RelayError
+from lachesis.training.rollout_api import EnvDescription, GroupError, RolloutApi, TrainerInfo, encode_json
+from lachesis.trajectories import JsonlError, JsonlWriter
+
+G = TypeVar("G")
+
+_FLUSH_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """The pace of a run; nothing here decides the content of groups."""
+
+    max_workers: int
+    """Groups in flight."""
+    max_batches_offpolicy: int = 3
+    """Batches that may be on their way: in flight, in the outbox and at the API together."""
+    total_steps: int = -1
+    """The trainer's step at which the run ends; -1 asks the trainer."""
+    steps_per_eval: int = 100
+    """0 or less: no evaluation."""
+    eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = "STOP_TRAIN"
+    """What an evaluation does to training: no new groups, `eval_limit_ratio` of them, or nothing."""
+    eval_limit_ratio: float = 0.5
+    item_pause: float = 5.0
+    """Seconds before an item whose group broke is played again; four times as long the next time."""
+    window: int = 1
+    """Batches that may wait at the API (see `lachesis.training.relay`)."""
+
+
+class RolloutApiSink(Sink[G]):
+    """One `serve` run's side of the trainer.
+
+    Args:
+        build: decides about a finished group, for a trainer; runs in a thread.
+        refused: JSONL file of the groups that are not sent, each with the reason.
+        evaluate: awaited for every `steps_per_eval` boundary that the trainer crosses.
+        on_step: awaited with the trainer's step whenever it has changed.
+    """
+
+    def __init__(
+        self,
+        *,
+        build: Callable[[G, TrainerInfo], Decision],
+        api: RolloutApi,
+        env: EnvDescription,
+        outbox: Outbox,
+        refused: Path,
+        settings: ServeSettings,
+        console: Console,
+        evaluate: Callable[[], Awaitable[Any]] | None = None,
+        on_step: Callable[[int], Awaitable[None]] | None = None,
+        pace: Pace | None = None,
+    ) -> None:
+        self.build = build
+        self.api = api
+        self.env = env
+        self.outbox = outbox
+        self.settings = settings
+        self.console = console
+        self.on_step = on_step
+        self.retry_pause = settings.item_pause
+        self.evaluations = EvaluationSchedule(evaluate, every=settings.steps_per_eval, tell=self.tell)
+        self.relay = OutboxRelay(
+            api,
+            outbox,
+            env,
+            on_refused=self._refuse_posted,
+            report=self.tell,
+            on_change=lambda: self._changed(),
+            window=settings.window,
+            pace=pace,
+        )
+        self._changed: Callable[[], None] = lambda: None
+        self._delivering: asyncio.Task[None] | None = None
+        self._refused_path = refused
+        self._refused: JsonlWriter | None = None
+        self._reasons: set[str] = set()
+        self._step: int | None = None
+
+    def tell(self, line: str) -> None:
+        self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+    @property
+    def done(self) -> set[str]:
+        return self.outbox.state.keys
+
+    @property
+    def workers(self) -> int:
+        return self.settings.max_workers
+
+    @asynccontextmanager
+    async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
+        self._changed = changed
+        try:
+            await self.outbox.open()
+            try:
+                self._refused = await self.outbox.run(partial(JsonlWriter, self._refused_path, fsync=True))
+                if left := self.outbox.state.undelivered:
+                    self.tell(f"continuing {self.outbox.folder}: {left} groups are on their way")
+                self._delivering = delivering = asyncio.create_task(self.relay.run())
+                delivering.add_done_callback(lambda _: changed())
+                try:
+                    yield
+                finally:
+                    await self._flush(delivering)
+            finally:
+                if self._refused is not None:
+                    await self.outbox.run(self._refused.close)
+                await self.api.close()
+                await self.outbox.close()
+        except (JsonlError, OutboxError, RelayError) as error:
+            raise RunStopped(str(error)) from error
+
+    async def _flush(self, delivering: asyncio.Task[None]) -> None:
+        """Post what fits, and tell the API that the environment leaves."""
+        self.relay.stop()
+        await asyncio.wait({delivering}, timeout=_FLUSH_SECONDS)
+        delivering.cancel()
+        await asyncio.wait({delivering})
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self.relay.leave()
+        if unsent := self.outbox.state.unsent:
+            self.tell(f"{unsent} finished groups stay in {self.outbox.folder}; start again to post them")
+        if not delivering.cancelled() and (error := delivering.exception()) is not None:
+            raise error
+
+    # The pace.
+
+    async def check(self) -> None:
+        assert self._delivering is not None
+        if self._delivering.done():
+            self._delivering.result()
+        known = self.outbox.state.known
+        if known is None or self.relay.status is None or known.step == self._step:
+            return
+        self.evaluations.at_step(known.step, self._changed)
+        self._step = self.step = known.step
+        if self.on_step is not None:
+            await self.on_step(known.step)
+
+    def ending(self) -> str:
+        return "" if self.evaluations.task is not None else self._trained()
+
+    @property
+    def settled(self) -> bool:
+        return self.evaluations.task is None and not self.outbox.state.unsent
+
+    @property
+    def background(self) -> set[asyncio.Task[None]]:
+        return {self.evaluations.task} if self.evaluations.task is not None else set()
+
+    def _trained(self) -> str:
+        """Why the trainer needs no more groups; empty while it does."""
+        known = self.outbox.state.known
+        if known is None or self.relay.status is None:
+            return ""
+        total = self._total()
+        return f"the trainer has made {known.step} of {total} steps" if 0 <= total <= known.step else ""
+
+    def _total(self) -> int:
+        known = self.outbox.state.known
+        total = self.settings.total_steps
+        return total if total >= 0 or known is None else known.num_steps
+
+    def room(self, busy: int) -> int:
+        settings, info, status = self.settings, self.relay.info, self.relay.status
+        if info is None or status is None or self._trained():
+            return 0
+        workers = settings.max_workers
+        if self.evaluations.task is not None and settings.eval_handling != "NONE":
+            workers = int(workers * settings.eval_limit_ratio) if settings.eval_handling == "LIMIT_TRAIN" else 0
+        allocation = self.env.min_batch_allocation or 0.0
+        sequences = settings.max_batches_offpolicy * info.batch_size
+        own = self.outbox.state.undelivered + busy
+        others = max(0, status.queue_size - status.self_queue_size)
+        bound = max(1, int(sequences * (status.unallocated_fraction + allocation)) // self.env.group_size)
+        needed = math.ceil(sequences * allocation / self.env.group_size)  # whatever the others have in the queue
+        return max(0, min(workers - busy, max(bound - own - others, needed - own)))
+
+    # Groups.
+
+    def decide(self, group: G) -> Decision:
+        info = self.relay.info
+        assert info is not None
+        return self.build(group, info)
+
+    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+        if isinstance(decision, Kept):
+            try:
+                await self.outbox.append(
+                    decision.content,
+                    key=job.key,
+                    tokens=decision.tokens,
+                    undelivered=decision.undelivered,
+                    step=step,
+                )
+            except GroupError as error:
+                tokens = decision.tokens + decision.undelivered
+                decision = LeftOut("malformed", str(error), tokens, decision.rewards, tracebacks=decision.tracebacks)
+            else:
+                self.relay.wake()
+                return decision
+        await self._leave_out(job.key, decision)
+        return decision
+
+    async def _leave_out(self, key: str, decision: LeftOut) -> None:
+        line = {"key": key, "reason": decision.reason, "detail": decision.detail, "tokens": decision.tokens}
+        await self._write_refused({**line, "rewards": list(decision.rewards), **decision.record})
+        await self.outbox.left_out(key, decision.reason, decision.tokens)
+        if decision.reason not in self._reasons:
+            # Every group may have the same fault: a server that does not stop where the template ends turns, say.
+            self._reasons.add(decision.reason)
+            self.tell(
+                f"a group is not sent: {decision.reason}: {decision.detail[:300]}; {self._refused_path} lists it and "
+                "all others that are not sent"
+            )
+
+    async def _refuse_posted(self, entry: Entry, reason: str) -> None:
+        group = await self.outbox.payload(entry)
+        await self._write_refused({**entry.to_record(), "reason": reason}, group)
+        self.tell(f"a group is set aside in {self._refused_path}: {reason[:300]}")
+
+    async def _write_refused(self, line: Mapping[str, Any], group: bytes = b"null") -> None:
+        assert self._refused is not None
+        refused = self._refused
+        await self.outbox.run(lambda: refused.write_line(encode_json(line)[:-1] + b',"group":' + group + b"}\n"))
+
+    # Figures.
+
+    def standing(self, pipeline: Pipeline[G]) -> Standing:
+        result = self.result(pipeline)
+        return Standing(result.step, result.total, "step", result.line())
+
+    def result(self, pipeline: Pipeline[G]) -> ServeResult:
+        state, tally = self.outbox.state, pipeline.tally
+        return ServeResult(
+            step=state.known.step if state.known is not None else 0,
+            total=self._total(),
+            delivered=state.delivered,
+            at_api=state.undelivered - state.unsent,
+            waiting=state.unsent,
+            refused=dict(state.refused),
+            delivered_tokens=state.delivered_tokens,
+            undelivered_tokens=state.undelivered_tokens,
+            steps_late=state.steps_late / state.delivered if state.delivered else math.nan,
+            requeued=state.requeued,
+            maybe_doubled=state.maybe_doubled,
+            groups=tally.groups,
+            rollouts=tally.rollouts,
+            reward=tally.rewards / tally.scored if tally.scored else math.nan,
+            playing=pipeline.playing,
+            trouble=self.relay.trouble,
+            reason=pipeline.reason,
+        )

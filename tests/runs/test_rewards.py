@@ -1,0 +1,279 @@
+"""Rewards with parts, rewards of whole groups, and rewards of turns: from the environment to every record."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lachesis.agent.reward import Reward
+from lachesis.agent.rollout import Rollout
+from lachesis.runs.results import print_result
+from lachesis.testing.fake_server import FakeServer, ToolUser
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sandboxes, sorts
+from tests.support.stock_run_api import StockRunApi, run_api
+from tests.support.training_runs import CoinToss, serving, trained
+
+__all__ = ["run_api"]
+
+
+class InParts(SortWords):
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+        turns = [0.5] * (result.turns_used - 1) + [1.0]
+        return Reward(0.75, components={"right": 1.0, "short": 0.5}, turn_rewards=turns)
+
+    def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+        return {"twice": 2 * reward}
+
+
+async def test_components_are_metrics_of_the_record_the_table_and_the_report_without_further_code(
+    tmp_path: Path,
+) -> None:
+    result = await process(InParts, tmp_path, total_steps=1)
+    (group,) = lines(result.files.groups)
+    assert group["scores"] == [0.75, 0.75]
+    metrics = {"reward/right": 1.0, "reward/short": 0.5, "twice": 1.5}
+    assert [rollout["metrics"] for rollout in group["rollouts"]] == [metrics] * 2
+    assert [rollout["turn_rewards"] for rollout in group["rollouts"]] == [[0.5, 1.0]] * 2
+    assert result.summary.metrics == metrics
+    with (tmp_path / "table.txt").open("w") as file:
+        print_result(Console(file=file, width=100), result)
+    assert "reward/short" in (tmp_path / "table.txt").read_text()
+    report = result.files.report.read_text()
+    assert "<th>reward/short</th>" in report and "<td>0.5</td>" in report
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        (Reward(float("nan")), "sort-words: compute_reward returned nan; it has to be finite"),
+        (Reward("1"), "sort-words: compute_reward returned '1'; it has to be a number"),  # type: ignore[arg-type]
+        (Reward(1.0, {"part": float("inf")}), "sort-words: compute_reward: component 'part' is inf"),
+        (Reward(1.0, turn_rewards=[1.0, 2.0, 3.0]), "turn_rewards has 3 numbers for 1 turns"),
+        (Reward(1.0, turn_rewards=[float("nan")]), "sort-words: compute_reward: turn_rewards has nan"),
+    ],
+)
+async def test_every_part_of_a_reward_has_to_be_finite(tmp_path: Path, given: Reward, problem: str) -> None:
+    class Strange(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return given
+
+    result = await process(Strange, tmp_path, does_nothing, total_steps=1, group_size=1)
+    (rollout,) = rollouts(result.files.failures)
+    assert rollout["reward"] is None
+    assert problem in rollout["traceback"]
+
+
+# Rewards of groups.
+
+
+def writes_its_number(request: dict[str, Any]) -> Any:
+    """Each rollout of the group leaves a longer file than the one before."""
+    if request["messages"][-1]["role"] == "tool":
+        return say("Done.")
+    writes_its_number.count += 1  # type: ignore[attr-defined]
+    content = "x" * writes_its_number.count  # type: ignore[attr-defined]
+    return call(("write_file", {"path": "out.txt", "content": content}))
+
+
+@pytest.fixture(autouse=True)
+def first_number() -> None:
+    writes_its_number.count = 0  # type: ignore[attr-defined]
+
+
+class Ranked(SortWords):
+    """Has no reward but that of the group: the longest file wins."""
+
+    compute_reward = SortWords.__base__.compute_reward  # type: ignore[union-attr, misc]
+
+    async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+        sizes = [len(await ctx.read_file("out.txt")) for ctx in ctxs]
+        return [Reward(float(size == max(sizes)), {"size": size}) for size in sizes]
+
+
+class RankedPlainly(Ranked):
+    def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:  # type: ignore[override]
+        assert threading.current_thread() is not threading.main_thread()
+        sizes = [len(ctx.read_file("out.txt")) for ctx in ctxs]
+        return [float(size == max(sizes)) for size in sizes]
+
+
+@pytest.mark.parametrize("kind", [Ranked, RankedPlainly])
+async def test_a_group_is_scored_together_while_all_of_its_sandboxes_are_leased(
+    tmp_path: Path, kind: type[SortWords]
+) -> None:
+    result = await process(kind, tmp_path, writes_its_number, total_steps=1, group_size=3)
+    (group,) = lines(result.files.groups)
+    assert sorted(group["scores"]) == [0.0, 0.0, 1.0]
+    for rollout in group["rollouts"]:
+        assert [used["method"] for used in rollout["reward_calls"]] == ["read_file"]
+        assert kind is RankedPlainly or set(rollout["metrics"]) == {"reward/size"}
+    assert sandboxes() == set()
+
+
+async def test_a_group_reward_sees_the_rollouts_that_were_scored_and_their_rewards(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    class Relative(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            place = int(ctx.task_id.split("-")[2])
+            return None if place == 1 else float(place)
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            seen.extend(result.reward.value for result in results)
+            mean = sum(result.reward.value for result in results) / len(results)
+            return [result.reward.value - mean for result in results]
+
+        def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+            return {} if reward is None else {"final": reward}
+
+    result = await process(Relative, tmp_path, does_nothing, total_steps=1, group_size=3)
+    (group,) = lines(result.files.groups)
+    assert sorted(seen) == [0.0, 2.0]
+    assert [rollout["reward"] for rollout in group["rollouts"]] == [-1.0, None, 1.0]
+    assert [rollout["metrics"] for rollout in group["rollouts"]] == [{"final": -1.0}, {}, {"final": 1.0}]
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ([1.0], "compute_group_reward returned 1 rewards for 2 rollouts"),
+        (1.0, "it has to be a list with one reward for each rollout"),
+        ([1.0, float("nan")], "sort-words: compute_group_reward returned nan; it has to be finite"),
+        (ZeroDivisionError("broken"), "ZeroDivisionError: broken"),
+    ],
+)
+async def test_failure_is_not_zero_a_wrong_group_reward_leaves_the_whole_group_out(
+    tmp_path: Path, given: Any, problem: str
+) -> None:
+    class Strange(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+    result = await process(Strange, tmp_path, does_nothing, total_steps=1)
+    found = rollouts(result.files.failures)
+    assert [rollout["reward"] for rollout in found] == [None, None]
+    assert all(problem in rollout["traceback"] for rollout in found)
+    assert (result.failed_groups, result.exceptions) == (1, 2)
+    assert sandboxes() == set()
+
+
+async def test_a_group_reward_that_hangs_ends_at_its_limit_and_releases_everything(tmp_path: Path) -> None:
+    class Hangs(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            await ctxs[0].terminal("sleep 300", timeout=300)
+
+    result = await process(Hangs, tmp_path, does_nothing, total_steps=1, reward_timeout=3)
+    assert all("reward_timeout = 3 s" in rollout["traceback"] for rollout in rollouts(result.files.failures))
+    assert sandboxes() == set()
+
+
+async def test_a_sandbox_that_dies_under_a_group_reward_is_no_zero(tmp_path: Path) -> None:
+    class Hides(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            try:
+                await ctxs[0].terminal("sleep 100")
+            except Exception:
+                return [0.0] * len(results)
+            return [1.0] * len(results)
+
+    result = await process(Hides, tmp_path, does_nothing, total_steps=1, terminal_lifetime=1)
+    found = rollouts(result.files.failures)
+    assert [(rollout["reward"], rollout["outcome"]) for rollout in found] == [(None, "infra_error")] * 2
+    assert all("the group could not be scored" in rollout["reason"] for rollout in found)
+
+
+async def test_a_cancelled_group_releases_the_sandboxes_that_waited_for_its_reward(tmp_path: Path) -> None:
+    waiting = asyncio.Event()
+
+    class Waits(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            await ctx.terminal("true")
+            return 1.0
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            waiting.set()
+            await asyncio.sleep(600)
+
+    task = asyncio.create_task(process(Waits, tmp_path, does_nothing, total_steps=1))
+    await asyncio.wait_for(waiting.wait(), 120)
+    assert len(sandboxes()) > 0
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sandboxes() == set()
+
+
+def test_an_environment_without_any_reward_is_still_abstract() -> None:
+    class Nothing(SortWords):
+        compute_reward = SortWords.__base__.compute_reward  # type: ignore[union-attr, misc]
+
+    with pytest.raises(TypeError, match="compute_reward"):
+        make(Nothing, "http://127.0.0.1:1/v1", Path("/tmp"))
+
+
+async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, run_api: StockRunApi) -> None:
+    class OfTurns(CoinToss):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            value = await super().compute_reward(item, result, ctx)
+            return Reward(value, turn_rewards=[value / 2] * result.turns_used)
+
+    async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
+        from lachesis.runs.model_servers import ServerConfig
+
+        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
+        server = ServerConfig(
+            base_url=model.base_url,
+            model_name="fake",
+            server_type="vllm",
+            tokenizer_name=str(tmp_path / "tokenizer"),
+        )
+        plain = serving(tmp_path, api, server, max_agent_turns=3, max_token_length=120)
+        env = OfTurns(plain.config, plain.server_configs)
+        env.console = plain.console
+        trainer = await trained(env, api, groups=2, steps=1)
+    for group in trainer.groups:
+        for score, overrides in zip(group["scores"], group["overrides"], strict=True):
+            assert overrides["turn_rewards"] and set(overrides["turn_rewards"]) == {score / 2}
+
+
+# One history, one serialisation.
+
+
+async def test_a_history_is_serialised_once_for_all_of_its_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
+    from lachesis.trajectories import MessageHistory
+
+    finished: list[Rollout] = []
+    serialised: list[int] = []
+    original = MessageHistory.to_openai
+
+    def counted(self: MessageHistory, *args: Any) -> Any:
+        serialised.append(id(self))
+        return original(self, *args)
+
+    async with ScriptedServer(sorts) as server:
+        env = make(SortWords, server, tmp_path, include_messages=True)
+        async with env.running():
+            from lachesis.runs.group_player import GroupPlayer
+            from lachesis.runs.group_records import group_record
+
+            group = await GroupPlayer(env, 2).play("b a", "key")
+            finished.extend(group.rollouts)
+            monkeypatch.setattr(MessageHistory, "to_openai", counted)
+            decide_for_training(group, env.config, ANY_TRAINER)
+            for _ in range(2):
+                record = group_record(
+                    environment="e", item="b a", item_key="key", tools=[], model="m", rollouts=group.rollouts
+                )
+    assert [len(messages) for messages in record["messages"]] == [4, 4]
+    assert len(serialised) == len(finished) == 2
