@@ -176,6 +176,7 @@ def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcom
         "lost_completion_tokens": 0,
         "seconds": 1.5,
         "metrics": {},
+        "turn_rewards": None if reward is None else [0.0] * (turns - 1) + [reward],
         "reward_calls": [],
         "turns": turns,
         "api_calls": turns,

@@ -1,4 +1,4 @@
-"""What an agent can call: tools with schemas, toolsets of them, and one session of them for each rollout."""
+"""The tools of agents: functions with schemas, toolsets, and one session for each rollout."""
 
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.dispatch import ToolResult, call_tool, call_tools, handle_function_call

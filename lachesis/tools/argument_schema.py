@@ -1,4 +1,4 @@
-"""From a function's signature and docstring to the JSON schema that a model reads and the model that validates."""
+"""From the signature and docstring of a function to the JSON schema for the model and to the validation."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from lachesis.tools.text import did_you_mean, shortened, to_json, valid_utf8
 
 _PREFIX = "argument_"
-"""Field names carry it, aliases do not: a tool may have a parameter called `copy` or `json`, as BaseModel's methods."""
+"""Prefix of field names, not of aliases: a parameter may be called `copy` or `json`, as methods of BaseModel are."""
 
 _CONFIG = ConfigDict(extra="forbid", coerce_numbers_to_str=True, arbitrary_types_allowed=False)
 
 
 class BadArguments(ValueError):
-    """The arguments do not fit the tool's schema; the message tells the model which field and why."""
+    """The arguments do not fit the schema of the tool. The message for the model names the field and the reason."""
 
 
 def parse_docstring(label: str, docstring: str | None) -> tuple[str, dict[str, str]]:
@@ -31,7 +31,7 @@ def parse_docstring(label: str, docstring: str | None) -> tuple[str, dict[str, s
         TypeError: there is no docstring.
     """
     if not docstring:
-        raise TypeError(f"tool {label!r} needs a docstring: its first paragraph is what the model knows of the tool")
+        raise TypeError(f"tool {label!r} needs a docstring: its first paragraph describes the tool to the model")
     description = " ".join(docstring.split("\n\n")[0].split())
     section = re.search(r"^Args:\n((?:[ \t]+.*\n?|\n)+)", docstring, re.MULTILINE)
     entries: dict[str, str] = {}
@@ -50,7 +50,7 @@ def parse_docstring(label: str, docstring: str | None) -> tuple[str, dict[str, s
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A parameter of a tool as its function declares it. `default` is `...` where there is none."""
+    """A declared parameter of a tool. `default` is `...` where there is none."""
 
     annotation: Any
     default: Any
@@ -65,10 +65,10 @@ def read_parameters(
     *,
     skip: str | None,
 ) -> dict[str, Parameter]:
-    """A function's parameters by name, without the parameter `skip`.
+    """The parameters of a function by name, without `skip`.
 
     Raises:
-        TypeError: a parameter cannot be announced to a model.
+        TypeError: a parameter cannot be part of a schema.
     """
     found: dict[str, Parameter] = {}
     for name, parameter in inspect.signature(function).parameters.items():
@@ -106,7 +106,7 @@ def arguments_model(label: str, parameters: Mapping[str, Parameter]) -> tuple[ty
 
 
 def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...] = ()) -> Any:
-    """Drop pydantic's titles, put references in place, and write `X | None = None` as an optional X."""
+    """Drop pydantic's titles, resolve references, and write `X | None = None` as an optional X."""
     if isinstance(schema, list):
         return [_clean(item, definitions, inside) for item in schema]
     if not isinstance(schema, dict):
@@ -126,7 +126,7 @@ def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...] 
         return _clean(schema, definitions, inside)
     cleaned: dict[str, Any] = {}
     for key, value in schema.items():
-        if key == "properties":  # names of parameters, where "title" is a name like any other
+        if key == "properties":  # names of parameters, which may be "title"
             cleaned[key] = {name: _clean(item, definitions, inside) for name, item in value.items()}
         elif key in ("default", "enum", "const", "examples"):
             cleaned[key] = value
@@ -137,13 +137,13 @@ def _clean(schema: Any, definitions: Mapping[str, Any], inside: tuple[str, ...] 
 
 
 def validate(name: str, model: type[BaseModel], arguments: Any) -> dict[str, Any]:
-    """The keyword arguments for the tool `name` out of what the model sent: a mapping, or JSON text of an object.
+    """The keyword arguments for the tool `name` from a mapping, or from the JSON text of an object.
 
-    Harmless slips are mended: "5" for 5, 5 for "5", null for a parameter that has a default, and a list or an object
-    that was sent as JSON text.
+    Harmless mistakes are corrected: "5" for 5, 5 for "5", null for a parameter with a default, and JSON text for a list
+    or an object.
 
     Raises:
-        BadArguments: anything else.
+        BadArguments: any other mistake.
     """
     given = _as_object(name, arguments)
     announced = {field.alias or key: field for key, field in model.model_fields.items()}
@@ -169,28 +169,28 @@ def _checked(model: type[BaseModel], sent: dict[Any, Any]) -> BaseModel:
     try:
         return model.model_validate(sent)
     except ValidationError as error:
-        # Only what failed is mended, so that text that looks like JSON and a null that means something stay as sent.
+        # Only failed arguments are corrected, so that valid text that looks like JSON and valid nulls stay as sent.
         structures = ("list_type", "dict_type", "model_type", "model_attributes_type", "tuple_type", "set_type")
         optional = {field.alias for field in model.model_fields.values() if not field.is_required()}
-        mended = dict(sent)
+        corrected = dict(sent)
         for problem in error.errors(include_url=False, include_context=False):
             key = problem["loc"][0] if problem["loc"] else None
             if key not in sent:
                 continue
             if sent[key] is None and key in optional:
-                mended.pop(key, None)
+                corrected.pop(key, None)
             elif problem["type"] in structures and isinstance(sent[key], str):
                 with contextlib.suppress(ValueError, RecursionError):
-                    mended[key] = json.loads(sent[key])
-        if mended == sent:
+                    corrected[key] = json.loads(sent[key])
+        if corrected == sent:
             raise
-        return model.model_validate(mended)
+        return model.model_validate(corrected)
 
 
 def _as_object(name: str, arguments: Any) -> dict[Any, Any]:
     if isinstance(arguments, (str, bytes)):
         if not arguments.strip():
-            return {}  # what several servers send for a call without arguments
+            return {}  # some servers send this for a call without arguments
         try:
             arguments = json.loads(arguments)
         except RecursionError:

@@ -1,4 +1,4 @@
-"""The tool `process`: what became of the commands that `terminal` started in the background."""
+"""The tool `process`: control of the commands that `terminal` started in the background."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lachesis.tools.tool_registry import ToolFailure, tool
 from lachesis.tools.tool_session import ToolSession
 
 LOG_BYTES = 20_000
-"""Bytes of output that the action `log` returns unless told otherwise."""
+"""The default number of bytes that the action `log` returns."""
 
 WRITE_TIMEOUT = 10.0
-"""Seconds to wait for a process that does not read what it is sent; the pipe itself holds 64 KiB."""
+"""Seconds to wait for a process that does not read its input; the pipe holds 64 KiB."""
 
 KILL_WAIT = 5.0
-"""Seconds for a killed process to be gone at most, so that its exit code can be told."""
+"""Seconds to wait for the exit code of a killed process."""
 
 _READ = 65_536
 
 
 class Cursors:
-    """How far into each process' output the model has read, by process id, in bytes."""
+    """The position in bytes up to which the model has read each process' output, by process id."""
 
     def __init__(self) -> None:
         self.position: dict[str, int] = {}
@@ -112,11 +112,11 @@ async def _log(each: Process, offset: int | None, limit: int) -> dict[str, Any]:
 
 
 async def _new_output(each: Process, cursors: Cursors, wait: float) -> str:
-    """What was written since the last call; with `wait`, until the process ends or that many seconds are over."""
+    """The output since the last call; with `wait`, until the process ends or that many seconds have passed."""
     deadline = time.monotonic() + wait
     kept = HeadTail(2 * OUTPUT_CHARS, 3 * OUTPUT_CHARS)
     position = cursors.position.get(each.id, 0)
-    # A process that writes faster than we read would keep a poll here for ever.
+    # Without a target, a process that writes faster than we read would never let a poll return.
     target = (await each.status()).output_size
     while True:
         left = max(0.0, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""The tools that come with Lachesis, in the order in which models see them."""
+"""The built-in tools, in the order in which models see them."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ from lachesis.tools.todo import todo
 from lachesis.tools.tool_registry import ToolRegistry
 
 BUILTIN_TOOLS = ToolRegistry([terminal, process, read_file, write_file, patch, search_files, python, todo])
-"""Never changed: `BUILTIN_TOOLS.extended(my_tool)` is a new registry."""
+"""Immutable: `BUILTIN_TOOLS.extended(my_tool)` returns a new registry."""

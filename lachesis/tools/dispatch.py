@@ -1,7 +1,7 @@
-"""From a tool call as the model wrote it to the text that the model reads.
+"""Dispatch of tool calls: from the call that the model wrote to the text that it reads.
 
-Whatever the model or the tool does wrong comes back as text. What the infrastructure breaks (`BackendError`) is raised
-as it is: the loop ends the rollout as `infra_error` and starts it again, and no model is trained on our failures.
+Mistakes of the model or of the tool are returned as text. Failures of the infrastructure (`BackendError`) are raised
+unchanged: the loop ends the rollout as `infra_error` and retries it, so that no model is trained on our failures.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
 
 Arguments = Mapping[str, Any] | str | None
-"""What a completion carries: an object, or JSON text, which may turn out to be anything."""
+"""The arguments of a call: an object, or JSON text, possibly invalid."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +28,12 @@ class ToolResult:
     """The answer to one call."""
 
     content: str
-    """What the model reads."""
+    """The text that the model reads."""
     error: str | None = None
-    """Why the call failed as a call: unknown tool, bad arguments, time limit, refused or broken tool. A command that
-    exits with 1 is no failed call."""
+    """Why the call failed: unknown tool, bad arguments, time limit, `ToolFailure` or another exception. A command that
+    exits with 1 is not a failed call."""
     duration: float = 0.0
-    """Seconds of wall-clock time, a sandbox that had to be started included."""
+    """Seconds of wall-clock time, including the start of a sandbox."""
     truncated: bool = False
 
 
@@ -52,15 +52,15 @@ async def call_tool(
     """Run one tool call.
 
     Args:
-        name: The tool, as the model spelled it.
-        arguments: As the model sent them; they are validated.
-        session: The rollout's own.
-        registry: Where the tool is looked up.
-        allowed: Names of the tools that this rollout announced; None allows all of the registry's.
+        name: The name that the model wrote.
+        arguments: The arguments that the model sent; they are validated.
+        session: The session of the rollout.
+        registry: The known tools.
+        allowed: Names of the tools that the rollout announced; None allows all tools of the registry.
 
     Raises:
-        BackendError: the infrastructure failed, also if a tool wrapped the error or ran it in a task group.
-        asyncio.CancelledError: the caller was cancelled; the tool has been cancelled, too.
+        BackendError: the infrastructure failed, also where a tool wrapped the error or raised it from a task group.
+        asyncio.CancelledError: the caller was cancelled; the tool is cancelled as well.
     """
     began = time.perf_counter()
     try:
@@ -94,11 +94,11 @@ async def call_tools(
 ) -> list[ToolResult]:
     """Run the calls of one turn; results are in the order of the calls.
 
-    Neighbouring calls of `concurrency_safe` tools run together. Any other call runs alone, after all calls before it
-    and before all calls after it, so that a turn means the same as if its calls ran one by one.
+    Neighbouring calls of `concurrency_safe` tools run concurrently. Any other call runs alone, after all calls before
+    it and before all calls after it, so that a turn has the effect of its calls one by one.
 
     Raises:
-        BackendError: as `call_tool`; calls that run beside the failing one are cancelled.
+        BackendError: as in `call_tool`; concurrent calls of the failing one are cancelled.
     """
     results: list[ToolResult] = []
     for batch in _batches(calls, registry):
@@ -125,10 +125,10 @@ async def handle_function_call(
     registry: ToolRegistry = BUILTIN_TOOLS,
     allowed: Collection[str] | None = None,
 ) -> str:
-    """`call_tool` for callers that know a rollout by its task id: always a string, errors included.
+    """`call_tool` for callers that identify a rollout by its task id. Returns a string, errors included.
 
     Raises:
-        BackendError: the infrastructure failed; nothing else is raised.
+        BackendError: the infrastructure failed. No other error is raised.
     """
     try:
         session = sessions.get(task_id)
@@ -151,7 +151,7 @@ def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) ->
 
 
 async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession) -> Any:
-    """Run the tool in a task of its own: what it does with cancellation and exits then stays its own affair."""
+    """Run the tool in a separate task, so that its own cancellations and exits do not reach the caller."""
     task = asyncio.ensure_future(_contained(tool, keywords))
     clock = asyncio.get_running_loop().time
     began = clock()
@@ -162,7 +162,7 @@ async def _run(tool: Tool, keywords: dict[str, Any], session: ToolSession) -> An
             if task.done():
                 break
             await session.wait_start_ended()
-            if session.start_ended > began:  # a slow start is not the tool's doing: its clock starts again
+            if session.start_ended > began:  # the start of the sandbox does not count: restart the clock
                 began = session.start_ended
                 continue
             await _cancel(task)
@@ -184,12 +184,12 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
 async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:
     try:
         return await tool.function(**keywords)
-    except (SystemExit, KeyboardInterrupt) as error:  # in a task these would end the whole program
+    except (SystemExit, KeyboardInterrupt) as error:  # in a task these would end the program
         raise RuntimeError(f"the tool raised {error!r}") from error
 
 
 def _infrastructure(error: BaseException) -> BackendError | None:
-    """The BackendError that `error` is, wraps (`raise ... from`) or groups, if any."""
+    """The BackendError that `error` is, wraps (`raise ... from`) or contains, if any."""
     if isinstance(error, BackendError):
         return error
     if isinstance(error, BaseExceptionGroup):
@@ -202,7 +202,7 @@ def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> 
     open_batch = False
     for call in calls:
         tool = registry.get(call[0]) if isinstance(call[0], str) else None
-        safe = tool is None or tool.concurrency_safe  # an unknown tool runs nothing
+        safe = tool is None or tool.concurrency_safe  # an unknown tool has no effect
         if safe and open_batch:
             batches[-1].append(call)
         else:

@@ -1,6 +1,6 @@
-"""Edits of text, without any file: the V4A patch format, replacement of a unique text, and unified diffs.
+"""Edits of text, without files: the V4A patch format, replacement of a unique text, and unified diffs.
 
-Nothing here guesses: an edit that does not fit exactly one place is an error that shows where it nearly fits.
+Nothing here guesses: an edit that does not fit exactly one place is an error that shows the nearest place.
 
 V4A is the format of OpenAI's `apply_patch`:
 
@@ -27,27 +27,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_DIFF_LINES = 2000
-"""Changed regions longer than this are counted, not shown: difflib takes quadratic time."""
+"""Longer changed regions are counted, not shown: difflib takes quadratic time."""
 
 MAX_SHOWN_PLACES = 10
 
 _UNFINISHED = "\\ No newline at end of file"
-"""As diff and patch have it."""
+"""The marker of diff and patch."""
 
 _UNIFIED = re.compile(r"@@ -(\d+)(?:,\d+)? \+\d+(?:,\d+)? @@")
 
 
 class EditError(ValueError):
-    """The edit does not fit; the message says where and why."""
+    """The edit does not fit. The message names the place and the reason."""
 
 
 @dataclass(slots=True)
 class Hunk:
-    """One change: `old` lines, found after `anchors`, become `new` lines. `kept` pairs context lines of the two."""
+    """One change: `old` lines, found after `anchors`, become new lines."""
 
     anchors: list[str] = field(default_factory=list)
     near: int | None = None
-    """Line number from a unified-diff header, to choose between several places."""
+    """A line number from a unified-diff header, to choose between several places."""
     lines: list[tuple[str, str]] = field(default_factory=list)
     """(' ', '-' or '+', text)."""
     at_end: bool = False
@@ -59,7 +59,7 @@ class Hunk:
 
 @dataclass(slots=True)
 class Operation:
-    """What a patch does to one file. `kind` is 'add', 'update' or 'delete'."""
+    """The change of one file by a patch. `kind` is 'add', 'update' or 'delete'."""
 
     kind: str
     path: str
@@ -77,7 +77,7 @@ def parse_patch(text: str) -> list[Operation]:
     """The operations of a V4A patch, in order.
 
     Raises:
-        EditError: it is none, or it is cut off: a patch without its end must not be applied.
+        EditError: the text is not a patch, or its end is missing: a truncated patch must not be applied.
     """
     lines = text.strip("\n").split("\n")
     if lines[0].strip() != "*** Begin Patch":
@@ -119,11 +119,11 @@ def _body_line(operation: Operation, line: str, number: int) -> None:
     hunks = operation.hunks
     if line.startswith("*** Move to: "):
         if hunks or operation.move_to is not None:
-            raise EditError(f"line {number}: '*** Move to' stands directly after '*** Update File'")
+            raise EditError(f"line {number}: '*** Move to' comes directly after '*** Update File'")
         operation.move_to = line.removeprefix("*** Move to: ").strip()
     elif line.rstrip() == "*** End of File":
         if not hunks:
-            raise EditError(f"line {number}: '*** End of File' stands after the lines of a change")
+            raise EditError(f"line {number}: '*** End of File' comes after the lines of a change")
         hunks[-1].at_end = True
     elif line.startswith("*** "):
         raise EditError(f"line {number}: unknown instruction {line[:80]!r}")
@@ -145,7 +145,7 @@ def _body_line(operation: Operation, line: str, number: int) -> None:
 
 
 def _settle_blank_lines(operation: Operation) -> None:
-    """Models drop the one space of an empty context line; yet between two files such a line is layout."""
+    """Models omit the space of an empty context line; between two files, however, an empty line is layout."""
     for hunk in operation.hunks[-1:]:
         while hunk.lines and hunk.lines[-1] == ("", "") and not hunk.at_end:
             hunk.lines.pop()
@@ -154,12 +154,12 @@ def _settle_blank_lines(operation: Operation) -> None:
 
 
 def apply_hunks(text: str, hunks: Sequence[Hunk], path: str) -> str:
-    """`text` with the changes made, each below the one before it.
+    """`text` with the changes applied, each below the one before it.
 
-    Lines match exactly, or else but for white space at their ends; lines that stay are left as the file has them.
+    Lines match exactly, or else without trailing white space; context lines keep the form that they have in the file.
 
     Raises:
-        EditError: a change fits nowhere, or several places.
+        EditError: a change fits no place, or several.
     """
     ends_with_newline = text.endswith("\n") or not text
     lines = text.split("\n")
@@ -198,7 +198,7 @@ def _after_anchors(lines: list[str], hunk: Hunk, position: int, label: str) -> i
 
 def _find(lines: list[str], hunk: Hunk, start: int, label: str) -> int:
     old = hunk.old
-    if not old:  # only new lines: directly below the anchor, or at the end
+    if not old:  # only new lines: below the anchor, or at the end
         if hunk.near is not None:  # a unified diff's "-N,0": after line N
             return max(start, min(hunk.near, len(lines)))
         return start if hunk.anchors and not hunk.at_end else len(lines)
@@ -226,7 +226,7 @@ def _same(line: str, other: str) -> bool:
 
 
 def _places(lines: Sequence[str], old: Sequence[str], start: int, most: int | None, *, exact: bool) -> list[int]:
-    """The first `most` places where `old` stands, from `start` on."""
+    """The first `most` places of `old`, from `start` on."""
     if not exact:
         lines, old = [line.rstrip() for line in lines], [line.rstrip() for line in old]
     size = len(old)
@@ -240,10 +240,10 @@ def _places(lines: Sequence[str], old: Sequence[str], start: int, most: int | No
 
 
 def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str) -> tuple[str, int]:
-    """`text` with `old` replaced, and how often.
+    """`text` with `old` replaced, and the number of replacements.
 
     Raises:
-        EditError: `old` is not there, or more than once without `replace_all`.
+        EditError: `old` is missing, or not unique without `replace_all`.
     """
     if not old:
         raise EditError("old_string is empty; to make a file use write_file")
@@ -254,7 +254,7 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str)
         raise EditError(
             f"old_string is not in {path}. {nearest_region(text.split(chr(10)), old.strip(chr(10)).split(chr(10)))}"
         )
-    # Places that overlap count as well: of three closing braces in a row, which are the two?
+    # Overlapping places count as well: two closing braces are ambiguous within three.
     if not replace_all and text.find(old, text.find(old) + 1) >= 0:
         starts: list[int] = []
         at = -1
@@ -274,14 +274,14 @@ def numbers(values: object) -> str:
 
 
 def nearest_region(lines: Sequence[str], wanted: Sequence[str]) -> str:
-    """A sentence that shows the part of `lines` that is most like `wanted`, as it really is."""
+    """A sentence with the region of `lines` that is most similar to `wanted`."""
     squeezed = [" ".join(line.split()) for line in lines]
     target = [" ".join(line.split()) for line in wanted]
     size = len(target)
     for place in range(len(lines) - size + 1):
         if squeezed[place : place + size] == target:
             return f"Lines {place + 1}-{place + size} differ from it only in white space:\n{_quote(lines, place, size)}"
-    # Lines that are there at all vote for where the region would have to begin.
+    # Each line that occurs votes for the start of the region.
     index: dict[str, list[int]] = {}
     for number, line in enumerate(squeezed):
         if line:
@@ -307,10 +307,10 @@ def _quote(lines: Sequence[str], place: int, size: int, most: int = 30) -> str:
 
 
 def unified_diff(old: str | None, new: str | None, path: str) -> str:
-    """A unified diff from `old` to `new`; None stands for no file."""
+    """A unified diff from `old` to `new`; None means no file."""
     before, after = _lines(old or ""), _lines(new or "")
     header = [f"--- {'/dev/null' if old is None else path}", f"+++ {'/dev/null' if new is None else path}"]
-    # What both ends have in common is most of a file, and difflib need not see it.
+    # Skip the common head and tail, which are most of a file.
     head = next(
         (i for i, (a, b) in enumerate(zip(before, after, strict=False)) if a != b), min(len(before), len(after))
     )
@@ -333,7 +333,7 @@ def unified_diff(old: str | None, new: str | None, path: str) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """As they are counted elsewhere: a form feed or a line separator ends none."""
+    """Lines end at newlines only, not at form feeds or line separators."""
     *lines, rest = text.split("\n")
     return [*lines, *([f"{rest}\n{_UNFINISHED}"] if rest else [])]
 

@@ -1,4 +1,4 @@
-"""The tools `read_file` and `write_file`, and what every tool says about a file that it cannot use."""
+"""The tools `read_file` and `write_file`, and the error of every tool for an unusable file."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from lachesis.tools.tool_registry import ToolFailure, tool
 from lachesis.tools.tool_session import ToolSession
 
 MAX_LINE_CHARS = 2000
-"""Characters of one line that `read_file` shows."""
+"""The most characters of one line that `read_file` shows."""
 
 PAGE_CHARS = 48_000
-"""Characters of one page. Less than the tool's cap: a page ends at a line and says where the next one begins."""
+"""The most characters of one page. Less than the tool's limit: a page ends at a line and names the next one."""
 
 MAX_SCAN = 1 << 28
-"""Bytes of a file that `read_file` goes through to find its lines."""
+"""The most bytes that `read_file` reads to find its lines."""
 
 _CHUNK = 1 << 20
 _SNIFF = 8192
 
 
 async def file_error(sandbox: Sandbox, path: str, error: OSError) -> ToolFailure:
-    """What to tell the model about `path`, with near names when it does not exist."""
+    """The error about `path` for the model, with similar names where it does not exist."""
     if isinstance(error, FileNotFoundError):
         folder, name = posixpath.split(path)
         names = await list_folder(sandbox, folder)
@@ -44,7 +44,7 @@ async def file_error(sandbox: Sandbox, path: str, error: OSError) -> ToolFailure
 
 
 async def list_folder(sandbox: Sandbox, folder: str) -> list[str] | None:
-    """Names in a folder, folders with a slash at the end; None when it is no folder. At most some thousands."""
+    """Names in a folder, folders with a slash at the end; None where it is not a folder. Bounded to some thousands."""
     command = f"cd -- {shlex.quote(folder)} && find . -mindepth 1 -maxdepth 1"
     command += r" \( -type d -exec printf '%s/\0' {} \; -o -print0 \)"
     listed = await sandbox.exec(f"( {command} ) 2>/dev/null | head -c 200000", timeout=20, cwd="/", fresh=True)
@@ -95,7 +95,7 @@ async def read_file(
 
 
 class _Page:
-    """Collects lines `first` to `first + count - 1` of a stream, without keeping what it does not show."""
+    """Collects lines `first` to `first + count - 1` of a stream, without keeping the others."""
 
     def __init__(self, first: int, count: int) -> None:
         self.first = first
@@ -118,22 +118,22 @@ class _Page:
         self._piece(rest)
 
     def end(self) -> None:
-        """The stream is over: what stands after the last newline is a line if it is anything."""
+        """The end of the stream: text after the last newline is a line."""
         if not self.full and self._length:
             self._line()
         self.ended = not self.full
 
     def _piece(self, piece: bytes) -> None:
-        # Four bytes a character at most: no line can need more than this of its start.
+        # A character has at most four bytes: no line needs more than this.
         self._start += piece[: max(0, 4 * MAX_LINE_CHARS + 4 - len(self._start))]
         self._length += len(piece)
 
     def _line(self) -> None:
         if self._number > self.last or self._chars > PAGE_CHARS:
-            self.full = True  # there is a line after the page: now its end can say so
+            self.full = True  # a line follows the page, which its note mentions
             return
         if self._number >= self.first:
-            # Bytes that are no UTF-8 are a character each until they are counted.
+            # Until they are counted, bytes that are not UTF-8 are one character each.
             text = self._start.removesuffix(b"\r").decode("utf-8", errors="surrogateescape")
             shown = text[:MAX_LINE_CHARS].encode("utf-8", errors="surrogateescape")
             more = len(text) > MAX_LINE_CHARS

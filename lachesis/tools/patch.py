@@ -14,14 +14,14 @@ from lachesis.tools.tool_registry import ToolFailure, tool
 from lachesis.tools.tool_session import ToolSession
 
 MAX_FILE_BYTES = 5_000_000
-"""Larger files are not patched: use the terminal."""
+"""The size of the largest file that is patched."""
 
 _BOM = "\ufeff"
 
 
 @dataclass(slots=True)
 class _File:
-    """A text file with `\\n` as its line end, and what it takes to write it back as it was."""
+    """A text file with `\\n` line ends, and the properties to restore when it is written."""
 
     text: str
     crlf: bool = False
@@ -29,7 +29,7 @@ class _File:
 
     @classmethod
     def decode(cls, data: bytes) -> _File:
-        # Bytes that are no UTF-8 survive the edit of other lines.
+        # Bytes that are not UTF-8 survive the edit of other lines.
         text = data.decode("utf-8", errors="surrogateescape")
         crlf = "\r\n" in text and text.count("\n") == text.count("\r\n")
         return cls(
@@ -44,14 +44,14 @@ class _File:
 
 
 class _Plan:
-    """The files as they will be. Nothing is written before every edit has been found to fit."""
+    """The planned content of the files. Nothing is written until every edit fits."""
 
     def __init__(self, sandbox: Sandbox) -> None:
         self._sandbox = sandbox
         self.before: dict[str, bytes | None] = {}
         self.after: dict[str, _File | None] = {}
         self.moved: dict[str, str] = {}
-        """New path -> old path, so that a moved file keeps its mode."""
+        """New path -> old path. A moved file keeps its mode."""
 
     async def load(self, path: str) -> _File | None:
         if path not in self.before:
@@ -80,13 +80,13 @@ class _Plan:
             raise ToolFailure(f"{path} exists already; {instead}")
 
     def changes(self) -> list[tuple[str, bytes | None]]:
-        """Paths whose bytes change, writes before deletions: a move that fails halfway has lost nothing."""
+        """Paths whose bytes change, writes before deletions: a move that fails halfway loses nothing."""
         encoded = {path: None if file is None else file.encode() for path, file in self.after.items()}
         changed = [(path, data) for path, data in encoded.items() if data != self.before[path]]
         return sorted(changed, key=lambda change: change[1] is None)
 
     async def check_aliases(self) -> None:
-        """Two names of one file would each be changed without the other's change. Raises `ToolFailure`."""
+        """Raises `ToolFailure` for two names of one file: each would be written without the change of the other."""
         paths = [path for path, _ in self.changes()]
         if len(paths) < 2:
             return
@@ -97,7 +97,7 @@ class _Plan:
                 raise ToolFailure(f"{path} and {other} are the same file; change it under one name")
 
     async def write(self) -> None:
-        """Write all changes; when the file system refuses one, put back those that were written."""
+        """Write all changes; where one fails, restore those that were written."""
         written: list[str] = []
         try:
             for path, data in self.changes():
@@ -200,6 +200,6 @@ async def _plan_patch(plan: _Plan, session: ToolSession, text: str) -> None:
 def _diff(path: str, before: bytes | None, after: bytes | None) -> str:
     crlf = all(data is None or _File.decode(data).crlf for data in (before, after))
     old, new = (None if data is None else data.decode("utf-8", errors="replace") for data in (before, after))
-    if crlf:  # else it shows which lines end in which way
+    if crlf:  # else the diff shows the line ends
         old, new = (None if text is None else text.replace("\r\n", "\n") for text in (old, new))
     return unified_diff(old, new, path)

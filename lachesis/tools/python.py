@@ -1,7 +1,7 @@
-"""The tool `python`: one Python interpreter for a session, whose variables live from call to call.
+"""The tool `python`: one Python interpreter for a session, which keeps its variables between calls.
 
-Its answer is plain text, as a notebook shows it: what was printed, the value of the last expression, a traceback.
-Small models read that better than JSON, and nothing else is to be said.
+The result is plain text, as in a notebook: printed output, the value of the last expression, a traceback. Small models
+read that better than JSON.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ def _driver() -> str:
 
 
 class Repl:
-    """The interpreter of one session: a background process of its sandbox that is fed cell by cell.
+    """The interpreter of one session: a background process in its sandbox that executes one cell at a time.
 
-    What it writes, and what its subprocesses write, is the process' output. A nonce that is new for every cell marks
-    where the cell ended, so nothing that a cell prints can be taken for the mark.
+    The output of the process, subprocesses included, is the output of the cell. A new nonce for every cell marks its
+    end, so that no printed text can be mistaken for the mark.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Repl:
         self._lock = asyncio.Lock()
 
     async def run(self, session: ToolSession, code: str, timeout: float) -> str:
-        """Execute a cell; returns what it wrote, and notes in brackets if the interpreter was lost on the way."""
+        """Execute a cell; returns its output, with a note in brackets if the interpreter ended."""
         async with self._lock:
             process = self._process or await self._start(session)
             nonce = secrets.token_hex(16)
@@ -56,7 +56,7 @@ class Repl:
                 finished = True
                 return text
             finally:
-                if not finished:  # cancelled or broken in the middle: what is still running must not go on
+                if not finished:  # cancelled or failed: the cell must not go on running
                     self._process = None
                     await process.kill()
 
@@ -73,7 +73,7 @@ class Repl:
     async def _cell(self, process: Process, nonce: str, code: str, timeout: float) -> str:
         deadline = time.monotonic() + timeout
         kept = HeadTail(2 * OUTPUT_CHARS, 3 * OUTPUT_CHARS)
-        # One that ended between two cells takes no input; its exit code says so below.
+        # An interpreter that ended between two cells takes no input; the loop below sees its exit code.
         with contextlib.suppress(ProcessLookupError, BrokenPipeError, TimeoutError):
             async with asyncio.timeout(timeout):
                 await process.write((json.dumps({"nonce": nonce, "code": code}) + "\n").encode())
@@ -90,7 +90,7 @@ class Repl:
             self._position = chunk.offset + len(chunk.data)
             found = pending.find(mark)
             if found >= 0 and len(pending) >= found + len(mark) + 2:
-                # What a thread or a child writes after the end of its cell is shown with the next one.
+                # Output of threads and children after the end of the cell belongs to the next one.
                 self._position -= len(pending) - (found + len(mark) + 2)
                 kept.add(pending[:found])
                 return kept.text(OUTPUT_CHARS - _NOTE_CHARS).removesuffix("\n") or "[no output]"

@@ -1,7 +1,7 @@
-"""Runs inside the sandbox: executes cells of Python in one namespace. Read as text by `tools.python`; Python >= 3.8.
+"""Executes cells of Python in one namespace, inside the sandbox. `tools.python` reads it as text; Python >= 3.8.
 
-Requests are JSON lines on the original stdin. Cells see an empty stdin, and write to the original stdout as every
-other program does, subprocesses included; the driver writes `<nonce><status>\\n` behind what a cell wrote.
+Requests are JSON lines on the original stdin. Cells see an empty stdin and write to the original stdout, as their
+subprocesses do; the driver writes `<nonce><status>\\n` after the output of a cell.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from builtins import compile, eval, exec, print, repr
 from json import loads
 from os import _exit, getpid, write
 
-# Names of its own: a cell that replaces `json.loads` or `print` must not stop the driver.
+# Imported names: a cell that replaces `json.loads` or `print` must not break the driver.
 
 
 def main() -> None:
@@ -36,13 +36,13 @@ def main() -> None:
     for number, line in enumerate(iter(requests.readline, ""), 1):
         request = loads(line)
         for name in ("stdout", "stderr"):
-            if getattr(sys, name, None) is None:  # without a stream, a traceback would vanish without a word
+            if getattr(sys, name, None) is None:  # without a stream, a traceback would be lost
                 setattr(sys, name, getattr(sys, f"__{name}__"))
         failed = run(request["code"], f"<cell {number}>", module.__dict__)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()
-        if getpid() != owner:  # a child that the cell forked: the cells to come are its parent's
+        if getpid() != owner:  # a child that the cell forked: later cells belong to its parent
             _exit(int(failed))
         write(replies, f"{request['nonce']}{'E' if failed else 'K'}\n".encode())
 
@@ -71,7 +71,7 @@ def run(code: str, filename: str, namespace: dict) -> bool:  # type: ignore[type
 
 
 def report(error: BaseException) -> None:
-    """Print the traceback as if there were no driver below the cell."""
+    """Print the traceback without the frames of the driver."""
     try:
         frames = error.__traceback__
         while frames is not None and not frames.tb_frame.f_code.co_filename.startswith("<cell "):

@@ -1,7 +1,7 @@
-"""The tool `search_files`: grep and find, with answers that no file name can confuse.
+"""The tool `search_files`: grep and find, with results that no file name can corrupt.
 
-Names travel with a NUL behind them, in sorted order, so that the same tree gives the same answer. Needs GNU grep and
-find inside the sandbox, which every Linux distribution with bash but the smallest has.
+Names are NUL-terminated and sorted, so that the same tree gives the same result. The sandbox needs GNU grep and find,
+which all but the smallest Linux distributions with bash have.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from lachesis.tools.tool_registry import ToolFailure, tool
 from lachesis.tools.tool_session import ToolSession
 
 MAX_LINE_CHARS = 400
-"""Characters of a matching line that are shown."""
+"""The most characters of a matching line that are shown."""
 
 MAX_PATTERN_CHARS = 4000
-"""They travel in an argument of at most 128 KiB, where quoting may make several characters of one."""
+"""The pattern is part of an argument of at most 128 KiB, where quoting multiplies characters."""
 
 _TIMEOUT = 50.0
 _MAX_BYTES = 2_000_000
@@ -58,7 +58,7 @@ _COUNT = re.compile(rb"([^\0]+)\0(\d+)\n")
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """Entries of an answer, each of which may have several lines."""
+    """The entries of one page; an entry may have several lines."""
 
     entries: list[str]
     total: int
@@ -109,14 +109,14 @@ async def search_files(
         "root": root,
         "kind": target,
         "pattern": pattern,
-        # In the C locale no file is skipped for its encoding; only a pattern beyond ASCII needs to know characters.
+        # In the C locale no file is skipped for its encoding; only a pattern beyond ASCII needs UTF-8.
         "charset": "C" if pattern.isascii() else "C.UTF-8",
     }
     script = "".join(f"{key}={shlex.quote(value)}\n" for key, value in settings.items())
     script += f"options=({shlex.join(options)})\n{_SCRIPT}"
     script += f"list {shlex.join(_name_tests(names))} | scan | head -c {_MAX_BYTES}"
-    # In a bash of its own, as the sandbox was made: nothing of it stays in the shell that the model uses, and nothing
-    # that the model did to that shell, its PATH for example, makes a difference here.
+    # In a separate bash with the initial environment of the sandbox: it does not affect the model's shell, and changes
+    # in the model's shell, for example of its PATH, do not affect it.
     done = await sandbox.exec(
         f"bash -c {shlex.quote(script)}", timeout=_TIMEOUT, cwd="/", fresh=True, max_output=_MAX_BYTES + 1000
     )
@@ -140,7 +140,7 @@ async def search_files(
     page = _Page(found[offset : offset + limit], len(found), complete)
     answer = _render(page, offset, done.timed_out, "\n--\n" if context and output_mode == "content" else "\n")
     trouble = printable(done.stderr).strip()
-    if trouble and len(done.stdout) < _MAX_BYTES:  # else it is that nobody reads any more, which has been said
+    if trouble and len(done.stdout) < _MAX_BYTES:  # else it is the closed pipe of the cut-off output
         answer += f"\n[not everything was searched: {trouble[:MAX_LINE_CHARS]}]"
     return answer
 
@@ -153,7 +153,7 @@ def _name_tests(globs: list[str]) -> list[str]:
 
 
 def _name(raw: bytes, base: str) -> str:
-    """A path as the model may use it: relative to the working folder when below it; odd characters escaped."""
+    """A path for the model: relative to the working folder if inside it, with unprintable characters escaped."""
     path = raw.decode("utf-8", errors="backslashreplace")
     if path.startswith(base.rstrip("/") + "/"):
         path = posixpath.relpath(path, base)
@@ -161,7 +161,7 @@ def _name(raw: bytes, base: str) -> str:
 
 
 def _matches(output: bytes, base: str) -> list[str]:
-    """One entry a match; with context, one a group of lines that hang together."""
+    """One entry per match; with context, one per group of adjacent lines."""
     entries: list[list[str]] = []
     grouped = b"\n--\n" in output or any(each[3] == b"-" for each in _RECORD.finditer(output) if each[1])
     fresh = True

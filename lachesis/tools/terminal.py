@@ -12,22 +12,22 @@ from lachesis.tools.tool_registry import ToolFailure, tool
 from lachesis.tools.tool_session import ToolSession
 
 OUTPUT_CHARS = 50_000
-"""Characters of a command's output that reach the model."""
+"""The most characters of a command's output that reach the model."""
 
 _MAX_OUTPUT = 4 * OUTPUT_CHARS
-"""Bytes to keep of it: a character has at most four. More would only keep the event loop busy."""
+"""The most bytes of output to keep: a character has at most four."""
 
 MAX_TIMEOUT = 600
-"""Seconds that a foreground command may ask for."""
+"""The longest timeout of a foreground command in seconds."""
 
 MAX_BACKGROUND = 64
-"""Background processes of one session that may run at the same time."""
+"""The most background processes of one session at a time."""
 
 
 @tool(
     toolset="terminal",
     time_limit=None,  # the sandbox ends the command
-    max_result_chars=2 * OUTPUT_CHARS + 1000,  # JSON at most doubles what `printable` lets through: it is never cut
+    max_result_chars=2 * OUTPUT_CHARS + 1000,  # JSON at most doubles printable text: it is never cut
 )
 async def terminal(
     session: ToolSession,
@@ -60,8 +60,8 @@ async def terminal(
     if background:
         return await _start(session, command, cwd)
     limit = timeout or session.terminal_timeout
-    # `eval` joins stderr to stdout and leaves the command as it is: heredocs, comments, open quotes, a trailing
-    # backslash. Its syntax errors join, too, and `cd` and `export` happen in the shell itself.
+    # `eval` joins stderr, syntax errors included, to stdout without changes to the command (heredocs, comments, open
+    # quotes, a trailing backslash), and `cd` and `export` run in the shell itself.
     done = await sandbox.exec(f"eval {shlex.quote(command)} 2>&1", timeout=limit, cwd=cwd, max_output=_MAX_OUTPUT)
     output, _ = cap_text(printable(done.stdout + done.stderr), OUTPUT_CHARS, already_elided=done.stdout_elided)
     error = None

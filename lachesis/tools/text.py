@@ -1,4 +1,4 @@
-"""Text on its way to the model: bounded, printable, valid UTF-8, and honest about what was left out."""
+"""Text for the model: bounded, printable, valid UTF-8, with markers where text was omitted."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 HEAD_SHARE = 0.4
-"""Of what is kept of a long text, this share comes from its start; errors and results stand at the end."""
+"""The share of a shortened text that comes from its start; errors and results are at the end."""
 
 MAX_CANDIDATES = 500
-"""Names that are compared with a misspelled one: the event loop waits for it."""
+"""The most names to compare with a misspelled one: the event loop waits meanwhile."""
 
 _ANSI = re.compile(
     r"""
@@ -32,8 +32,8 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 def cap_text(text: str, limit: int, *, already_elided: int = 0) -> tuple[str, int]:
     """Cut the middle out of `text` so that the result, marker included, has at most `limit` characters.
 
-    40 % of what is kept is the head, 60 % the tail. Returns the text and how many characters it lacks.
-    `already_elided` counts what somebody else has cut out of the same middle before.
+    The result keeps 40 % head and 60 % tail. Returns the text and the number of missing characters, including
+    `already_elided`, the number that was cut from the same middle before.
     """
     if len(text) <= limit and not already_elided:
         return text, 0
@@ -49,7 +49,7 @@ def _marker(elided: int) -> str:
 
 
 class HeadTail:
-    """A byte stream of any length, of which the first `head` and the last `tail` bytes are kept."""
+    """The first `head` and the last `tail` bytes of a stream of any length."""
 
     def __init__(self, head: int, tail: int) -> None:
         self._head_size = head
@@ -57,7 +57,7 @@ class HeadTail:
         self._head = bytearray()
         self._tail = bytearray()
         self.elided = 0
-        """Bytes that were dropped between the two."""
+        """The number of bytes dropped between the two."""
 
     def add(self, data: bytes) -> None:
         room = self._head_size - len(self._head)
@@ -68,7 +68,7 @@ class HeadTail:
             self._trim()
 
     def skip(self, count: int) -> None:
-        """Note that `count` bytes were lost before they could be read."""
+        """Record that `count` bytes were lost before they could be read."""
         self.elided += len(self._tail) + count
         self._tail.clear()
         self._head_size = len(self._head)  # the head ends at the first gap
@@ -93,28 +93,28 @@ class HeadTail:
 
 
 def printable(data: bytes) -> str:
-    """Decode terminal output: ANSI sequences removed, other control characters and invalid UTF-8 as U+FFFD."""
+    """Decode terminal output: remove ANSI sequences, replace other control characters and invalid UTF-8 by U+FFFD."""
     text = _ANSI.sub("", data.decode("utf-8", errors="replace"))
     return _CONTROL.sub("\ufffd", text.replace("\r\n", "\n"))
 
 
 def to_json(value: Any) -> str:
-    """JSON as models write it themselves: spaces after separators, characters not escaped."""
+    """JSON in the style of models: spaces after separators, no escapes of non-ASCII characters."""
     return json.dumps(to_jsonable_python(value), ensure_ascii=False)
 
 
 def valid_utf8(text: str) -> str:
-    """`text` without lone surrogates, which no tokenizer and no JSON writer takes."""
+    """`text` without lone surrogates, which tokenizers and JSON writers reject."""
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
 def shortened(name: Any) -> Any:
-    """A name as an error repeats it: a model in a loop may make one of any length."""
+    """A name for an error message: a model in a loop may write one of any length."""
     return f"{name[:80]}..." if isinstance(name, str) and len(name) > 80 else name
 
 
 def did_you_mean(word: str, candidates: Iterable[str], *, count: int = 3) -> str:
-    """`; did you mean 'a' or 'b'?`, or an empty string when nothing is near, or `word` is too long to be a name."""
+    """`; did you mean 'a' or 'b'?`, or an empty string where no name is similar or `word` is too long for a name."""
     if len(word) > 255:
         return ""
     near = difflib.get_close_matches(word, list(itertools.islice(candidates, MAX_CANDIDATES)), n=count, cutoff=0.5)

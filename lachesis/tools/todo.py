@@ -1,4 +1,4 @@
-"""The tool `todo`: the model's own list of what is left to do, kept for one session."""
+"""The tool `todo`: the model's list of open tasks, kept for one session."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class TodoItem(BaseModel):
 
 
 class TodoList:
-    """The list of one session, in the order in which items were first named."""
+    """The list of one session, in the order in which items were added."""
 
     def __init__(self) -> None:
         self.items: dict[str, dict[str, str]] = {}

@@ -1,7 +1,7 @@
-"""Tools: an async function whose signature and docstring are all that the model is told about it.
+"""Tools: async functions whose signature and docstring are the description for the model.
 
-`tool` derives the OpenAI function schema and the validation of arguments from the same pydantic model, so what is
-announced and what is accepted cannot drift apart. A `ToolRegistry` is an immutable mapping; there is no global one.
+`tool` derives the OpenAI function schema and the validation of arguments from one pydantic model, so they cannot
+diverge. A `ToolRegistry` is an immutable mapping; there is no global one.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from lachesis.tools.argument_schema import Parameter, arguments_model, parse_doc
 from lachesis.tools.tool_session import ToolSession
 
 MAX_RESULT_CHARS = 50_000
-"""Characters of a result that reach the model unless the tool says otherwise."""
+"""The default of the most characters of a result that reach the model."""
 
 MIN_RESULT_CHARS = 100
-"""Below this there is no room for the marker that says how much was left out."""
+"""The smallest limit with room for the marker of the omitted part."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
 class ToolFailure(Exception):
-    """What a tool asked for cannot be done, and the model should read why. The message is shown as it is."""
+    """Raised by a tool that cannot do its work. The model reads the message."""
 
 
 class ToolUnavailable(LachesisError, LookupError):
-    """Tools were asked for by name whose requirements are missing here."""
+    """Tools that were enabled by name lack a requirement on this machine."""
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)
         listed = "; ".join(f"{name!r}: {reason}" for name, reason in self.reasons.items())
-        super().__init__(f"tools not available here: {listed}. Supply what is missing, or name them in `disabled`")
+        super().__init__(f"tools not available here: {listed}. Install what is missing, or disable these tools")
 
 
 @dataclass(frozen=True, eq=False)
 class Tool:
-    """A tool, made by the decorator `tool`. Calling it calls the function, without validation or limits."""
+    """A tool, created by the decorator `tool`. Calling it calls the function without validation or limits."""
 
     name: str
     toolset: str
@@ -52,16 +52,16 @@ class Tool:
     declared: Mapping[str, Parameter] = field(repr=False)
     """The parameters that the model may set."""
     session_parameter: str | None
-    """Name of the parameter that takes the `ToolSession`, None when the function wants none."""
+    """The name of the parameter for the `ToolSession`; None where the function has none."""
     concurrency_safe: bool
     time_limit: float | None
-    """Seconds; None when the tool bounds its own time."""
+    """Seconds; None where the tool limits its time itself."""
     max_result_chars: int
     check: Callable[[], str | None] | None = field(default=None, repr=False)
 
     @functools.cached_property
     def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:
-        return arguments_model(self.name, self.declared)  # at first use: importing tools stays quick
+        return arguments_model(self.name, self.declared)  # at first use, which keeps the import of tools fast
 
     @property
     def model(self) -> type[BaseModel]:
@@ -70,16 +70,16 @@ class Tool:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The JSON schema of the arguments. Raises `TypeError` when a type has none."""
+        """The JSON schema of the arguments. Raises `TypeError` where a type has none."""
         return self._derived[1]
 
     def definition(self) -> dict[str, Any]:
-        """A fresh OpenAI tool definition, for `tools=`."""
+        """A new OpenAI tool definition for `tools=`."""
         function = {"name": self.name, "description": self.description, "parameters": _copy(self.parameters)}
         return {"type": "function", "function": function}
 
     def missing(self) -> str | None:
-        """Why the tool cannot be used on this machine, None when it can."""
+        """Why the tool cannot be used on this machine; None where it can."""
         if self.check is None:
             return None
         try:
@@ -100,32 +100,33 @@ def tool(
     max_result_chars: int = MAX_RESULT_CHARS,
     check: Callable[[], str | None] | None = None,
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
-    """Make a tool of an async function.
+    """Turn an async function into a tool.
 
-    The first paragraph of its docstring becomes the description, the Google-style `Args:` section the descriptions of
-    the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not announced.
-    The function returns a string, or anything that pydantic can turn into JSON; it raises `ToolFailure` to refuse.
+    The first paragraph of its docstring becomes the description of the tool, the Google-style `Args:` section those of
+    the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not in the schema.
+    The function returns a string, or a value that pydantic can convert to JSON. It raises `ToolFailure` with a message
+    for the model.
 
     Args:
-        toolset: The toolset that the tool belongs to.
-        name: What the model calls it; the function's name by default.
-        concurrency_safe: Whether it may run beside other safe calls of the same turn. Say so only of a tool that
-            changes nothing.
-        time_limit: Seconds after which a call is cancelled. The time that the sandbox takes to start is not counted.
+        toolset: The toolset of the tool.
+        name: The name for the model; by default that of the function.
+        concurrency_safe: Whether a call may run beside other safe calls of the same turn. Only for tools that change
+            nothing.
+        time_limit: Seconds after which a call is cancelled, without the time to start the sandbox.
         max_result_chars: Longer results lose their middle.
-        check: Called without arguments; returns the reason why the tool cannot work on this machine, or None.
+        check: Called without arguments; returns why the tool cannot work on this machine, or None.
 
     Raises:
-        TypeError: the function cannot be a tool; the message says what to change.
-        ValueError: a limit or the name is out of range.
+        TypeError: the function cannot be a tool; the message names the change to make.
+        ValueError: a limit or the name is invalid.
     """
 
     def decorate(function: Callable[..., Awaitable[Any]]) -> Tool:
         label = name or str(getattr(function, "__name__", function))
         if not inspect.iscoroutinefunction(function):
             raise TypeError(
-                f"tool {label!r} must be an `async def`: a synchronous tool would stop every other rollout while it "
-                f"runs; put blocking work into `await asyncio.to_thread(...)`"
+                f"tool {label!r} must be an `async def`: a synchronous tool would block every other rollout while "
+                f"it runs; put blocking work into `await asyncio.to_thread(...)`"
             )
         if not _NAME.fullmatch(label):
             raise ValueError(f"tool name {label!r}: use letters, digits, '_' and '-', at most 64, not a digit first")
@@ -157,7 +158,7 @@ def tool(
 
 
 class ToolRegistry(Mapping[str, Tool]):
-    """An immutable set of tools by name, in the order they were given."""
+    """An immutable mapping of tools by name, in the given order."""
 
     exit_code = 2
 
@@ -167,31 +168,29 @@ class ToolRegistry(Mapping[str, Tool]):
             if not isinstance(each, Tool):
                 raise TypeError(f"{each!r} is not a tool: decorate it with @tool(toolset=...)")
             if each.name in self._tools:
-                raise ValueError(
-                    f"two tools are called {each.name!r}; leave the first out with `without({each.name!r})`"
-                )
+                raise ValueError(f"two tools are called {each.name!r}; remove the first with `without({each.name!r})`")
             self._tools[each.name] = each
 
     def extended(self, *tools: Tool) -> ToolRegistry:
         """A new registry with `tools` added.
 
         Raises:
-            ValueError: a name is taken already.
-            TypeError: what is given is no tool, or a parameter's type has no JSON schema.
+            ValueError: a name is taken.
+            TypeError: an argument is not a tool, or the type of a parameter has no JSON schema.
         """
         extended = ToolRegistry([*self._tools.values(), *tools])
         for each in tools:
-            _ = each.parameters  # a type that no schema can express is found here, not in the middle of a rollout
+            _ = each.parameters  # fails here, not during a rollout, for a type without a schema
         return extended
 
     def without(self, *names: str) -> ToolRegistry:
-        """A new registry without the tools `names`, each of which must be there."""
+        """A new registry without the tools `names`. Raises `KeyError` for an unknown one."""
         for name in names:
             self[name]
         return ToolRegistry(each for each in self._tools.values() if each.name not in names)
 
     def unavailable(self) -> dict[str, str]:
-        """The hidden tools, each with what it misses. Checks run anew at every call."""
+        """The unavailable tools and their missing requirements. Every call runs the checks again."""
         reasons = {name: each.missing() for name, each in self._tools.items()}
         return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -209,7 +208,7 @@ class ToolRegistry(Mapping[str, Tool]):
 
 
 def _copy(schema: Any) -> Any:
-    """A deep copy of JSON data: callers may edit their definitions without editing the tool."""
+    """A deep copy of JSON data, so that callers may edit their definitions."""
     if isinstance(schema, Mapping):
         return {key: _copy(value) for key, value in schema.items()}
     return [_copy(value) for value in schema] if isinstance(schema, list) else schema

@@ -1,6 +1,6 @@
-"""What the tools of one rollout hold: its sandbox, made on first use, and whatever state they keep between calls.
+"""The session of a rollout's tools: its sandbox, created at first use, and the state of tools between calls.
 
-Two sessions share nothing. A session is closed once, with everything in it; a closed one answers nothing but that.
+Two sessions share nothing. Closing a session removes everything in it; afterwards every use raises `SessionClosed`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from backends.lease import Lessor, SandboxPerLease
 from lachesis.errors import LachesisError
 
 DEFAULT_TERMINAL_TIMEOUT = 120.0
-"""Seconds that a command may take unless the call says otherwise."""
+"""The default time limit of a command in seconds."""
 
 State = TypeVar("State")
 
 
 class SessionClosed(LachesisError, RuntimeError):
-    """The rollout that the session belonged to is over."""
+    """The rollout of the session has ended."""
 
 
 class ToolSession:
@@ -42,17 +42,17 @@ class ToolSession:
     ) -> None:
         """
         Args:
-            task_id: Names the rollout.
-            create: Makes the sandbox. Called at most once at a time, and again only if it failed.
-            terminal_timeout: Seconds that a command may take unless the call says otherwise.
-            workdir: Where the shell and relative paths start; made if missing. By default the sandbox's own.
+            task_id: The name of the rollout.
+            create: Creates the sandbox. It is called once, and again only after a failure.
+            terminal_timeout: The default time limit of a command in seconds.
+            workdir: The start of the shell and of relative paths, created if missing. By default that of the sandbox.
         """
         self.task_id = task_id
         self.terminal_timeout = terminal_timeout
         self.internal_processes: set[str] = set()
-        """Ids of background processes that are the tools' own and no business of the model's."""
+        """Ids of background processes of the tools, which the model does not see."""
         self.start_ended = float("-inf")
-        """When the last attempt to make the sandbox ended, on the event loop's clock. Limits of tools count from it."""
+        """When the last start of the sandbox ended, on the clock of the event loop. Time limits begin then."""
         self._create = create
         self._workdir = workdir
         self._home: str | None = None
@@ -66,7 +66,7 @@ class ToolSession:
 
     @property
     def started(self) -> bool:
-        """Whether there is a sandbox: nothing in it can have changed before."""
+        """Whether there is a sandbox."""
         task = self._starting
         return task is not None and task.done() and not task.cancelled() and task.exception() is None
 
@@ -76,18 +76,18 @@ class ToolSession:
             raise SessionClosed(f"the session of task {self.task_id!r} is closed")
 
     async def sandbox(self) -> Sandbox:
-        """The rollout's sandbox, made now if this is the first use.
+        """The sandbox of the rollout, created at first use.
 
         Raises:
             SessionClosed: after `close`.
-            BackendError: it cannot be made; the next call tries again.
+            BackendError: it cannot be created; the next call tries again.
         """
         self.require_open()
         failed = self._starting is not None and self._starting.done() and not self.started
         if self._starting is None or failed:
             self._starting = asyncio.create_task(self._start(), name=f"sandbox of {self.task_id}")
         try:
-            # Shielded: a caller that is cancelled must not take the sandbox from the others that wait for it.
+            # Shielded: a cancelled caller must not cancel the start for other callers.
             sandbox = await asyncio.shield(self._starting)
         except asyncio.CancelledError:
             if self._starting.cancelled():
@@ -97,7 +97,7 @@ class ToolSession:
         return sandbox
 
     async def wait_start_ended(self) -> None:
-        """Wait while the sandbox is being made, whatever comes of it."""
+        """Wait until the start of the sandbox has succeeded or failed."""
         if self._starting is not None:
             await asyncio.wait({self._starting})
 
@@ -110,8 +110,8 @@ class ToolSession:
     async def _make(self) -> Sandbox:
         try:
             sandbox = await self._create()
-        except OSError as error:  # of this machine: for a tool's own, the model would be told, and trained on it
-            raise BackendError(f"the sandbox of task {self.task_id!r} cannot be made: {error}") from error
+        except OSError as error:  # of this machine; as an error of the tool, the model would be trained on it
+            raise BackendError(f"the sandbox of task {self.task_id!r} cannot be created: {error}") from error
         if self._workdir is None:
             return sandbox
         try:
@@ -126,23 +126,23 @@ class ToolSession:
         return sandbox
 
     async def path(self, path: str) -> str:
-        """`path` as an absolute path in the sandbox. A relative one starts at the session's working folder.
+        """`path` as an absolute path in the sandbox. A relative path starts at the working folder of the session.
 
-        `~` and `~/...` mean the home folder, as in the shell: nobody who writes them means a folder called `~`.
+        `~` and `~/...` mean the home folder, as in the shell.
         """
         sandbox = await self.sandbox()
         if "\0" in path:
             raise ValueError("a path cannot contain a NUL character")
         if path == "~" or path.startswith("~/"):
             if self._home is None:
-                told = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # not what the agent exported
-                self._home = told.stdout.decode()
+                done = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # the agent may export another
+                self._home = done.stdout.decode()
             path = self._home + path[1:]
         base = posixpath.join(sandbox.workdir, self._workdir or "")
         return posixpath.normpath(posixpath.join(base, path))
 
     def state(self, kind: type[State]) -> State:
-        """This session's one instance of `kind`, made without arguments on first use: where a tool keeps its memory."""
+        """The session's instance of `kind`, created without arguments at first use: the state of a tool."""
         self.require_open()
         if kind not in self._state:
             self._state[kind] = kind()
@@ -150,10 +150,10 @@ class ToolSession:
         return found
 
     async def close(self) -> None:
-        """Remove the sandbox with all its processes and files. Idempotent; finishes even if the caller is cancelled.
+        """Remove the sandbox with its processes and files. Idempotent; completes even if the caller is cancelled.
 
         Raises:
-            BackendError: the sandbox could not be removed; calling again tries again.
+            BackendError: the sandbox could not be removed; the next call tries again.
         """
         failed = (
             self._closing is not None
@@ -168,7 +168,7 @@ class ToolSession:
         self._state.clear()
         if self._starting is None:
             return
-        self._starting.cancel()  # no effect on one that is ready
+        self._starting.cancel()  # no effect once it is ready
         await asyncio.wait({self._starting})
         if self.started:
             await self._starting.result().close()
@@ -186,7 +186,7 @@ class ToolSessions:
         terminal_timeout: float = DEFAULT_TERMINAL_TIMEOUT,
         workdir: str | None = None,
     ) -> None:
-        """`backend` makes a sandbox for every session; a pool leases one that is ready."""
+        """`backend` creates a sandbox for every session; a pool leases a ready one."""
         self.lessor: Lessor = backend if isinstance(backend, Lessor) else SandboxPerLease(backend)
         self.spec = spec or SandboxSpec()
         self.run_id = run_id or uuid.uuid4().hex[:12]
@@ -195,17 +195,17 @@ class ToolSessions:
         self._sessions: dict[str, ToolSession] = {}
 
     def open(self, task_id: str, *, spec: SandboxSpec | None = None) -> ToolSession:
-        """A new session. Its sandbox starts when a tool first needs it.
+        """A new session. Its sandbox starts at first use.
 
         Args:
-            task_id: Not in use by another open session.
-            spec: What this rollout's sandbox is to be, if other than the run's.
+            task_id: Unique among open sessions.
+            spec: The specification of this sandbox, if different from that of the run.
 
         Raises:
-            ValueError: the task has a session already: two rollouts must never share one.
+            ValueError: the task has an open session: two rollouts must never share one.
         """
         if task_id in self._sessions:
-            raise ValueError(f"task {task_id!r} has an open session; every rollout needs a task_id of its own")
+            raise ValueError(f"task {task_id!r} has an open session; every rollout needs its own task_id")
         wanted = spec or self.spec
         labels = {**wanted.labels, "run_id": self.run_id, "task_id": task_id}
         labelled = dataclasses.replace(wanted, labels=labels)
@@ -223,23 +223,23 @@ class ToolSessions:
         return session
 
     def get(self, task_id: str) -> ToolSession:
-        """Raises `KeyError` when there is no open session of that task."""
+        """The open session of a task. Raises `KeyError` where there is none."""
         if task_id not in self._sessions:
             raise KeyError(f"no open session for task {task_id!r}")
         return self._sessions[task_id]
 
     async def close(self, task_id: str) -> None:
-        """Close one session; a task that has none is no error. Its id may be used again afterwards."""
+        """Close the session of a task, if any. Its id may be used again afterwards."""
         session = self._sessions.get(task_id)
         if session is None:
             return
         await session.close()
-        # Only now: a session that could not be closed stays listed, so that close_all can try again.
+        # A session that could not be closed stays listed, so that close_all can try again.
         if self._sessions.get(task_id) is session:
             del self._sessions[task_id]
 
     async def close_all(self) -> None:
-        """Close every session, also those opened meanwhile; the first failure is raised when all were tried."""
+        """Close every session, also those opened meanwhile, then raise the first failure."""
         failures: list[BaseException] = []
         tried: set[str] = set()
         while remaining := [task_id for task_id in self._sessions if task_id not in tried]:
@@ -264,5 +264,5 @@ class ToolSessions:
         if error is None:
             await self.close_all()
             return
-        with contextlib.suppress(BackendError):  # the error that brought us here says more
+        with contextlib.suppress(BackendError):  # the first error is more useful
             await self.close_all()

@@ -1,4 +1,4 @@
-"""Toolsets: named sets of tools that may include each other, and the tool definitions that a model gets from them."""
+"""Toolsets: named sets of tools, which may include each other, and the tool definitions for a model."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from lachesis.tools.text import did_you_mean
 from lachesis.tools.tool_registry import ToolRegistry, ToolUnavailable
 
 ALL = ("all", "*")
-"""Names that stand for every tool."""
+"""Names for all tools."""
 
 
 class ToolsetError(LachesisError, ValueError):
-    """A toolset is unknown, includes itself, or cannot be made."""
+    """A toolset is unknown, includes itself, or cannot be created."""
 
     exit_code = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Toolset:
-    """Its own tools first, then those of the toolsets that it includes."""
+    """A named set: its own tools first, then those of the included toolsets."""
 
     description: str
     tools: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ TOOLSETS: Mapping[str, Toolset] = MappingProxyType(
 
 
 def resolve_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> list[str]:
-    """The tools of a toolset, each once, in the order in which they are first named. `all` and `*` mean every toolset.
+    """The tools of a toolset, each once, in the order of first occurrence. `all` and `*` mean every toolset.
 
     Raises:
         ToolsetError: the name, or one that it includes, is unknown, or a toolset includes itself.
@@ -84,7 +84,7 @@ def resolve_multiple_toolsets(names: Iterable[str], toolsets: Mapping[str, Tools
 
 
 def validate_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> bool:
-    """Whether the name can be resolved: it and all that it includes are known and free of cycles."""
+    """Whether the name can be resolved: it and its included toolsets are known and have no cycle."""
     try:
         resolve_toolset(name, toolsets)
     except ToolsetError:
@@ -117,10 +117,10 @@ def create_custom_toolset(
     *,
     toolsets: Mapping[str, Toolset] = TOOLSETS,
 ) -> Mapping[str, Toolset]:
-    """A new mapping: `toolsets` and one more. Nothing is changed in place.
+    """A new mapping: `toolsets` and one more.
 
     Raises:
-        ToolsetError: the name is taken, or what it includes cannot be resolved.
+        ToolsetError: the name is taken, or an included toolset cannot be resolved.
     """
     if name in toolsets or name in ALL:
         raise ToolsetError(f"there is a toolset {name!r} already; choose another name")
@@ -136,32 +136,34 @@ def resolve_tools(
     registry: ToolRegistry = BUILTIN_TOOLS,
     toolsets: Mapping[str, Toolset] = TOOLSETS,
 ) -> list[str]:
-    """Names of the tools that a rollout gets, in the order of the registry.
+    """The names of the tools of a rollout, in the order of the registry.
 
     Args:
-        enabled: Toolsets or single tools; None means all. A toolset that only the registry's tools name counts, too.
-        disabled: Toolsets or single tools to take away again.
-        registry: The tools there are.
-        toolsets: The toolsets there are.
+        enabled: Toolsets or single tools; None means all. A toolset that only a tool of the registry names is valid.
+        disabled: Toolsets or single tools to remove.
+        registry: The known tools.
+        toolsets: The known toolsets.
 
     Raises:
-        ToolsetError: a name is neither toolset nor tool, or stands for a tool that the registry does not have.
-        ToolUnavailable: a tool was asked for, by its name or its toolset's, that is not available here. Tools that
-            nobody asked for by name (`enabled` is None or `all`) are left out; `registry.unavailable()` says why.
+        ToolsetError: a name is neither a toolset nor a tool, or its tool is not in the registry.
+        ToolUnavailable: a tool that is enabled by its name or its toolset is not available here. With `enabled` None
+            or `all`, unavailable tools are left out; `registry.unavailable()` names the reasons.
     """
     if isinstance(enabled, str) or isinstance(disabled, str):
         raise TypeError("enabled and disabled are lists of names, not one string")
     known = _with_registry(registry, toolsets)
     excluded = set(_expand(disabled or (), registry, known))
     names = [*enabled] if enabled is not None else ["all"]
-    asked = set(_expand((name for name in names if not _means_all(name, known)), registry, known)) - excluded
-    if strangers := sorted(asked - set(registry)):
+    wanted = set(_expand((name for name in names if not _means_all(name, known)), registry, known)) - excluded
+    if strangers := sorted(wanted - set(registry)):
         raise ToolsetError(f"tools {strangers} are not in this registry, which has: {', '.join(registry)}")
     missing = registry.unavailable()
-    if refused := {name: missing[name] for name in registry if name in asked and name in missing}:
-        raise ToolUnavailable(refused)
+    if lacking := {name: missing[name] for name in registry if name in wanted and name in missing}:
+        raise ToolUnavailable(lacking)
     everything = any(_means_all(name, known) for name in names)
-    return [name for name in registry if name not in excluded and name not in missing and (everything or name in asked)]
+    return [
+        name for name in registry if name not in excluded and name not in missing and (everything or name in wanted)
+    ]
 
 
 def get_tool_definitions(
@@ -171,7 +173,7 @@ def get_tool_definitions(
     registry: ToolRegistry = BUILTIN_TOOLS,
     toolsets: Mapping[str, Toolset] = TOOLSETS,
 ) -> list[dict[str, Any]]:
-    """OpenAI tool definitions for `tools=`, of the tools that `resolve_tools` names. Raises as it does."""
+    """OpenAI definitions, for `tools=`, of the tools that `resolve_tools` returns. Raises the same errors."""
     names = resolve_tools(enabled, disabled, registry=registry, toolsets=toolsets)
     return [registry[name].definition() for name in names]
 
@@ -181,7 +183,7 @@ def _means_all(name: str, toolsets: Mapping[str, Toolset]) -> bool:
 
 
 def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> Mapping[str, Toolset]:
-    """`toolsets`, with each of the registry's tools in the toolset that it declares itself."""
+    """`toolsets`, with each tool of the registry in the toolset that it declares."""
     merged = dict(toolsets)
     for tool in registry.values():
         base = merged.get(tool.toolset, Toolset(f"The tools of {tool.toolset!r}."))
@@ -191,7 +193,7 @@ def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> M
 
 
 def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> list[str]:
-    """Tools of toolsets and single tools. A name that is both (`terminal`) means the toolset."""
+    """The tools of toolsets and single tools. A name that is both (`terminal`) means the toolset."""
     found: dict[str, None] = {}
     for name in names:
         if name in toolsets:

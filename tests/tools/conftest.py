@@ -1,4 +1,4 @@
-"""Real sandboxes for the tools: nothing here stands in for one."""
+"""Real sandboxes for the tests of tools."""
 
 from __future__ import annotations
 

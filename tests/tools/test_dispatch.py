@@ -1,4 +1,4 @@
-"""Whatever a model sends and whatever a tool does, the answer is text; only broken infrastructure is raised."""
+"""Every mistake of a model or a tool becomes text; only failures of the infrastructure are raised."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def echo(
 async def fail(kind: str) -> str:
     """Fail in a way of your choice."""
     match kind:
-        case "refuse":
+        case "fail":
             raise ToolFailure("not today")
         case "bug":
             raise ZeroDivisionError("division by zero")
@@ -202,14 +202,14 @@ async def test_a_tool_that_is_not_available_says_why(session: ToolSession) -> No
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        ("refuse", "not today"),
+        ("fail", "not today"),
         ("bug", "ZeroDivisionError: division by zero"),
         ("exit", "RuntimeError: the tool raised SystemExit(3)"),
         ("cancel", "RuntimeError: the tool cancelled itself"),
         ("unserialisable", "PydanticSerializationError"),
     ],
 )
-async def test_what_a_tool_does_wrong_becomes_text(session: ToolSession, kind: str, message: str) -> None:
+async def test_a_mistake_of_a_tool_becomes_text(session: ToolSession, kind: str, message: str) -> None:
     assert problem(await run(session, "fail", {"kind": kind})).startswith(message)
 
 

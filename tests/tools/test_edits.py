@@ -1,4 +1,4 @@
-"""Edits arrive at exactly the text that was meant, or change nothing."""
+"""Edits change exactly the intended text, or nothing."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_patch_without_line_numbers_gives_the_target_or_an_error_never_a_guess
 ) -> None:
     new = edited(old, seed, ["a", "b"])
     patch = as_v4a(old, new, context, "plain")
-    # An insertion without any context has no place of its own; it is defined to go to the end.
+    # An insertion without context is defined to go to the end.
     if not new or new == old or "\n@@\n+" in patch:
         return
     try:
@@ -161,7 +161,7 @@ def test_wrong_indentation_is_shown_not_repaired() -> None:
         (patch_of("*** Update File: f", "*** End of File"), "after the lines of a change"),
     ],
 )
-def test_what_is_no_patch_is_refused_with_the_line(text: str, message: str) -> None:
+def test_text_that_is_not_a_patch_is_rejected_with_the_line(text: str, message: str) -> None:
     with pytest.raises(EditError, match=message):
         parse_patch(text)
 

@@ -71,7 +71,7 @@ async def test_long_lines_are_cut_and_a_page_never_loses_its_end(call: Call, ses
     assert not page.truncated and "more follow, continue with offset=" in page.content
 
 
-async def test_what_a_cut_line_lacks_is_counted_in_any_encoding(call: Call, session: ToolSession) -> None:
+async def test_the_missing_bytes_of_a_cut_line_are_counted_in_any_encoding(call: Call, session: ToolSession) -> None:
     await (await session.sandbox()).write_bytes("latin", b"\xe9" * 2100 + b"\n" + b"\xe9" * 2000 + b"\n")
     first, second, _ = text(await call("read_file", path="latin")).split("\n")
     assert first == f"     1\t{UNKNOWN} [... 100 bytes of this line not shown ...]"
@@ -104,7 +104,7 @@ def test_a_page_does_not_depend_on_how_the_file_was_cut_into_pieces(
     assert ("more follow" in shown[-1]) == (first - 1 + count < len(lines))
 
 
-async def test_what_cannot_be_read_says_why(call: Call, session: ToolSession) -> None:
+async def test_an_unreadable_file_is_an_error_with_the_reason(call: Call, session: ToolSession) -> None:
     await shell(
         session,
         "mkdir -p d/sub; touch d/config.yaml $'d/new\\nline'; head -c 99 /dev/zero > d/bin; "
@@ -200,8 +200,8 @@ async def test_a_patch_with_one_part_that_fails_leaves_all_files_untouched(
 ) -> None:
     await prepare(session)
     before = await shell(session, TREE)
-    refused = await call("patch", mode="patch", patch=PATCH.replace(wrong, right))
-    assert refused.error is not None and message in refused.error
+    failed = await call("patch", mode="patch", patch=PATCH.replace(wrong, right))
+    assert failed.error is not None and message in failed.error
     assert await shell(session, TREE) == before
 
 
@@ -219,7 +219,7 @@ async def fill(session: ToolSession) -> None:
     await sandbox.write_bytes("wide", b"needle" + b"x" * 5000 + b"\n")
 
 
-async def test_a_search_finds_every_text_file_whatever_its_name(call: Call, session: ToolSession) -> None:
+async def test_a_search_finds_text_files_of_every_name(call: Call, session: ToolSession) -> None:
     await fill(session)
     found = text(await call("search_files", pattern="needle")).split("\n")
     assert "a b.txt:2:needle 1" in found and "12:34:x.txt:2:needle 1" in found and "é.txt:2:needle 1" in found
@@ -247,7 +247,7 @@ async def test_a_search_understands_perl_style_patterns_globs_paths_and_context(
     assert "past the last of 3" in text(await call("search_files", pattern=r"needle\(", offset=9))
 
 
-async def test_matches_that_lie_apart_are_results_of_their_own(call: Call, session: ToolSession) -> None:
+async def test_separate_matches_are_separate_results(call: Call, session: ToolSession) -> None:
     await shell(
         session, "printf 'hit\\n1\\n2\\n3\\n--\\nhit\\n' > f; cp f g; head -c 3000000 /dev/zero | tr '\\0' '\\n' > x"
     )
@@ -279,9 +279,7 @@ async def test_a_search_leaves_the_shell_of_the_model_alone(call: Call, session:
     assert await shell(session, "basename $PWD; echo $LC_ALL") == "sub\nPOSIX\n"
 
 
-async def test_what_the_model_did_to_its_shell_makes_no_difference_to_the_file_tools(
-    call: Call, session: ToolSession
-) -> None:
+async def test_changes_of_the_models_shell_do_not_affect_the_file_tools(call: Call, session: ToolSession) -> None:
     await shell(session, "echo here > note; echo x > g; mkdir /tmp/e; printf '#!/bin/sh\\necho forged' > /tmp/e/xargs")
     for broken in ("chmod +x /tmp/e/xargs; export PATH=/tmp/e:$PATH", "export PATH=/nowhere; unset HOME"):
         await call("terminal", command=broken)
@@ -300,7 +298,7 @@ async def test_too_much_output_is_said_to_be_incomplete(call: Call, session: Too
     assert "of more than" in found and "[too much output" in found
 
 
-async def test_a_search_starts_behind_a_link_and_says_what_it_could_not_search(
+async def test_a_search_follows_a_link_at_its_root_and_names_unreadable_folders(
     call: Call, session: ToolSession
 ) -> None:
     await call("terminal", command="mkdir d; echo hit > d/f; ln -s d link; ln -s d/f file; printf '%5000s!' > slow")

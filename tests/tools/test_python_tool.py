@@ -103,7 +103,7 @@ async def test_an_exit_ends_only_the_interpreter(call: Call, code: str, exit_cod
     assert text(await call("python", code="open('kept.txt').read()")) == "'x'"
 
 
-async def test_an_interpreter_that_dies_between_two_cells_is_told(call: Call, session: ToolSession) -> None:
+async def test_an_interpreter_that_dies_between_two_cells_is_reported(call: Call, session: ToolSession) -> None:
     await call("python", code="import os, threading; threading.Timer(0.1, os._exit, [9]).start()")
     (interpreter,) = await (await session.sandbox()).processes()
     async with asyncio.timeout(60):
@@ -120,7 +120,7 @@ async def test_huge_output_keeps_its_ends(call: Call) -> None:
     assert text(await call("python", code="'next'")) == "'next'"
 
 
-async def test_what_a_thread_writes_late_comes_with_the_next_cell(call: Call, session: ToolSession) -> None:
+async def test_late_output_of_a_thread_comes_with_the_next_cell(call: Call, session: ToolSession) -> None:
     late = "def late():\n    print('late')\n    open('said', 'w').write('x')"
     await call("python", code=f"import threading\n{late}\nthreading.Timer(0.1, late).start()")
     await written(session, "said")

@@ -53,11 +53,11 @@ async def test_the_folder_and_variables_carry_over_and_workdir_is_for_one_comman
     assert answer(await call("terminal", command="basename $PWD; echo $X"))["output"] == "a\n1\n"
     assert answer(await call("terminal", command="basename $PWD", workdir="a/b"))["output"] == "b\n"
     assert answer(await call("terminal", command="basename $PWD"))["output"] == "a\n"
-    refused = await call("terminal", command="pwd", workdir="nowhere")
-    assert refused.error == "workdir 'nowhere' is not a directory"
+    failed = await call("terminal", command="pwd", workdir="nowhere")
+    assert failed.error == "workdir 'nowhere' is not a directory"
 
 
-async def test_a_timeout_is_told_and_the_partial_output_kept(call: Call) -> None:
+async def test_a_timeout_is_reported_with_the_partial_output(call: Call) -> None:
     result = answer(await call("terminal", command="echo before; sleep 30; echo after", timeout=2))
     assert result["output"] == "before\n"
     assert result["exit_code"] == 124
@@ -73,7 +73,7 @@ async def test_huge_output_keeps_its_ends_and_stays_json(call: Call, command: st
     assert "characters elided" in result["output"]
 
 
-async def test_empty_and_impossible_commands_are_refused(call: Call) -> None:
+async def test_empty_and_impossible_commands_are_rejected(call: Call) -> None:
     assert (await call("terminal", command="  ")).error == "the command is empty"
     assert "NUL" in str((await call("terminal", command="echo \0")).error)
 
@@ -146,8 +146,8 @@ async def test_unknown_processes_are_named(call: Call) -> None:
 async def test_writing_to_a_process_that_does_not_read_comes_back(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lachesis.tools.background.WRITE_TIMEOUT", 0.3)
     name = await start(call, "sleep 60")
-    refused = await call("process", action="write", session_id=name, data="x" * 200_000)
-    assert "has not read its input" in str(refused.error)
+    failed = await call("process", action="write", session_id=name, data="x" * 200_000)
+    assert "has not read its input" in str(failed.error)
 
 
 async def test_the_interpreter_is_not_one_of_the_models_processes(call: Call, session: ToolSession) -> None:

@@ -1,4 +1,4 @@
-"""What the model is told about a tool is derived from its function, and a registry never changes."""
+"""The schema of a tool is derived from its function, and a registry never changes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ async def sample(
     return title
 
 
-def test_the_schema_says_exactly_what_signature_and_docstring_say() -> None:
+def test_the_schema_equals_signature_and_docstring() -> None:
     definition = sample.definition()
     assert definition["type"] == "function"
     function = definition["function"]
@@ -154,7 +154,7 @@ async def _lock(lock: ToolRegistry) -> str:
 
 
 @pytest.mark.parametrize("function", [_recursive, _lock])
-def test_a_type_that_no_schema_can_express_is_refused_when_the_tool_is_registered(function: object) -> None:
+def test_a_type_without_a_schema_is_rejected_when_the_tool_is_registered(function: object) -> None:
     with pytest.raises(TypeError, match="no JSON schema for its parameters"):
         BUILTIN_TOOLS.extended(tool(toolset="x")(function))  # type: ignore[arg-type]
 
@@ -189,7 +189,7 @@ def test_a_missing_requirement_hides_a_tool_with_its_reason() -> None:
     assert registry.unavailable() == {"one": "set EXAMPLE_KEY", "two": "its check failed: OSError: no such device"}
 
 
-def test_importing_tools_takes_little_more_than_importing_what_it_is_made_of() -> None:
+def test_importing_tools_takes_little_more_than_importing_its_dependencies() -> None:
     def seconds(code: str) -> float:  # of CPU: what else this machine does is no fault of ours
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-c", code], check=True)

@@ -132,9 +132,9 @@ asyncio.run(main())
 """
 
 
-def test_a_machine_without_descriptors_is_no_answer_of_a_tool() -> None:
+def test_a_machine_without_descriptors_is_an_infrastructure_error() -> None:
     done = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith("raised the sandbox of task 'second' cannot be made: "), done
+    assert done.stdout.startswith("raised the sandbox of task 'second' cannot be created: "), done
     assert "Too many open files" in done.stdout
 
 
@@ -230,7 +230,7 @@ async def test_the_working_folder_of_a_session_is_where_shell_and_files_start(se
             await run(mine.open("t"), "pwd")
 
 
-async def test_handle_function_call_answers_with_a_string_whatever_happens(sessions: ToolSessions) -> None:
+async def test_handle_function_call_always_returns_a_string(sessions: ToolSessions) -> None:
     sessions.open("t")
     answer = await handle_function_call("terminal", '{"command": "echo hi"}', task_id="t", sessions=sessions)
     assert json.loads(answer)["output"] == "hi\n"

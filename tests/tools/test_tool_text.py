@@ -1,4 +1,4 @@
-"""What is cut out of a text is counted exactly, and what is kept is what was there."""
+"""The characters that are cut from a text are counted exactly, and the rest is unchanged."""
 
 from __future__ import annotations
 

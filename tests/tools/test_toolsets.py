@@ -1,4 +1,4 @@
-"""Toolsets resolve to the tools that they name, or say why not."""
+"""Toolsets resolve to the tools that they name, or raise an error with the reason."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_custom_toolset_is_a_new_mapping() -> None:
         TOOLSETS["x"] = Toolset("")  # type: ignore[index]
 
 
-def test_definitions_are_in_the_order_of_the_registry_whatever_the_order_of_the_question() -> None:
+def test_definitions_are_always_in_the_order_of_the_registry() -> None:
     assert names() == names(["all"]) == names(["*"]) == list(BUILTIN_TOOLS)
     assert names(["todo", "file"]) == names(["file", "todo"])
     assert names(["coding"], ["file"]) == ["terminal", "process", "todo"]
