@@ -30,6 +30,7 @@ from benchmarks.fake_process import (
     observation,
     token_server,
 )
+from benchmarks.machine import forget_peak, memory_mb
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.result import AgentResult
 from lachesis.inference import ServerSettings
@@ -51,18 +52,6 @@ class Observe:
     async def __call__(self, calls: Sequence[ToolCall]) -> list[ToolResult]:
         await self.barrier.wait()
         return [ToolResult(content=f"{call.id}: {self.text}", error=None) for call in calls]
-
-
-def memory_mb(field: str) -> float:
-    """A line of /proc/self/status: VmRSS is the current size, VmHWM the peak since `forget_peak`."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {field}; this benchmark runs on Linux")
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
 
 
 async def play(settings: ServerSettings, rollouts: int) -> tuple[list[AgentResult], float]:

@@ -32,6 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from backends import Backend, Sandbox, SandboxSpec
+from benchmarks.machine import disturbance, forget_peak, memory_mb
 from benchmarks.sandbox_engines import VARIANTS, Variant, memory_of_others, supervised, variants
 from benchmarks.swe_rex import PeerMissing, SweRex, installed, swe_rex
 
@@ -98,25 +99,9 @@ def title(text: str, *heads: str) -> None:
     row("", *heads)
 
 
-def own_memory(line: str) -> float:
-    """MB from /proc/self/status: VmRSS is the current size, VmHWM the peak since `forget_peak`."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.partition(f"{line}:")[2].split()[0]) / 1024
-
-
-def forget_peak() -> None:
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def noise(seconds: float = 1.0) -> str:
+def noise() -> str:
     """The mean wall time of a fixed piece of work, as a multiple of its best."""
-    taken = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        started = time.perf_counter()
-        sum(range(50_000))
-        taken.append(time.perf_counter() - started)
-    slower = sum(taken) / len(taken) / min(taken)
+    slower = disturbance(time.perf_counter)
     return f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}; fixed work takes {slower:.2f} times its best"
 
 
@@ -246,7 +231,7 @@ async def many(made: Sequence[Variant], count: int) -> None:
 
 async def _many(variant: Variant, count: int) -> None:
     gc.collect()
-    before, here = _others(), own_memory("VmRSS")
+    before, here = _others(), memory_mb("VmRSS")
     spec = SandboxSpec(labels={"run_id": "benchmark", "task_id": "many"})
     sandboxes: list[Sandbox] = []
 
@@ -260,7 +245,7 @@ async def _many(variant: Variant, count: int) -> None:
         results = await asyncio.gather(*(one() for _ in range(count)), return_exceptions=True)
         ready = time.perf_counter() - started
         await asyncio.sleep(1.0)
-        after, grown = _others(), own_memory("VmRSS") - here
+        after, grown = _others(), memory_mb("VmRSS") - here
     finally:
         started = time.perf_counter()
         await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
@@ -363,9 +348,9 @@ async def output(made: Sequence[Variant], rounds: int, report: Report) -> None:
                 await asyncio.sleep(PAUSE)
                 gc.collect()
                 forget_peak()
-                before = own_memory("VmRSS")
+                before = memory_mb("VmRSS")
                 taken[name].append(await run(sandboxes[name], f"head -c {OUTPUT} /dev/zero"))
-                grown[name].append(own_memory("VmHWM") - before)
+                grown[name].append(memory_mb("VmHWM") - before)
     title(f"{OUTPUT / 1e6:.0f} MB of output, {rounds} rounds", "s", "MB more here, at most")
     for name, seconds in taken.items():
         report.output_growth_mb[name] = max(grown[name])

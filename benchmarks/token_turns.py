@@ -37,6 +37,7 @@ from benchmarks.fake_process import (
     observation,
     token_server,
 )
+from benchmarks.machine import disturbance
 from benchmarks.token_ledger import Ledger, Sequenced
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.inference import ServerSettings, TokenServer
@@ -140,18 +141,6 @@ async def row(label: str, play: Play, rollouts: int) -> float:
     shown = "".join(f"{by_turns[turns]:>12.2f}" for turns in TURNS)
     print(f"{label:<34}{shown}{a_turn:>14.3f}{extra:>14.3f}", flush=True)
     return a_turn
-
-
-def disturbance(seconds: float = 1.0) -> float:
-    """The mean cost of a fixed piece of work, as a multiple of its best: 1 on an idle machine. The cost of neighbours
-    on the same cores and caches is charged to this process."""
-    taken = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        started = time.process_time()
-        sum(number for number in range(10_000))
-        taken.append(time.process_time() - started)
-    return sum(taken) / len(taken) / min(taken)
 
 
 async def delivered(label: str, play: Play, ledger: Ledger, rollouts: int, end_of_turn: tuple[int, ...]) -> None:

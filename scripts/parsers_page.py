@@ -23,7 +23,7 @@ from tool_call_parsers import (
     list_parsers,
     list_reasoning,
 )
-from tool_call_parsers.channels import WordHeaders
+from tool_call_parsers.channels import Harmony
 from tool_call_parsers.delimited import Delimited
 from tool_call_parsers.json_blocks import JsonBlocks, NamedJson
 from tool_call_parsers.python_calls import PythonCalls
@@ -242,7 +242,7 @@ GRAMMARS = (
     ('`<invoke name="f"><k>1</k></invoke>`, nested', NestedTags, "minimax_m3"),
     ("`[f(k=1)]`", PythonCalls, "pythonic"),
     ("`call:f{k:<q>text<q>}`", Delimited, "gemma4"),
-    ("messages with headers", WordHeaders, "openai"),
+    ("messages with headers", Harmony, "openai"),
 )
 """The form of a call, its grammar, and a format to start from."""
 

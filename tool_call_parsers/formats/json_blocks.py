@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 from tool_call_parsers.engine import RenderCall
-from tool_call_parsers.json_blocks import CallHeader, JsonBlocks, NamedJson
+from tool_call_parsers.json_blocks import CallHeader, Given, JsonBlocks, NamedJson, Words, read_name
 from tool_call_parsers.parser import Format
 from tool_call_parsers.schema import ToolIndex
 
@@ -24,9 +22,7 @@ _KIMI_NAME = re.compile(r"(?:functions[._]+)?(?!functions[._]*\Z)([A-Za-z][\w.\-
 _COUNTER = re.compile(r"[\W_]*\d*")
 
 
-def read_kimi_header(
-    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
-) -> CallHeader | None:
+def read_kimi_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
     """`functions.NAME:COUNTER` is name and id. Some models write other ids, which clients put into histories: such
     an id names an offered tool, or only the arguments identify the tool."""
     if not words:
@@ -63,31 +59,23 @@ def write_kimi_id(call: RenderCall) -> str:
     return call.id if _KIMI_ID.fullmatch(call.id) else f"functions.{call.name}:{call.index}"
 
 
-def read_mistral_header(
-    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
-) -> CallHeader | None:
+def read_mistral_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
     """`NAME`, or `NAME[CALL_ID]ID`."""
     if not words or not re.fullmatch(r"[^\s\[\]{}]{1,256}", words[0]):
         return None
     return CallHeader(words[0], words[1] if len(words) > 1 else None)
 
 
-def read_typed_header(
-    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
-) -> CallHeader | None:
+def read_typed_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
     """`NAME`, after the word `function` or alone."""
-    if not words or words == ("function",) or not re.fullmatch(r"[^\s<>{}\[\]|\"'`]{1,256}", words[0]):
-        return None
-    return CallHeader(words[0])
+    return None if words == ("function",) else read_name(words, tools, arguments)
 
 
-def read_plamo_header(
-    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
-) -> CallHeader | None:
+def read_plamo_header(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
     """`NAME` and the type of the arguments, which is always `json`."""
-    if not words or (words == ("json",) and "json" not in tools.names()):
+    if words == ("json",) and "json" not in tools.names():
         return None
-    return CallHeader(words[0]) if re.fullmatch(r"[^\s<>{}\[\]|\"'`]{1,256}", words[0]) else None
+    return read_name(words, tools, arguments)
 
 
 _MISTRAL_NAMED = NamedJson(

@@ -48,7 +48,9 @@ class JsonBlocks(CallObjects):
     written: str = '{"name": %(name)s, "arguments": %(arguments)s}'
     """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`, `%(index)d`."""
     name_key: str = "name"
+    """The key of the name."""
     argument_keys: tuple[str, ...] = ("arguments",)
+    """Keys of the arguments, the canonical one first."""
     id_key: str | None = None
     """The key of the call's id."""
     single_key: bool = False

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
@@ -31,6 +31,16 @@ class CallHeader(NamedTuple):
     """What was repaired in it."""
 
 
+Words: TypeAlias = tuple[str, ...]
+Given: TypeAlias = Mapping[str, Any] | None
+"""The arguments; None while they are not read."""
+
+
+def read_name(words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
+    """The first word is the name."""
+    return CallHeader(words[0]) if words and _WORD.fullmatch(words[0]) else None
+
+
 @dataclass(frozen=True)
 class NamedJson(BlockGrammar):
     """Calls with the name in a header before a JSON object of arguments."""
@@ -49,7 +59,7 @@ class NamedJson(BlockGrammar):
     """Those of `marks` that precede the arguments. A code fence does in every format."""
     fillers: tuple[str, ...] = ()
     """Words of the header that are not the name."""
-    reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], CallHeader | None] | None = None
+    reading: Callable[[Words, ToolIndex, Given], CallHeader | None] = read_name
     """Reads name and id from the words of a header; None if they hold no name. The arguments are None at first."""
     next_mark: str | None = None
     """A further call may lack its opening marker if a word and this marker follow a call."""
@@ -235,14 +245,10 @@ class NamedJson(BlockGrammar):
     def _words(self, header: str) -> tuple[str, ...]:
         return tuple(filter(None, map(str.strip, self._marks.split(header))))
 
-    def _header(
-        self, words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
-    ) -> CallHeader | None:
+    def _header(self, words: Words, tools: ToolIndex, arguments: Given) -> CallHeader | None:
         if len(words) > 1 and words[0] in self.fillers:
             words = words[1:]
-        if self.reading is not None:
-            return self.reading(words, tools, arguments)
-        return CallHeader(words[0]) if words and _WORD.fullmatch(words[0]) else None
+        return self.reading(words, tools, arguments)
 
     def _end_of_call(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
         """The end of a call whose JSON ends at `end`, and the surplus bracket in words."""

@@ -42,20 +42,14 @@ class ReadCall(NamedTuple):
 class CallObjects(BlockGrammar):
     """Reads call objects. A subclass defines their spelling, and reads the text around them."""
 
+    # Fields of `JsonBlocks`, which describes them.
     opens: tuple[str, ...]
-    """Spellings of the marker before the objects, the canonical one first."""
     closes: tuple[str, ...]
-    """Spellings of the marker after them."""
     name_key: str
-    """The key of the name."""
     argument_keys: tuple[str, ...]
-    """Keys of the arguments, the canonical one first."""
     id_key: str | None
-    """The key of the call's id."""
     single_key: bool
-    """A call is an object with one member: the name is the key, the arguments are the value."""
     bare_offered: bool
-    """Without a marker, only offered tools are called, because data looks like calls."""
 
     @cached_property
     def _ends(self) -> Needles:

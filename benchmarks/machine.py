@@ -1,0 +1,32 @@
+"""The machine below a benchmark: the memory of this process, and the disturbance by other work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def memory_mb(field: str) -> float:
+    """A line of /proc/self/status: VmRSS is the current size, VmHWM the peak since `forget_peak`."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {field}; this benchmark runs on Linux")
+
+
+def forget_peak() -> None:
+    """Reset VmHWM to the current size."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def disturbance(clock: Callable[[], float] = time.process_time) -> float:
+    """The mean cost of a fixed piece of work, as a multiple of its best: 1 on an idle machine. The cost of neighbours
+    on the same cores and caches is charged to this process."""
+    taken = []
+    until = time.monotonic() + 1.0
+    while time.monotonic() < until:
+        started = clock()
+        sum(number for number in range(10_000))
+        taken.append(clock() - started)
+    return sum(taken) / len(taken) / min(taken)
