@@ -18,10 +18,10 @@ help:
 	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make lint    lint, format check, types, import rule"
-	@echo "make format  mend what lint can mend"
+	@echo "make format  fix what the linter can fix"
 	@echo "make docs    write docs/parsers.md from the registry of parsers"
 	@echo "make bench   the figures of docs/benchmarks.md"
-	@echo "make lock    pin the dependencies of pyproject.toml anew"
+	@echo "make lock    pin the dependencies of pyproject.toml again"
 
 $(READY): requirements/lock.txt pyproject.toml scripts/venv.sh
 	@PYTHON=$(PYTHON) scripts/venv.sh $(VENV)
@@ -30,11 +30,13 @@ $(READY): requirements/lock.txt pyproject.toml scripts/venv.sh
 demo: $(READY)
 	@$(BIN)/lachesis demo --sandbox $(SANDBOX)
 
-# The first rooms touch nothing that is shared; the others look for leftovers on the whole machine, and run one by one.
-APART := tests/tool_call_parsers tests/trajectories tests/inference tests/testing
+# The first rooms touch nothing that is shared; the others start sandboxes, and look for what these leave behind.
+SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/testing
+SANDBOXES := tests/backends
+OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/vllm tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
 test: lint
-	$(BIN)/pytest -n 2 $(APART)
-	$(BIN)/pytest $(APART:%=--ignore %)
+	$(BIN)/pytest -n 2 --durations=10 $(SHARING)
+	scripts/test-halves.sh $(BIN)/pytest "$(SANDBOXES)" "$(OTHERS)"
 
 test-torch: $(READY)
 	@scripts/torch_venv.sh $(VENV) $(VENV)-torch

@@ -1,37 +1,39 @@
-"""What every sandbox technology offers: one Protocol for making sandboxes, one for using them, one set of errors.
+"""The interface of every sandbox technology: a protocol for making sandboxes, one for using them, and the errors.
 
-Infrastructure that fails raises (`BackendError` and its children); what the command itself does, including running
-out of time, is a result. A caller can therefore tell a broken sandbox from a wrong answer without reading texts.
+A failure of the infrastructure raises `BackendError` or a subclass. Whatever the command does is a result, including a
+timeout. So callers tell a broken sandbox from a wrong answer by type.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lachesis.errors import LachesisError
 
+T = TypeVar("T")
+
 MAX_OUTPUT = 1_000_000
-"""Bytes of stdout, and of stderr, that `Sandbox.exec` keeps unless told otherwise."""
+"""Bytes of stdout, and of stderr, that `Sandbox.exec` keeps by default."""
 
 
 class BackendError(LachesisError):
-    """The sandbox technology failed. Never the fault of what ran inside."""
+    """The sandbox technology failed, not the code inside."""
 
 
 class BackendUnavailable(BackendError):
-    """This machine cannot run the backend; the message says what is missing and how to get it."""
+    """The backend cannot do this here. The message says what is missing and how to get it."""
 
 
 class SandboxLost(BackendError):
-    """The sandbox is gone: it was closed, killed, or outlived its lifetime. The rollout has to start again."""
+    """The sandbox is gone: closed, killed, or past its lifetime. The rollout has to start again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Whether a backend works on this machine, and if not, what to do about it."""
+    """Whether a backend works on this machine, and the next step if not."""
 
     ok: bool
     detail: str
@@ -42,29 +44,29 @@ class Availability:
 
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
-    """What a rollout asks for. A backend refuses a field that it cannot honour (`BackendUnavailable`); None is its own
-    default, which its documentation names."""
+    """The properties of a sandbox. None is the backend's default, which its documentation names. A backend raises
+    `BackendUnavailable` for a field that it cannot enforce."""
 
     image: str | None = None
-    """What the inside is made from, in the backend's own terms: an image name, a file, a root folder."""
+    """The source of the root file system, in the terms of the backend: an image name, a file, a folder."""
     workdir: str | None = None
-    """Absolute folder inside in which commands start and relative paths begin; made if missing."""
+    """Absolute folder inside, created if missing, in which commands start and relative paths begin."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables to set inside. Nothing of the host's environment is passed on."""
+    """Variables to set inside. Variables of the host are never passed on."""
     network: bool = False
-    """Whether it may use the network. Locally that is the host's own, its loopback and abstract sockets included."""
+    """Whether the network is available. For local backends it is the host's, with loopback and abstract sockets."""
     cpus: float | None = None
-    """Processor time that everything inside may use, in processors."""
+    """Limit of processor time for everything inside, in processors."""
     memory_bytes: int | None = None
-    """Memory of everything inside. A command that needs more is killed: exit code 137, and the sandbox lives on."""
+    """Limit of memory for everything inside. A command that needs more is killed (exit code 137)."""
     pids: int | None = None
-    """Processes and threads inside, those of the backend included."""
+    """Limit of processes and threads inside, including those of the backend."""
     disk_bytes: int | None = None
-    """Size limit of what can be written. Where files are in memory, they count towards `memory_bytes`, too."""
+    """Limit of written data. Where files are in memory, they also count towards `memory_bytes`."""
     wall_time: float | None = None
-    """Seconds that any one command may take, whatever `timeout` it was given; background processes likewise."""
+    """Limit in seconds for every command, over any `timeout`, and for every background process."""
     lifetime: float = 3600.0
-    """Seconds after which the sandbox ends itself, whoever still holds it."""
+    """Seconds after which the sandbox ends itself, even while it is in use."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """`run_id` and `task_id`, for listings and error messages."""
 
@@ -72,19 +74,32 @@ class SandboxSpec:
         for name in ("cpus", "memory_bytes", "pids", "disk_bytes", "wall_time", "lifetime"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name} has to be positive, not {value!r}")
+                raise ValueError(f"{name} must be positive, not {value!r}")
         if self.workdir is not None and not self.workdir.startswith("/"):
-            raise ValueError(f"workdir has to be an absolute path, not {self.workdir!r}")
+            raise ValueError(f"workdir must be an absolute path, not {self.workdir!r}")
+
+
+def reject_fields(backend: str, spec: SandboxSpec, *fields: str) -> None:
+    """Raise `BackendUnavailable` when `spec` sets one of `fields`, which this backend cannot enforce."""
+    for name in fields:
+        if getattr(spec, name) is not None:
+            raise BackendUnavailable(f"backend {backend!r} cannot enforce {name}. Next step: leave {name} out")
+
+
+def sandbox_title(id: str, labels: Mapping[str, str]) -> str:
+    """The name of a sandbox in messages: its id, and the labels that have a value."""
+    shown = ", ".join(f"{key}={value}" for key, value in labels.items() if value)
+    return f"sandbox {id}" + (f" ({shown})" if shown else "")
 
 
 def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
-    """Bytes of each of the file systems in memory that a sandbox gets, where its spec does not say.
+    """Bytes of each in-memory file system of a sandbox: `disk_bytes`, or a default.
 
-    What is written there counts as memory, and no killed process gives it back: it is kept to half of `memory_bytes`,
-    or filling the disk would cost the executor its life.
+    Written data counts as memory that killing a process does not free. The default is at most half of `memory_bytes`,
+    so that filling the disk does not get the executor killed.
 
     Raises:
-        BackendUnavailable: both are given, and one does not fit into the other.
+        BackendUnavailable: `disk_bytes` does not fit into `memory_bytes`.
     """
     if spec.disk_bytes is not None:
         if spec.memory_bytes is not None and file_systems * spec.disk_bytes >= spec.memory_bytes:
@@ -100,26 +115,26 @@ def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox as the technology itself lists it, whoever made it, and whether or not that one still lives."""
+    """A sandbox as the technology lists it, of any owner, living or gone."""
 
     backend: str
     id: str
-    """The name that the backend gave it before it was created: `lachesis-` and random characters."""
+    """The name, chosen before the sandbox was created: `lachesis-` and random characters."""
     run_id: str
     task_id: str
     owner: str
-    """The process that made it; see `owner.py`."""
+    """The process that created it; see `owner.py`."""
     orphan: bool
-    """Whether the owner is known to be gone. One on another machine is not."""
+    """Whether the owner is known to be gone. An owner on another machine is never known to be."""
     created: float
     """Unix time in seconds, 0 when unknown."""
     detail: str = ""
-    """One line in the technology's own terms: a state, a process id, a folder."""
+    """One line in the terms of the technology: a state, a process id, a folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecResult:
-    """What a command did. A command that ran out of time is `timed_out`, with the output it had written until then."""
+    """The result of a command. After a timeout, `timed_out` is true and the output so far is kept."""
 
     exit_code: int
     """The shell's exit code; 128 + signal when a signal ended it; 124 when `timed_out`."""
@@ -127,12 +142,12 @@ class ExecResult:
     stderr: bytes
     timed_out: bool = False
     stdout_elided: int = 0
-    """Bytes cut out of stdout to keep it within `max_output`: they are missing after its first `max_output // 2`."""
+    """Bytes of stdout left out to keep within `max_output`, after the first `max_output // 2` bytes."""
     stderr_elided: int = 0
     duration: float = 0.0
     """Seconds of wall-clock time."""
     execution: str = ""
-    """Names the execution: `Sandbox.read_output` finds the whole of a truncated output by it."""
+    """Identifies the command, for `Sandbox.read_output`."""
 
     @property
     def truncated(self) -> bool:
@@ -145,7 +160,7 @@ class ProcessStatus:
 
     exit_code: int | None
     output_size: int
-    """Bytes of combined output written so far, whether or not they are still kept."""
+    """Bytes of combined output written so far, including those no longer kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +169,7 @@ class OutputChunk:
 
     data: bytes
     offset: int
-    """Position of the first byte of `data` in the whole output; later than asked for when older output was dropped."""
+    """Position of the first byte of `data` in the whole output, after the requested one if that was dropped."""
     exit_code: int | None
     """None while the process runs. When set, `data` goes up to the end of the output (or `limit`)."""
 
@@ -172,7 +187,7 @@ class Process(Protocol):
     async def status(self) -> ProcessStatus: ...
 
     async def read(self, offset: int = 0, *, wait: float = 0.0, limit: int = 65_536) -> OutputChunk:
-        """Output from `offset` on, at most `limit` bytes. Without any, waits `wait` seconds for output or the end."""
+        """Output from `offset` on, at most `limit` bytes. Waits up to `wait` seconds for output or the end."""
         ...
 
     async def write(self, data: bytes) -> None:
@@ -182,13 +197,23 @@ class Process(Protocol):
     async def close_stdin(self) -> None: ...
 
     async def kill(self) -> None:
-        """Kill it with everything it started, `setsid` children included. No error when it has ended already."""
+        """Kill it with everything that it started, including `setsid` children. No error if it has ended."""
         ...
+
+
+class CallGuard(Protocol):
+    """What a leased sandbox needs of its lease (`backends.lease.Lease`)."""
+
+    async def run(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of `call`. Raises `SandboxLost` when the lease is over, or ends before `call` does."""
+        ...
+
+    async def release(self) -> None: ...
 
 
 @runtime_checkable
 class Sandbox(Protocol):
-    """One isolated place. Paths are inside paths; relative ones start at `workdir`."""
+    """One isolated place. Paths are those inside; relative ones start at `workdir`."""
 
     @property
     def id(self) -> str: ...
@@ -214,24 +239,24 @@ class Sandbox(Protocol):
     ) -> ExecResult:
         """Run `command` with bash. `cd` and exported variables persist into the next `exec` without `cwd` and `env`.
 
-        With `fresh` it starts in `workdir` with the variables that the sandbox was made with, whatever earlier commands
-        changed, and changes nothing for later ones: for a reward that must not run with the agent's PATH.
+        With `fresh` it starts in `workdir` with the initial variables of the sandbox, and changes nothing for later
+        commands. A reward uses this to run without the agent's PATH.
 
-        When `timeout` seconds are over, everything that the command started is killed. A child that the command left
-        in the background lives on and does not delay the result.
+        After `timeout` seconds, everything that the command started is killed. Children that a finished command left
+        in the background live on and do not delay the result.
 
         Raises:
-            SandboxLost: the sandbox is gone. Whether the command ran is unknown; it is never run twice.
+            SandboxLost: the sandbox is gone. The command may or may not have run; it never runs twice.
         """
         ...
 
     async def read_output(
         self, result: ExecResult, stream: Literal["stdout", "stderr"] = "stdout", *, offset: int = 0, limit: int
     ) -> bytes:
-        """Bytes of the whole output behind a truncated result, also those that were elided from it.
+        """Bytes of the whole output of a truncated result, including those that were left out.
 
         Raises:
-            FileNotFoundError: it is not kept any more: only that of the last few truncated results is.
+            FileNotFoundError: it is no longer kept. Only the last few truncated outputs are.
         """
         ...
 
@@ -240,63 +265,70 @@ class Sandbox(Protocol):
         ...
 
     async def processes(self) -> list[Process]:
-        """Background processes in the order they were started, ended ones included."""
+        """Background processes in the order of their start, including ended ones."""
         ...
 
     async def stop_processes(self) -> None:
-        """Kill everything that runs inside, whatever started it. The sandbox itself stays usable."""
+        """Kill everything that runs inside. The sandbox stays usable."""
         ...
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        """Raises `FileNotFoundError`, `IsADirectoryError` or `PermissionError` as the file system does."""
+        """Read a file. Raises `FileNotFoundError`, `IsADirectoryError` or `PermissionError` as the file system does."""
         ...
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        """Replace the file whole, making missing parent folders. Readers see the old file or the new one."""
+        """Replace a file atomically, and create missing parent folders."""
         ...
 
     def read_chunks(self, path: str) -> AsyncIterator[bytes]:
-        """The file's bytes from beginning to end, in constant memory at any size. Errors as `read_bytes`."""
+        """The bytes of a file of any size, in constant memory. Raises as `read_bytes`."""
         ...
 
     async def write_chunks(self, path: str, chunks: AsyncIterable[bytes]) -> None:
-        """`write_bytes` in constant memory at any size: the file is replaced once all chunks have come."""
+        """`write_bytes` in constant memory at any size. The file is replaced after the last chunk."""
         ...
 
     async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
-        """Copy what is below the folder `local` of this machine into the folder `remote`, made if missing.
+        """Copy the contents of the folder `local` of this machine into the folder `remote`, created if missing.
 
-        Contents, modes and symbolic links are kept, owners are not.
+        Contents, modes and symbolic links are kept; owners are not.
         """
         ...
 
     async def download_dir(self, remote: str, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
-        """Copy what is below the folder `remote` into the folder `local` of this machine, made if missing.
+        """Copy the contents of the folder `remote` into the folder `local` of this machine, created if missing.
 
-        Members that would land outside `local`, and devices, are refused.
+        Members that would be written outside `local`, and devices, are rejected.
 
         Raises:
-            OSError: it cannot be read, or it holds more than `max_bytes` (what came before stays).
+            OSError: it cannot be read, or holds more than `max_bytes` (the members before stay).
+        """
+        ...
+
+    def leased(self, lease: CallGuard) -> Sandbox:
+        """The same sandbox for one lease: every call runs through `lease.run`, and `close` is `lease.release`.
+
+        It has the optional powers of this one (`SupportsPty`, `SupportsSnapshot`), and no others.
         """
         ...
 
     async def close(self) -> None:
-        """End every process and remove every trace. May be called twice."""
+        """End every process and remove all traces. May be called twice."""
         ...
 
 
 @runtime_checkable
 class SupportsSnapshot(Protocol):
-    """A sandbox whose file system can be kept as an image."""
+    """A sandbox whose file system can be saved as an image."""
 
     async def snapshot(self) -> str:
-        """Keep the file system as it is now; returns what to set `SandboxSpec.image` to for more of the same."""
+        """Save the file system as an image; returns the `SandboxSpec.image` for more such sandboxes."""
         ...
 
 
 @runtime_checkable
 class SupportsPty(Protocol):
-    """A sandbox that can give a program a terminal."""
+    """A sandbox that can run a program in a terminal."""
 
     async def open_pty(
         self,
@@ -307,7 +339,7 @@ class SupportsPty(Protocol):
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Process:
-        """`Sandbox.start` with a terminal as standard input, output and error. Its `close_stdin` types Ctrl-D."""
+        """`Sandbox.start` with a terminal as standard input, output and error. `close_stdin` sends Ctrl-D."""
         ...
 
 
@@ -327,29 +359,29 @@ class Backend(Protocol):
     def name(self) -> str: ...
 
     async def check(self) -> Availability:
-        """Try it for real, cheaply. Never raises."""
+        """Whether it works, by a cheap trial. Never raises."""
         ...
 
     async def create(self, spec: SandboxSpec) -> Sandbox:
         """A sandbox that is ready for commands.
 
         Raises:
-            BackendUnavailable: this machine cannot run it.
+            BackendUnavailable: this machine cannot run it, or not with this spec.
             BackendError: it failed this time; trying again may help.
         """
         ...
 
     async def sandboxes(self) -> list[SandboxInfo]:
-        """Every sandbox of this project that the technology has, those of other processes and ended ones included.
+        """Every sandbox of this project that the technology lists, including those of other processes and ended ones.
 
         Raises:
-            BackendUnavailable: the technology cannot be asked.
+            BackendUnavailable: the technology does not answer.
         """
         ...
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
-        """Remove orphans, or with `everyone` living owners' sandboxes, too; with `run_id` only that run's.
+        """Remove orphans; with `everyone` also sandboxes of living owners; with `run_id` only those of that run.
 
-        Returns those that are removed. May be called by any process at any time.
+        Returns the removed ones. Any process may call it at any time.
         """
         ...

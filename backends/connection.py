@@ -1,8 +1,8 @@
-"""The near end of the executor's protocol: requests with numbers go out, answers with those numbers come back.
+"""The owner's end of the executor's protocol: numbered requests and their answers.
 
-A connection over one stream is lost with that stream. A resumable one dials again when its stream breaks and goes on
-where it was: no request is executed twice, no answer is lost. Once a connection is lost it stays lost, and every
-request, waiting or new, raises `SandboxLost` with the same reason. The protocol is described in the package `executor`.
+A connection over one stream is lost with that stream. A resumable connection dials again when its stream breaks: no
+request is executed twice and no answer is lost. A lost connection stays lost, and every request, pending or new, raises
+`SandboxLost` with the same reason. The package `executor` describes the protocol.
 """
 
 from __future__ import annotations
@@ -13,34 +13,36 @@ import hmac
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 from .base import BackendError, SandboxLost
-from .executor.wire import CHUNK, PROTOCOL, prove
-from .stream import Attachment, Frame
-from .stream import ByteStream as ByteStream
-from .stream import asyncio_stream as asyncio_stream
+from .byte_stream import Attachment, Frame
+from .byte_stream import ByteStream as ByteStream
+from .byte_stream import asyncio_stream as asyncio_stream
+from .executor.framing import CHUNK, PROTOCOL, token_proof
+
+T = TypeVar("T")
 
 PATIENCE = 60.0
-"""Seconds beyond what a request may take by itself until a silent executor is given up."""
+"""Seconds, beyond the time that a request may take, after which a silent executor counts as lost."""
 GRACE = 60.0
-"""Seconds for which a broken connection may be restored."""
+"""Seconds within which a broken connection can be restored."""
 
-_WINDOW = 1 << 22  # bytes sent and not yet acknowledged at which the parts of a file wait
-_ACK_FRAMES, _ACK_BYTES = 16, 1 << 18  # an acknowledgement is due after so many
-_PING, _IDLE = 5.0, 3  # seconds between pings while an answer is awaited, and how many times that while none is
-_UNANSWERED = 3  # pings in a row without an answer; then the stream is given up
-_HANDSHAKE = 10.0  # seconds for which a peer may keep its attachment waiting
-_STAGGER = 1.0  # seconds after which another stream is tried beside one that is silent
-_HANDSHAKES = 16  # attachments that are tried at once
-_STRANGER = 4096  # bytes that a peer may send before it has shown who it is
+_WINDOW = 1 << 22  # unacknowledged bytes above which the parts of a file wait
+_ACK_FRAMES, _ACK_BYTES = 16, 1 << 18  # an acknowledgement is due after so many frames or bytes
+_PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that many times longer otherwise
+_UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
+_HANDSHAKE = 10.0  # seconds for a handshake
+_STAGGER = 1.0  # seconds after which another stream is tried beside a silent one
+_HANDSHAKES = 16  # handshakes at once
+_UNVERIFIED_LIMIT = 4096  # bytes that a peer may send before the handshake has succeeded
 
 
 Dial = Callable[[], Awaitable[ByteStream]]
-"""Makes a stream to the executor: raises an `Exception` when that fails for now, `SandboxLost` when it always will."""
+"""Makes a stream to the executor. Raises an `Exception` when that fails for now, `SandboxLost` when it is final."""
 
 
 @dataclass(slots=True)
@@ -50,18 +52,18 @@ class _Pending:
 
 
 class _Unreachable(Exception):
-    """No stream could be attached in time; the message says why."""
+    """No handshake succeeded in time. The message says why."""
 
 
-class _Unknown(Exception):
-    """Who answered does not know the session."""
+class _UnknownSession(Exception):
+    """The peer does not know the session."""
 
 
 class Connection:
-    """The near end of one executor. It belongs to the event loop that made it."""
+    """The connection to one executor. It belongs to the event loop that created it."""
 
     def __init__(self, stream: ByteStream) -> None:
-        """Over one stream, that of an executor which was started without a mode: the end of it is the end."""
+        """Connect over one stream to an executor without a mode. The connection ends with the stream."""
         self._set_up()
         self._attachment: Attachment | None = Attachment(stream)
         self._begin(self._attachment)
@@ -73,20 +75,22 @@ class Connection:
         self._lost: str | None = None
         self._goodbye: str | None = None
         self._leaving = False
-        self._progress = asyncio.Event()  # something was acknowledged, attached, or lost
+        self._progress = (
+            asyncio.Event()
+        )  # set when frames are acknowledged, a stream is attached, or the connection is lost
         self.hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         """The executor's greeting: `python` (its version, three integers), `pid`."""
         self.ended: asyncio.Future[str | None] = loop.create_future()
-        """Done when nothing more will come, with the reason if one is known."""
-        # Of a resumable one:
+        """Done when nothing more will arrive, with the reason if it is known."""
+        # Resumable connections only:
         self._dial: Dial | None = None
         self._name, self._grace, self._sealed = "the sandbox", GRACE, False
         self._token = b""
-        self._known = False  # whether the executor has taken the token
+        self._known = False  # whether the executor has the token
         self._retained: deque[Frame] = deque()  # sent, not acknowledged
         self._retained_bytes = 0
-        self._acknowledged = 0  # frames of ours, counted from the first
-        self._received = 0  # frames of theirs
+        self._acknowledged = 0  # number of our frames that are acknowledged
+        self._received = 0  # number of their frames
         self._due_frames = self._due_bytes = 0  # received since our last acknowledgement
         self._unanswered = 0  # pings
         self._ticks = 0
@@ -102,15 +106,15 @@ class Connection:
         start_timeout: float = 60.0,
         sealed: bool = False,
     ) -> Connection:
-        """To an executor in mode `--dial` or `--listen`; returns when it is attached for the first time.
+        """Connect to an executor in mode `--dial` or `--listen`. Returns after the first attachment.
 
-        `dial` makes the streams, one after the other, now and after every cut. For one that breaks it is called for
-        `grace` seconds, then the connection is lost and so is the sandbox. With `sealed`, frames carry tags: for
-        streams that pass through a process of the sandbox, as with `--relay`. Messages begin with `name`.
+        `dial` makes a stream, now and after every cut. When a stream is not replaced within `grace` seconds, the
+        connection is lost. With `sealed`, frames carry tags: use it for streams that pass through a process of the
+        sandbox, as with `--relay`. Error messages begin with `name`.
 
         Raises:
             BackendError: the executor could not be reached within `start_timeout` seconds.
-            SandboxLost: `dial` said so.
+            SandboxLost: `dial` raised it.
         """
         self = cls.__new__(cls)
         self._set_up()
@@ -130,23 +134,27 @@ class Connection:
         self._task.add_done_callback(self._finally)
 
     def _finally(self, _: asyncio.Task[None]) -> None:
-        if not self.ended.done():  # a task that is cancelled before its first step never comes to its `finally`
+        if not self.ended.done():  # a task cancelled before its first step does not reach its `finally`
             self.ended.set_result(None)
 
     @property
     def lost(self) -> str | None:
-        """Why nothing more can be asked, None as long as something can."""
+        """Why the connection is lost, None while it is not."""
         return self._lost
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        """The result of `call`, which uses the sandbox in another way than by requests. A lease may refuse it."""
+        return await call
 
     async def request(
         self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, **fields: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """Ask and wait. A request that is cancelled is cancelled inside, too.
+        """Send a request and wait for its answer. Cancelling the call cancels the request inside.
 
         Raises:
-            SandboxLost: the connection is gone, or no answer came for `patience` seconds (None: waits for ever),
-                cuts included.
-            OSError: what the file system, or the process table, said.
+            SandboxLost: the connection is lost, or no answer came within `patience` seconds (None: no limit), including
+                interruptions.
+            OSError: the error of the file system or the process table.
             BackendError: the executor failed.
         """
         if self._lost is not None:
@@ -168,7 +176,7 @@ class Connection:
         finally:
             self._pending.pop(number, None)
             if pending.answer.done() and not pending.answer.cancelled():
-                pending.answer.exception()  # seen: a request that was cancelled does not look at it
+                pending.answer.exception()  # retrieved, so that asyncio does not complain
         error = header.get("error")
         if error is None:
             return header, data
@@ -177,17 +185,17 @@ class Connection:
         raise OSError(error["errno"], error["message"], error["path"])
 
     def post(self, op: str, **fields: Any) -> None:
-        """Send what has no answer: `cancel`, `drop`, `shutdown`. Nothing happens on a lost connection."""
+        """Send a message without an answer: `cancel`, `drop`, `shutdown`. Does nothing on a lost connection."""
         if self._lost is None:
             self._leaving = self._leaving or op == "shutdown"
             self._write(Frame.of({"op": op, **fields}))
 
     def shut_down(self) -> None:
-        """Tell the executor to end with everything inside; `ended` is done when it has."""
+        """Make the executor end with everything inside. Then `ended` is done."""
         self.post("shutdown")
 
     def fail(self, reason: str) -> None:
-        """Declare the connection lost: every request raises `SandboxLost(reason)`. The first reason is kept."""
+        """Mark the connection as lost: every request raises `SandboxLost(reason)`. The first reason is kept."""
         if self._lost is None:
             self._lost = reason
         for pending in self._pending.values():
@@ -204,14 +212,14 @@ class Connection:
     # sending
 
     async def _send(self, header: dict[str, Any], payload: bytes, pending: _Pending) -> None:
-        """Write a request; a file goes in parts, so that other requests pass between them."""
+        """Write a request. A file goes in parts, so that other requests can pass."""
         if header["op"] == "write" and len(payload) > CHUNK:
             view = memoryview(payload)
             while len(view) > CHUNK and not pending.answer.done():
                 self._write(Frame.of({**header, "more": True}, bytes(view[:CHUNK])))
                 view = view[CHUNK:]
                 await self._room()
-            if pending.answer.done():  # it failed: nobody reads the rest
+            if pending.answer.done():  # it failed, and the executor ignores the rest
                 view = view[:0]
             payload = bytes(view)
         self._write(Frame.of(header, payload))
@@ -219,15 +227,15 @@ class Connection:
             await self._room()
 
     async def _room(self) -> None:
-        """Wait until little is on its way. Returns, too, when the connection is lost."""
+        """Wait until there is room to send. Also returns when the connection is lost."""
         while self._lost is None:
             attachment = self._attachment
             if attachment is not None and self._retained_bytes < _WINDOW:
-                with contextlib.suppress(Exception):  # whoever reads finds out that it is broken
+                with contextlib.suppress(Exception):  # the reader finds out that it is broken
                     await attachment.stream.drain()
                 return
             if self._dial is None:
-                return  # the stream is gone, and whoever watches it says why
+                return  # the stream is gone; the reader reports it
             self._progress.clear()
             await self._progress.wait()
 
@@ -239,9 +247,9 @@ class Connection:
             self._attachment.write(frame)
 
     def _forget(self, acknowledged: int) -> None:
-        """The other side has all frames up to this one."""
+        """Drop the frames that the executor has."""
         if not self._acknowledged <= acknowledged <= self._acknowledged + len(self._retained):
-            raise ValueError("it acknowledges what was never sent")
+            raise ValueError("it acknowledges frames that were never sent")
         while self._acknowledged < acknowledged:
             self._retained_bytes -= self._retained.popleft().size
             self._acknowledged += 1
@@ -253,10 +261,10 @@ class Connection:
             self._attachment.write(Frame.of({"id": 0, "ack": self._received, **more}))
 
     def _tick(self) -> None:
-        """A link that swallows everything without an error is found out by pings that nobody answers.
+        """Ping, and abort a stream whose pings stay unanswered.
 
-        So is a relay inside that others have stopped: another takes its place. An executor that has to end many
-        processes says nothing for up to 5 s.
+        This detects networks that drop everything silently, and relays that a process inside has stopped. An executor
+        that kills many processes is silent for up to 5 s.
         """
         self._ticker = asyncio.get_running_loop().call_later(_PING, self._tick)
         self._ticks += 1
@@ -271,7 +279,7 @@ class Connection:
     # receiving
 
     async def _serve(self, attachment: Attachment) -> None:
-        """From the first stream to the end of the last."""
+        """Serve the first stream and all that replace it."""
         reason: str | None = None
         try:
             while True:
@@ -298,7 +306,7 @@ class Connection:
                 self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
 
     async def _read(self, attachment: Attachment) -> str | None:
-        """Until the stream's end, or its damage, which is described."""
+        """Read until the stream ends. Returns a description if it is damaged."""
         try:
             while True:
                 header, payload, size = await attachment.next()
@@ -310,7 +318,7 @@ class Connection:
                 self._due_frames += 1
                 self._due_bytes += size
                 pending = self._pending.get(header["id"])
-                if pending is not None and not pending.answer.done():  # else whoever asked has gone
+                if pending is not None and not pending.answer.done():  # else the caller was cancelled
                     pending.parts.append(payload)
                     if not header.get("more"):
                         pending.answer.set_result((header, b"".join(pending.parts)))
@@ -318,7 +326,7 @@ class Connection:
                     self._acknowledge()
         except (ValueError, LookupError, TypeError) as error:
             return f"its stream is damaged ({error})"
-        except Exception:  # what a broken stream raises is its maker's affair
+        except Exception:  # a broken stream may raise anything
             return None
 
     def _control(self, header: dict[str, Any]) -> None:
@@ -337,18 +345,18 @@ class Connection:
     # attaching
 
     async def _attach(self, seconds: float) -> Attachment:
-        """Dial until an executor proves to be ours, and send it again what it has not received.
+        """Dial until the handshake with our executor succeeds, and send again the frames that it has not received.
 
-        Handshakes overlap: somebody who connects and says nothing does not keep the executor from being heard.
+        Handshakes overlap, so that a silent peer does not keep the executor out.
 
         Raises:
             _Unreachable: `seconds` are over.
-            SandboxLost: `dial` said so.
+            SandboxLost: `dial` raised it, or the executor was started anew.
         """
         assert self._dial is not None
         end = time.monotonic() + seconds
         dial_at, backoff, unknown_since = 0.0, 0.05, 0.0
-        reason = "nothing answers"
+        reason = "there is no answer"
         dialling: asyncio.Task[ByteStream] | None = None
         handshakes: set[asyncio.Task[tuple[Attachment, int]]] = set()
         try:
@@ -366,7 +374,7 @@ class Connection:
                         return attachment
                     reason = str(error) or type(error).__name__
                     dial_at = min(dial_at, time.monotonic() + 0.05)
-                    if isinstance(error, _Unknown):  # anybody can say that: it has to be said for a while
+                    if isinstance(error, _UnknownSession):  # any peer can claim that: wait for more claims
                         unknown_since = unknown_since or time.monotonic()
                         if time.monotonic() - unknown_since > 2.0:
                             raise SandboxLost(reason)
@@ -390,29 +398,29 @@ class Connection:
                 dialling.cancel()
 
     async def _shake_hands(self, stream: ByteStream) -> tuple[Attachment, int]:
-        """Both sides show that they know the token; returns how many of our frames the other one has."""
+        """Prove the token to each other. Returns the attachment and how many of our frames the executor has."""
         attachment = Attachment(stream)
         try:
             async with asyncio.timeout(_HANDSHAKE):
-                hello, _, _ = await attachment.next(_STRANGER)
+                hello, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
                 if hello.get("hello") != PROTOCOL:
-                    raise ValueError(f"it speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
+                    raise ValueError(f"the executor speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
                 far, near = str(hello["nonce"]), secrets.token_hex(16)
                 answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": self._received}
                 facts = (far, near, self._received, int(self._sealed))
                 if not hello["fresh"]:
-                    answer["proof"] = prove(self._token, "near", *facts)
+                    answer["proof"] = token_proof(self._token, "near", *facts)
                 elif not self._known:
-                    answer["token"] = self._token.hex()  # nothing that could listen has run there yet
+                    answer["token"] = self._token.hex()  # no command has run there that could intercept it
                 else:
-                    raise _Unknown("its executor does not know the session: it was started anew")
+                    raise _UnknownSession("its executor does not know the session: it was started anew")
                 attachment.write(Frame.of({**answer, "sealed": int(self._sealed)}))
                 await stream.drain()
-                reply, _, _ = await attachment.next(_STRANGER)
+                reply, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
                 received = int(reply["received"])
-                proof = prove(self._token, "far", *facts, received)
+                proof = token_proof(self._token, "far", *facts, received)
                 if not hmac.compare_digest(proof, str(reply["proof"])):
-                    raise ValueError("who answers is not its executor")
+                    raise ValueError("the peer is not its executor")
                 if self._sealed:
                     key = blake2b(f"frames {far} {near}".encode(), key=self._token, digest_size=32).digest()
                     attachment.seal(key)
@@ -423,9 +431,9 @@ class Connection:
             with contextlib.suppress(Exception):
                 stream.abort()
             if isinstance(error, TimeoutError):
-                raise TimeoutError("who answers says nothing") from None
+                raise TimeoutError("the peer is silent") from None
             if isinstance(error, LookupError | TypeError):
-                raise ValueError("who answers is not an executor") from None
+                raise ValueError("the peer is not an executor") from None
             raise
 
     def _resume(self, attachment: Attachment, received: int) -> None:
@@ -450,7 +458,7 @@ async def _first(tasks: list[asyncio.Task[Any]], seconds: float) -> None:
 
 
 def _abandon(dialling: asyncio.Task[ByteStream]) -> None:
-    """A stream that came too late to be wanted."""
+    """Close a stream that came too late."""
     if not dialling.cancelled() and dialling.exception() is None:
         with contextlib.suppress(Exception):
             dialling.result().abort()

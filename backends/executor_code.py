@@ -1,4 +1,4 @@
-"""The executor as something to send to where it runs: its modules, joined to one file."""
+"""The executor as one file, which backends send to where it runs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _FOLDER = Path(__file__).with_name("executor")
 
 @functools.cache
 def source() -> bytes:
-    """One file, for any Python from 3.8 on: each module after those that it imports from, without these imports.
+    """The file, for Python 3.8 or later: each module after those that it imports, without these imports.
 
-    Names are therefore unique over all modules, which a test sees to.
+    A test checks that names are unique over all modules.
     """
     parts: dict[str, str] = {}
 
@@ -38,7 +38,7 @@ def source() -> bytes:
 
 
 def _is_left_out(node: ast.stmt) -> bool:
-    """What only readers and type checkers need."""
+    """Whether a statement is for readers and type checkers only."""
     if isinstance(node, ast.ImportFrom):
         return node.module in ("__future__", "typing")
     if isinstance(node, ast.Expr):
@@ -48,14 +48,14 @@ def _is_left_out(node: ast.stmt) -> bool:
 
 @functools.cache
 def bytecode() -> bytes:
-    """The file as a .pyc for the interpreter that runs this, and no other: it need not be compiled at every start."""
+    """The file as a .pyc for the running interpreter, and no other version: it starts without compiling."""
     code = compile(source(), "executor.py", "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code)
 
 
 @functools.cache
 def modules() -> tuple[str, ...]:
-    """Names of the standard library's modules that it imports, in any function, in any mode; sorted."""
+    """The modules of the standard library that it imports anywhere, sorted."""
     found = set()
     for node in ast.walk(ast.parse(source())):
         if isinstance(node, ast.Import):

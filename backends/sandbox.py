@@ -1,27 +1,40 @@
-"""`Sandbox` and `Process` on top of an executor's connection: what all backends with an executor inside share.
+"""`Sandbox` and `Process` on top of the connection to an executor.
 
-A backend adds how the executor is started and how it is ended; a subclass of `ExecutorSandbox` says the latter.
+A backend starts the executor, and overrides `ExecutorSandbox.close` to end it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self, TypeVar, cast
 
-from .base import MAX_OUTPUT, BackendError, ExecResult, OutputChunk, Process, ProcessStatus, SandboxLost, SandboxSpec
+from .base import (
+    MAX_OUTPUT,
+    BackendError,
+    CallGuard,
+    ExecResult,
+    OutputChunk,
+    Process,
+    ProcessStatus,
+    SandboxLost,
+    SandboxSpec,
+)
 from .connection import GRACE, PATIENCE, Connection
-from .executor.wire import PROTOCOL
+from .executor.framing import PROTOCOL
 from .transfer import Transfer, download, upload
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """What an executor found where it runs."""
+    """Facts that the executor reports about its sandbox."""
 
     python: str | None
     """Path of a Python >= 3.8, None where there is none."""
@@ -36,10 +49,11 @@ async def initialise(
     grace: float = GRACE,
     start_timeout: float = PATIENCE,
 ) -> Inside:
-    """Wait for the executor's greeting and tell it what `spec` asks of it: the first thing on every connection.
+    """Wait until the executor is ready, and send it the settings of `spec`: the first call on every connection.
 
-    `workdir` (absolute) is made if missing. `env` are the backend's own variables, over which `spec.env` goes. `grace`
-    is for how long a resumable connection may be broken. Limits but `lifetime` and `wall_time` are the backend's.
+    `workdir` (absolute) is created if missing. `spec.env` overrides `env`, the variables of the backend. `grace` is the
+    time within which a resumable connection can be restored. The executor enforces `lifetime` and `wall_time`; the
+    backend enforces all other limits.
 
     Raises:
         BackendError: the executor did not start, speaks another protocol, or cannot make `workdir`.
@@ -52,7 +66,9 @@ async def initialise(
         raise BackendError(f"the executor did not start within {start_timeout:g} s")
     version = connection.hello.result()["hello"]
     if version != PROTOCOL:
-        raise BackendError(f"the executor inside speaks protocol {version} instead of {PROTOCOL}; renew it there")
+        raise BackendError(
+            f"the executor inside speaks protocol {version} instead of {PROTOCOL}; replace it by this version"
+        )
     try:
         found, _ = await connection.request(
             "init",
@@ -71,7 +87,7 @@ async def initialise(
 
 
 class ExecutorProcess:
-    """A background process, known to the executor by its id."""
+    """A background process."""
 
     def __init__(self, connection: Connection, id: str, command: str) -> None:
         self._connection = connection
@@ -99,7 +115,7 @@ class ExecutorProcess:
         return OutputChunk(data=data, offset=header["offset"], exit_code=header["exit_code"])
 
     async def write(self, data: bytes) -> None:
-        # How long it takes is the process' affair: it may well read nothing for an hour.
+        # No limit: the process may not read its input for an hour.
         await self._connection.request("input", data, process=self._id, patience=None)
 
     async def close_stdin(self) -> None:
@@ -110,7 +126,7 @@ class ExecutorProcess:
 
 
 class ExecutorSandbox:
-    """A sandbox with an executor inside; it can give programs a terminal. Subclasses override `close`."""
+    """A sandbox with an executor inside, with terminals. Subclasses override `close`."""
 
     def __init__(self, connection: Connection, *, id: str, workdir: str, python: str | None) -> None:
         self._connection = connection
@@ -143,10 +159,9 @@ class ExecutorSandbox:
         max_output: int = MAX_OUTPUT,
         fresh: bool = False,
     ) -> ExecResult:
-        """See `Sandbox.exec`. A `cwd` that does not exist is the command's failure: exit code 1, a message in stderr.
+        """See `Sandbox.exec`. A `cwd` that does not exist gives exit code 1 and a message in stderr.
 
-        With several running at once, each one's changes of folder and variables are applied as it ends. Elided output
-        is missing after the first `max_output // 2` bytes.
+        Of commands that run at once, each applies its changes of folder and variables when it ends.
         """
         try:
             header, data = await self._connection.request(
@@ -161,7 +176,7 @@ class ExecutorSandbox:
                 max_output=max_output,
                 **({"fresh": True} if fresh else {}),
             )
-        except OSError as error:  # not the command's: those are in its result
+        except OSError as error:  # errors of the command are in its result
             raise BackendError(f"sandbox {self._id} cannot run commands: {error}") from error
         return ExecResult(
             exit_code=header["exit_code"],
@@ -177,11 +192,11 @@ class ExecutorSandbox:
     async def read_output(
         self, result: ExecResult, stream: Literal["stdout", "stderr"] = "stdout", *, offset: int = 0, limit: int
     ) -> bytes:
-        """See `Sandbox.read_output`. That of the last four truncated results is kept, as far as there is room for it.
+        """See `Sandbox.read_output`. Outputs of the last four truncated results are kept, as far as there is room.
 
         Raises:
-            FileNotFoundError: it is not kept any more.
-            OSError: it is kept up to an earlier byte than `offset` only.
+            FileNotFoundError: it is no longer kept.
+            OSError: there was no room for the bytes from `offset` on.
         """
         if stream not in ("stdout", "stderr"):
             raise ValueError(f"stream is 'stdout' or 'stderr', not {stream!r}")
@@ -206,7 +221,7 @@ class ExecutorSandbox:
         cwd: str | None = None,
         env: Mapping[str, str] | None = None,
     ) -> ExecutorProcess:
-        """See `SupportsPty.open_pty`. TERM is `xterm` unless `env` says otherwise."""
+        """See `SupportsPty.open_pty`. TERM is `xterm` unless `env` sets it."""
         return await self._start(command, cwd, {"TERM": "xterm", **(env or {})}, [rows, columns])
 
     async def _start(
@@ -249,19 +264,43 @@ class ExecutorSandbox:
             await transfer.commit()
 
     async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:
-        """See `Sandbox.upload_dir`. Hard links become files of their own; FIFOs, sockets and devices are left out."""
+        """See `Sandbox.upload_dir`. Hard links become separate files; FIFOs, sockets and devices are left out."""
         async with self._transfer("unpack", remote) as transfer:
             await upload(transfer, os.fspath(local))
 
     async def download_dir(self, remote: str, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
-        """See `Sandbox.download_dir`. Hard links become files of their own; FIFOs and sockets are left out, and the
-        owner may read and write everything.
+        """See `Sandbox.download_dir`. Hard links become separate files; FIFOs and sockets are left out; the owner gets
+        read and write permission.
 
         Raises:
-            OSError: as there; with EPERM, and naming them, if members were refused: all others have then been copied.
+            OSError: as there; EPERM with their names if members were rejected. All others have then been copied.
         """
         async with self._transfer("pack", remote) as transfer:
             await download(transfer, os.fspath(local), max_bytes)
 
+    def leased(self, lease: CallGuard) -> Self:
+        view = copy.copy(self)
+        view._connection = cast(Connection, _LeasedConnection(self._connection, lease))
+        view.close = lease.release  # type: ignore[method-assign]
+        return view
+
     async def close(self) -> None:
-        raise BackendError(f"{type(self).__name__} does not say how it is closed")
+        raise NotImplementedError(f"{type(self).__name__} has no close()")
+
+
+class _LeasedConnection:
+    """A connection whose requests run through a lease."""
+
+    def __init__(self, connection: Connection, lease: CallGuard) -> None:
+        self._connection, self._lease = connection, lease
+        self.post = connection.post  # a late `cancel` or `drop` can only end what this lease began
+
+    @property
+    def lost(self) -> str | None:
+        return self._connection.lost
+
+    async def guard(self, call: Coroutine[Any, Any, T]) -> T:
+        return await self._lease.run(call)
+
+    async def request(self, op: str, payload: bytes = b"", **fields: Any) -> tuple[dict[str, Any], bytes]:
+        return await self._lease.run(self._connection.request(op, payload, **fields))

@@ -1,4 +1,4 @@
-"""Work that has to be done to its end, whoever waits for it."""
+"""Awaiting work that must be completed even when its caller is cancelled."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def finish(work: Awaitable[T]) -> T:
-    """The result of `work`, which is completed even if whoever waits is cancelled: then that is raised afterwards."""
+    """The result of `work`. If the caller is cancelled, `work` is completed first."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
@@ -26,11 +26,11 @@ async def finish(work: Awaitable[T]) -> T:
 
 
 def has_failed(task: asyncio.Future[Any]) -> bool:
-    """Whether it has ended without doing what it was for: it may be tried again."""
+    """Whether the task has ended with an exception or by cancellation."""
     return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 def seen(task: asyncio.Future[Any]) -> None:
-    """Nobody may be waiting for it: asyncio then complains about an exception that was never looked at."""
+    """Mark the exception of a task as retrieved, so that asyncio does not report it."""
     with contextlib.suppress(asyncio.CancelledError):
         task.exception()

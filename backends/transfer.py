@@ -1,4 +1,4 @@
-"""Files and folders of any size on their way into a sandbox or out of it, part by part, in constant memory."""
+"""Moving files and folders of any size into a sandbox or out of it, in parts and in constant memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from typing import Any, BinaryIO, TypeVar, cast
 from .connection import Connection
 
 PART = 1 << 18
-"""Bytes of a part; the executor accepts and sends no larger ones."""
+"""Bytes of a part, the largest that the executor accepts and sends."""
 DEPTH = 8
-"""Parts on their way at once."""
+"""Parts in flight at once."""
 
 T = TypeVar("T")
 
 
 class Transfer:
-    """A file or a folder that the executor holds open; entering opens it, leaving before `commit` undoes it.
+    """A file or a folder that the executor holds open. Entering opens it; leaving before `commit` discards it.
 
     `kind` is `read` or `write` (a file), `pack` or `unpack` (a folder, as a tar archive).
     """
@@ -55,7 +55,7 @@ class Transfer:
         self._moving.append(asyncio.create_task(self._connection.request(op, payload, transfer=self._id)))
 
     async def parts(self) -> AsyncGenerator[bytes]:
-        """What it holds, from beginning to end. Raises `OSError`."""
+        """Its bytes, from beginning to end. Raises `OSError`."""
         while True:
             while len(self._moving) < DEPTH:
                 self._request("pull")
@@ -67,16 +67,16 @@ class Transfer:
                 return
 
     async def push(self, data: bytes) -> None:
-        """Add to it; returns when there is room for more. Raises `OSError`, that of earlier parts included."""
+        """Append to it; returns when there is room for more. Raises `OSError`, also for earlier parts."""
         for begin in range(0, len(data), PART):
             while len(self._moving) >= DEPTH:
                 await self._moving[0]
                 self._moving.popleft()
             self._request("push", bytes(data[begin : begin + PART]))
-            await asyncio.sleep(0)  # parts go out in the order in which they were made
+            await asyncio.sleep(0)  # keep the order of the parts
 
     async def commit(self) -> None:
-        """All is pushed: put it in its place. Raises `OSError`."""
+        """Complete the transfer. Raises `OSError`."""
         while self._moving:
             await self._moving[0]
             self._moving.popleft()
@@ -85,7 +85,7 @@ class Transfer:
 
 async def upload(transfer: Transfer, folder: str) -> None:
     """Pack `folder` into an open `unpack`."""
-    from .executor.folders import pack  # one description of what is packed, on both sides
+    from .executor.folders import pack  # both sides pack with the same code
 
     def run(call: Callable[[Coroutine[Any, Any, None]], None]) -> None:
         with io.BufferedWriter(_Pushing(lambda data: call(transfer.push(data))), PART) as file:
@@ -101,7 +101,7 @@ async def download(transfer: Transfer, folder: str, max_bytes: int | None) -> No
 
         def run(call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> None:
             file = io.BufferedReader(_Pulling(lambda: call(_next(parts))), PART)
-            unpack(cast(BinaryIO, file), folder, max_bytes)
+            extract(cast(BinaryIO, file), folder, max_bytes)
 
         await _in_thread(run)
 
@@ -140,10 +140,10 @@ class _Pulling(io.RawIOBase):
 
 
 async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None]) -> None:
-    """Run `run(call)` in a thread of its own, where `call` waits for a coroutine of this loop.
+    """Run `run(call)` in a new thread, where `call` waits for a coroutine of this loop.
 
-    A thread of its own, because it waits for the loop: a pool's would be taken from those that the loop waits for.
-    When this is cancelled the thread is told by its next `call`, and has ended when this returns.
+    It is no thread of a pool: it waits for the loop, which may wait for that pool. On cancellation the next `call`
+    raises in the thread, and this returns after the thread has ended.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
@@ -186,25 +186,25 @@ async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None
         for task in list(calling):
             task.cancel()
         while not done.done():
-            with contextlib.suppress(asyncio.CancelledError):  # once more: the thread has been told
+            with contextlib.suppress(asyncio.CancelledError):  # cancelled again: the thread is stopping already
                 await asyncio.wait([done])
-        done.exception()  # seen
+        done.exception()  # retrieved
         raise
 
 
 # --- a tar archive onto this machine ---------------------------------------------------------------------------------
 
 
-def unpack(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
-    """Extract a tar stream that is not trusted below `folder`.
+def extract(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
+    """Extract an untrusted tar stream below `folder`.
 
-    Every folder on the way is opened without following links, so nothing can land elsewhere; a link is made only if it
-    stays below `folder`, whichever other links it leads through.
+    Parent folders are opened without following links, so no member is written elsewhere. A symbolic link is created
+    only if it stays below `folder`, through whichever other links it leads.
 
     Raises:
-        OSError: more than `max_bytes` bytes of contents; with EPERM, members were refused, all others are there.
+        OSError: the contents exceed `max_bytes`; with EPERM, members were rejected and all others are extracted.
     """
-    refused: list[str] = []
+    rejected: list[str] = []
     modes: list[tuple[str, int]] = []
     size = 0
     os.makedirs(folder, exist_ok=True)  # noqa: PTH103
@@ -212,42 +212,42 @@ def unpack(file: BinaryIO, folder: str, max_bytes: int | None) -> None:
     try:
         with tarfile.open(fileobj=file, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
             for member in archive:
-                archive.members = []  # type: ignore[attr-defined]  # or it would remember every one
+                archive.members = []  # type: ignore[attr-defined]  # keep no list of all members
                 size += member.size if member.isreg() else 0
                 if max_bytes is not None and size > max_bytes:
                     raise OSError(errno.EFBIG, f"it holds more than {max_bytes} bytes", folder)
                 try:
                     _extract(archive, member, root)
-                except _Refused as error:
-                    refused.append(f"{member.name} ({error})")
+                except _UnsafeMember as error:
+                    rejected.append(f"{member.name} ({error})")
                 if member.isdir():
                     modes.append((member.name, member.mode))
-        for name, mode in reversed(modes):  # at the end: a folder may be one that nothing can be written to
-            with contextlib.suppress(_Refused), _opened(root, _split(name)) as inner:
+        for name, mode in reversed(modes):  # at the end: a folder may be read-only
+            with contextlib.suppress(_UnsafeMember), _opened(root, _split(name)) as inner:
                 os.fchmod(inner, mode & 0o777 | 0o700)
     except tarfile.TarError as error:
-        raise OSError(errno.EIO, f"what came is damaged: {error}", folder) from None
+        raise OSError(errno.EIO, f"the archive is damaged: {error}", folder) from None
     finally:
         os.close(root)
-    if refused:
-        named = ", ".join(refused[:5]) + (f" and {len(refused) - 5} more" if len(refused) > 5 else "")
-        raise OSError(errno.EPERM, f"refused {named}; everything else was copied", folder)
+    if rejected:
+        named = ", ".join(rejected[:5]) + (f" and {len(rejected) - 5} more" if len(rejected) > 5 else "")
+        raise OSError(errno.EPERM, f"rejected {named}; everything else was copied", folder)
 
 
-class _Refused(Exception):
+class _UnsafeMember(Exception):
     """A member is not extracted."""
 
 
 def _split(name: str) -> list[str]:
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if name.startswith("/") or ".." in parts:
-        raise _Refused("it would land outside")
+        raise _UnsafeMember("it would be written outside")
     return parts
 
 
 @contextlib.contextmanager
 def _opened(root: int, parts: list[str]) -> Iterator[int]:
-    """A descriptor of the folder below `root`, made if missing."""
+    """A descriptor of the folder below `root`, created if missing."""
     fd = os.dup(root)
     try:
         for part in parts:
@@ -257,7 +257,7 @@ def _opened(root: int, parts: list[str]) -> Iterator[int]:
                 inner = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=fd)
             except OSError as error:
                 if error.errno in (errno.ELOOP, errno.ENOTDIR):
-                    raise _Refused("there is something that is no folder in its way") from None
+                    raise _UnsafeMember("one of its parents is not a folder") from None
                 raise
             os.close(fd)
             fd = inner
@@ -272,17 +272,17 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> No
         with _opened(root, parts):
             return
     if not parts or not (member.isreg() or member.issym()):
-        raise _Refused("it is neither a file nor a folder nor a symbolic link")
+        raise _UnsafeMember("it is no file, folder or symbolic link")
     if member.issym():
         steps = member.linkname.split("/")
         ups = sum(step == ".." for step in steps)
         if steps[0] == "" or ups > len(parts) - 1 or ".." in steps[ups:]:
-            raise _Refused(f"it links to {member.linkname}")
+            raise _UnsafeMember(f"it links to {member.linkname}")
     *folders, name = parts
     with _opened(root, folders) as parent:
         with contextlib.suppress(FileNotFoundError):
             if stat.S_ISDIR(os.lstat(name, dir_fd=parent).st_mode):
-                raise _Refused("there is a folder of that name")
+                raise _UnsafeMember("a folder has that name")
             os.unlink(name, dir_fd=parent)
         if member.issym():
             os.symlink(member.linkname, name, dir_fd=parent)
@@ -294,5 +294,5 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, root: int) -> No
                 target.write(data)
             target.flush()
             os.fchmod(fd, member.mode & 0o777 | 0o600)
-            with contextlib.suppress(OverflowError):  # inside, a file may have a time that this machine cannot express
+            with contextlib.suppress(OverflowError):  # the time may be out of range for this machine
                 os.utime(fd, (member.mtime, member.mtime))

@@ -1,10 +1,10 @@
-"""CPU time of a rollout against an instant server: our agent loop, and atroposlib's own client running the same script.
+"""CPU time of a rollout against an instant server: our agent loop, and atroposlib's client with the same script.
 
     python benchmarks/agent_loop.py
 
-Both play the same conversations against the same server, which runs in a process of its own. CPU time of this process
-is measured, since wall time on a shared machine says little. The peer's loop is the smallest one that its users write:
-`self.server.chat_completion(messages=..., tools=...)` until there are no calls, run by atroposlib's own
+Both play the same conversations against the same server, which runs in a separate process. The benchmark measures the
+CPU time of this process, because wall time on a shared machine says little. The peer's loop is the shortest that its
+users write: `self.server.chat_completion(messages=..., tools=...)` until there are no calls, run by atroposlib's
 `process_manager`, one group at a time, as it does.
 """
 
@@ -34,9 +34,9 @@ TURNS = (0, 1, 5, 20)
 """Tool turns before the final answer."""
 CONCURRENCY = (1, 64, 256)
 ROUNDS, PEER_ROUNDS = 5, 1
-"""The peer takes most of the time; its figures are far from ours, so one round says enough."""
+"""One round is enough: the peer takes most of the time, and its figures are far from ours."""
 LIMIT_MS = 1.0
-"""CPU milliseconds that one extra tool turn may cost."""
+"""The limit: CPU milliseconds of one extra tool turn."""
 
 NOOP = {
     "type": "function",
@@ -50,7 +50,7 @@ MESSAGES = [{"role": "system", "content": "You are a test."}, {"role": "user", "
 
 
 async def noop(calls: Any) -> list[ToolResult]:
-    """Tools that cost nothing, so that the loop itself is measured."""
+    """Tools that cost nothing, so that only the loop is measured."""
     return [ToolResult(content="done", error=None) for _ in calls]
 
 
@@ -68,14 +68,14 @@ async def ours(port: int, tool_turns: int, rollouts: int, concurrency: int) -> f
             if result.turns_used != tool_turns + 1:
                 raise RuntimeError(f"{result.outcome}: {result.reason}")
 
-        await asyncio.gather(*(one() for _ in range(concurrency)))  # connections and caches
+        await asyncio.gather(*(one() for _ in range(concurrency)))  # opens connections and fills caches
         started = time.process_time()
         await asyncio.gather(*(one() for _ in range(rollouts)))
         return 1000 * (time.process_time() - started) / rollouts
 
 
 def peer_env(port: int, tool_turns: int, rollouts: int, folder: Path) -> Any:
-    """atroposlib's own environment with the same script."""
+    """atroposlib's environment with the same script."""
     from atroposlib.envs.base import BaseEnv, BaseEnvConfig
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig
 
@@ -119,7 +119,7 @@ def peer_env(port: int, tool_turns: int, rollouts: int, folder: Path) -> Any:
 
 
 def tokenizer_folder(folder: Path) -> Path:
-    """A tokenizer that loads without a download; atroposlib wants one even where no token is counted."""
+    """A tokenizer that loads without a download. atroposlib needs one even if it counts no tokens."""
     target = folder / "tokenizer"
     if not target.exists():
         from tokenizers import Tokenizer, models, pre_tokenizers
@@ -148,8 +148,8 @@ def per_turn(by_turns: dict[int, float]) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=256, help="rollouts a figure is the mean of")
-    parser.add_argument("--no-peer", action="store_true", help="leave atroposlib out")
+    parser.add_argument("--rollouts", type=int, default=256, help="number of rollouts to average")
+    parser.add_argument("--no-peer", action="store_true", help="skip atroposlib")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)

@@ -1,6 +1,6 @@
-"""The fake model server in a process of its own, so that what it costs is not counted, and a script for it.
+"""Runs the fake model server in a separate process, so that its cost is not counted, with a script of tool calls.
 
-A turn of the script is about `SAMPLED` sampled tokens, and what it is answered with about `OBSERVED`.
+A turn of the script has about `SAMPLED` sampled tokens, and its tool result about `OBSERVED`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ MESSAGES = [
 
 
 class ToolScript:
-    """A tool call a turn for `turns` turns, with words before it, then an answer in words. Without `calls`, words only.
+    """A tool call in each of `turns` turns, with words before it, then an answer in words. Without `calls`, only words.
 
-    The completions of two rollouts differ where their server has `vary`.
+    The completions of two rollouts differ if their server has `vary`.
     """
 
     def __init__(self, turns: int = 10**6, *, calls: bool = True, tokens: int = SAMPLED) -> None:
@@ -72,7 +72,7 @@ class ToolScript:
 
 
 def observation(codec: Codec, tokens: int = OBSERVED) -> str:
-    """Words of about so many tokens."""
+    """About this many tokens of words."""
     words = Random(0).choices(WORDS, k=tokens)
     while len(codec.encode(" ".join(words))) > tokens:
         words.pop()
@@ -80,7 +80,7 @@ def observation(codec: Codec, tokens: int = OBSERVED) -> str:
 
 
 class Observe:
-    """Tools that cost nothing: every call is answered with the same words."""
+    """Tools that cost nothing: every call has the same result."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -92,7 +92,7 @@ class Observe:
 def token_server(
     settings: ServerSettings, kind: str = "vllm", *, tokenizer: Any = None, prompts: PromptBuilder | None = None
 ) -> TokenServer:
-    """Phase 2 over the server, with Hermes' tool calls. The template is proven here, as at the start of a run."""
+    """Phase 2 over the server, with Hermes' tool calls. Checks the template first, as a run does at its start."""
     prompts = prompts or PromptBuilder(tokenizer or fake_tokenizer())
     server = TokenServer([create_engine(kind, settings)], prompts, "hermes", max_tokens=MAX_TOKENS)
     _ = prompts.end_of_turn
@@ -101,7 +101,7 @@ def token_server(
 
 @contextmanager
 def fake_process(policy: Policy, **settings: Any) -> Iterator[ServerSettings]:
-    """Settings for a client of a running `FakeServer(policy, **settings)`; all of it has to be picklable."""
+    """Settings for a client of a running `FakeServer(policy, **settings)`. All arguments must be picklable."""
     context = multiprocessing.get_context("spawn")
     ready: multiprocessing.Queue[ServerSettings] = context.Queue()
     process = context.Process(target=_serve, args=(policy, settings, ready), daemon=True)

@@ -1,4 +1,4 @@
-"""How long a room takes to import, in CPU seconds of a fresh interpreter, without the interpreter's own start.
+"""The import time of each room, in CPU seconds of a fresh interpreter, without the interpreter's start.
 
 python benchmarks/imports.py
 """
@@ -16,7 +16,7 @@ ROOMS = (
     "lachesis.tools, lachesis.trajectories",
 )
 LIMIT = 0.3
-"""Seconds that a leaf may take."""
+"""The limit in seconds for a leaf."""
 
 
 def cpu_seconds(code: str) -> float:

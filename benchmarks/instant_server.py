@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server that answers at once, in a process of its own: the peer of both agents in a benchmark.
+"""An OpenAI-compatible server that answers at once, in a separate process, for both agents in a benchmark.
 
-A conversation gets `tool_turns` answers with one call of the tool `noop`, then a final answer. The answers are bytes
-that were made beforehand, so that the server's own cost stays small.
+A conversation gets `tool_turns` answers with one call of the tool `noop`, then a final answer. The answers are
+precomputed bytes, so that the server costs little.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def _call(turn: int) -> bytes:
 
 async def _chat(request: web.Request) -> web.Response:
     body = await request.read()
-    # Counting bytes is enough to know the turn, and cheaper than parsing what grows with every turn.
+    # Counting bytes is enough to find the turn, and cheaper than parsing a body that grows with every turn.
     turn = body.count(b'"tool_call_id"')
     wanted = int(request.match_info["tool_turns"])
     return web.Response(body=_call(turn) if turn < wanted else FINAL, content_type="application/json")
@@ -64,7 +64,7 @@ def _serve(ports: multiprocessing.Queue[int]) -> None:
 
 @contextmanager
 def instant_server() -> Iterator[int]:
-    """The port of a running server; `http://127.0.0.1:PORT/K/v1` plays K tool turns."""
+    """The port of a running server. `http://127.0.0.1:PORT/K/v1` plays K tool turns."""
     context = multiprocessing.get_context("spawn")
     ports: multiprocessing.Queue[int] = context.Queue()
     process = context.Process(target=_serve, args=(ports,), daemon=True)

@@ -1,9 +1,9 @@
-"""How long the event loop waits while rollouts are played and 100 blocking rewards run beside them.
+"""The lag of the event loop while rollouts are played beside 100 blocking rewards.
 
     python benchmarks/loop_lag.py [--seconds 4]
 
-The rewards are plain functions on `RewardThreads`. Those of the limit block as rewards do that wait for a process, a
-file or a server; a last line has four that compute in Python all the time, each of which may keep the interpreter for
+The rewards are plain functions on `RewardThreads`. Those of the limit block like rewards that wait for a process, a
+file or a server. A last line has four that compute in Python all the time, each of which may hold the interpreter for
 5 ms. Lag is the time between two turns of the loop: as CPU time of this process, which a busy machine does not change,
 and as wall time, of which the line "idle" shows the machine's share.
 """
@@ -41,12 +41,12 @@ from lachesis.testing.fake_server import Codec, fake_tokenizer
 PLAYERS, REWARDS, COMPUTING = 8, 100, 4
 TURNS = 5
 LATENCY = 0.5
-"""Seconds that the model takes for a turn, at most."""
+"""The maximum time of the model for a turn, in seconds."""
 LIMIT_MS = 10.0
 
 
 def blocking(result: AgentResult) -> float:
-    """Waits as for a test run, and looks at what the agent said."""
+    """Waits like a test run, and examines the agent's answer."""
     time.sleep(0.25)
     return float("42" in result.final_response)
 
@@ -60,7 +60,7 @@ def computing(result: AgentResult) -> float:
 
 
 class Bench:
-    """Players that never stop, and what runs beside them."""
+    """Players that never stop, and the load beside them."""
 
     def __init__(self, server: TokenServer, observed: str) -> None:
         self.server = server
@@ -128,7 +128,7 @@ async def measure(settings: ServerSettings, seconds: float) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4.0, help="how long each line is measured")
+    parser.add_argument("--seconds", type=float, default=4.0, help="how long to measure each line")
     given = parser.parse_args()
     warnings.simplefilter("ignore")
     with fake_process(ToolScript(), vary=True, latency=(0.0, LATENCY)) as settings:

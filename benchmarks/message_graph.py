@@ -1,19 +1,18 @@
-"""CPU time that the message graph takes to record a turn, in conversations of 1,000 turns x 250 sampled tokens.
+"""The CPU time to record a turn in the message graph, in conversations of 1,000 turns x 250 sampled tokens.
 
     python benchmarks/message_graph.py
 
-A turn is a completion with its ids and logprobs, extended from the turn before it, and a tool result: what
-`MessageHistory.append` and `TokenPrefix.extend` do, from lists of ids to nodes. Once as it comes, and once with a
-compaction every 20 turns: a summary takes the place of all turns but the last four, and the prompt begins anew.
+A turn is a completion with its ids and logprobs, extended from the previous turn, and a tool result: the work of
+`MessageHistory.append` and `TokenPrefix.extend`, from lists of ids to nodes. One conversation is linear; the other has
+a compaction every 20 turns: a summary replaces all turns but the last four, and the prompt begins again.
 
-What is put off until it is asked for has figures of its own: samples with the digests of their ids, a pickle, and the
-addresses of all nodes, hashes over messages, ids and logprobs.
+Deferred work has separate figures: samples with the digests of their ids, and the addresses of all nodes, hashes over
+messages, ids and logprobs.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 import statistics
 import sys
 import time
@@ -40,7 +39,7 @@ from lachesis.trajectories import (
 T = TypeVar("T")
 TURNS, TOKENS, OBSERVED = 1000, 250, 50
 COMPACTION, KEPT = 20, 4
-"""Turns between two compactions, and turns that one leaves."""
+"""The number of turns between two compactions, and of turns that a compaction keeps."""
 ROUNDS = 7
 LIMIT_MS = 0.05
 SAMPLING = {"max_tokens": 1024, "temperature": 1.0, "top_p": 1.0, "logprobs": "raw"}
@@ -53,14 +52,14 @@ WORDS = "The longest line has more words than the one before it, so the search g
 
 
 def turn(number: int) -> tuple[Message, Message]:
-    """What the model says and what it is answered: made by a parser and a tool, so not counted."""
+    """The model's text and the tool's result. A parser and a tool make them, so their cost is not counted."""
     call = ToolCall(f"call_{number}", "search", json.dumps({"query": f"line {number}", "limit": 3}))
     result = Message("tool", f"{number}: {WORDS[:250]}", tool_call_id=call.id, name="search")
     return Message("assistant", f"{number}: {WORDS}", (call,)), result
 
 
 def play(turns: int, compaction: int | None) -> tuple[MessageHistory, float]:
-    """The history, and CPU seconds that recording it took."""
+    """The history, and the CPU seconds to record it."""
     said = [turn(number) for number in range(turns)]
     history = MessageHistory([{"role": "system", "content": "You are an agent."}, {"role": "user", "content": WORDS}])
     prompt = TokenPrefix(ROOT)
@@ -90,7 +89,7 @@ def play(turns: int, compaction: int | None) -> tuple[MessageHistory, float]:
 
 
 def timed(task: Callable[[MessageHistory], T], history: MessageHistory) -> tuple[T, float]:
-    """What it returns, and the CPU seconds that it took."""
+    """The result of the function, and the CPU seconds that it took."""
     started = time.process_time()
     result = task(history)
     return result, time.process_time() - started
@@ -115,11 +114,10 @@ def main() -> int:
         if trained != turns * TOKENS or len(history.completions()) != turns:
             raise RuntimeError(f"{trained} of {turns * TOKENS} tokens are trained")
         del made
-        _, pickled = timed(pickle.dumps, history)
         _, hashed = timed(addresses, history)
         print(
             f"{label:<38}{min(taken):.4f} ({statistics.median(taken):.4f}); afterwards, once: "
-            f"samples() {1000 * sampled / turns:.3f}, pickle.dumps {1000 * pickled / turns:.3f}, "
+            f"samples() {1000 * sampled / turns:.3f}, "
             f"addresses {1000 * hashed / turns:.3f}"
         )
         worst = max(worst, min(taken))

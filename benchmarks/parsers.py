@@ -1,9 +1,9 @@
-"""CPU time of the tool-call parsers: per completion, by size, on floods of markup, per streamed delta, and to import.
+"""CPU time of the tool-call parsers: by completion, by size, on floods of tags, by streamed delta, and to import.
 
     python benchmarks/parsers.py [name ...] [--vllm FOLDER]
 
-CPU time of this process, the best of several runs: the least disturbed one. Texts are made with `render` and from the
-pieces of markup that it writes. `--vllm FOLDER` names an unpacked vLLM wheel; its parsers then read the same texts.
+The figures are CPU time of this process, the best of several runs. Texts are made with `render` and from the
+tags that it writes. `--vllm FOLDER` names an unpacked vLLM wheel, whose parsers then read the same texts.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from tool_call_parsers import ToolCallParser, get_parser, list_parsers
 COMPLETION_US = 60.0
 """CPU microseconds for a completion of 500 characters, `get_parser()` included."""
 LONG_MS = 5.0
-"""CPU milliseconds for one string of 100 kB."""
+"""CPU milliseconds for a string of 100 kB."""
 RATIO = 2.5
-"""What twice the text may cost."""
+"""The limit for the cost of twice the text, as a multiple."""
 FLOOD_MS = 200.0
-"""CPU milliseconds for 100 kB of markup that makes no sense."""
+"""CPU milliseconds for 100 kB of tags without meaning."""
 DELTA_US = 10.0
 """CPU microseconds per streamed delta of four characters."""
 IMPORT_MS = 50.0
 SLOW = 0.3
-"""CPU seconds after which a parser of others is not given more."""
+"""A foreign parser that takes this many CPU seconds gets no longer texts."""
 
 KB = 1000
 SIZE, CALLS, PARAMETERS, FLOOD = 100 * KB, 400, 400, 40 * KB
@@ -69,7 +69,7 @@ def call(name: str, **arguments: Any) -> dict[str, Any]:
 
 
 def cpu(task: Callable[[], object], repeats: int = REPEATS, least: float = 0.005) -> float:
-    """CPU seconds of one run: the best of `repeats`, each of as many runs as last `least` seconds."""
+    """CPU seconds of one run: the best of `repeats`, each of enough runs to last `least` seconds."""
     runs, best = 1, math.inf
     gc.collect()
     gc.disable()
@@ -120,7 +120,7 @@ class Row:
 
 
 def completion(parser: ToolCallParser) -> str:
-    """About 500 characters: a sentence where the format has room for one, and a call."""
+    """About 500 characters: a sentence if the format has room for one, and a call."""
     arguments = {"path": "/srv/app/geometry.py", "text": CODE * 3, "mode": 420, "append": False}
     content = None if alone(parser) else "I will write the file now."
     text = parser.render(content, None, [call("write_file", **arguments)], TOOLS)
@@ -133,7 +133,7 @@ def sized_completion(parser: ToolCallParser, _: int) -> str:
 
 
 def alone(parser: ToolCallParser) -> bool:
-    """Whether text beside a call makes the call text."""
+    """Whether text beside a call turns the call into text."""
     text = parser.render("Now.", None, [call("noop")], TOOLS)
     return len(parser.parse(text, TOOLS).tool_calls) != 1
 
@@ -154,7 +154,7 @@ def many_parameters(parser: ToolCallParser, count: int) -> str:
 
 
 def floods(parser: ToolCallParser) -> Iterator[tuple[str, Callable[[int], str]]]:
-    """Texts of any length that begin like a call and lead nowhere, as `(what, make(length))`."""
+    """Texts of any length that begin like a call and hold none, as `(what, make(length))`."""
     whole = parser.render(None, None, [call("write_file", path="Qa", text="Qb")], TOOLS)
     name, first, second = whole.index("write_file"), whole.index("Qa"), whole.index("Qb")
     opener, to_value, parameter = whole[:name], whole[:first], whole[first:second]
@@ -165,8 +165,8 @@ def floods(parser: ToolCallParser) -> Iterator[tuple[str, Callable[[int], str]]]
 
     if opener.strip():
         yield "openers", repeated("", opener)
-        yield "blanks behind an opener", repeated(opener, " ")
-        yield "lines behind an opener", repeated(opener, "\n")
+        yield "blanks after an opener", repeated(opener, " ")
+        yield "lines after an opener", repeated(opener, "\n")
     yield "calls cut at their first value", repeated("", to_value)
     yield "parameters without an end", repeated(to_value, parameter)
     yield "parameter openers", repeated(to_value + "x", parameter.removeprefix("Qa"))
@@ -194,16 +194,16 @@ def floods(parser: ToolCallParser) -> Iterator[tuple[str, Callable[[int], str]]]
 
 
 def ratio(parse: Callable[[str], object], make: Callable[[int], str], size: int) -> tuple[float, float]:
-    """CPU seconds for `size`, and how many times those for half of it.
+    """CPU seconds for `size`, and their multiple of those for half of it.
 
-    A parser that is slow on an eighth of the text is not given the rest: the seconds are then those at its ratio.
+    A parser that is slow on an eighth of the text does not get the rest: the seconds are extrapolated.
     """
     steps = 0
     if cpu(partial(parse, make(size // 8)), 1, 0.001) > SLOW / 8:
         size, steps = size // 8, 3
     half, full = make(size // 2), make(size)
     found, seconds = math.inf, math.inf
-    for _ in range(3):  # a disturbed measurement is repeated, a slow parser stays slow
+    for _ in range(3):  # a disturbed measurement is repeated; a slow parser stays slow
         taken = cpu(partial(parse, full), 2)
         times = taken / cpu(partial(parse, half), 2) * (2 * len(half) / len(full))
         if times < found:
@@ -248,7 +248,7 @@ def measure(name: str) -> Row:
 
 
 def compare(name: str, theirs: VLLMParsers) -> str:
-    """A line of vLLM's figures on the same texts, each with how many times ours it is."""
+    """A line of vLLM's figures on the same texts, each with its multiple of ours."""
     try:
         run = theirs.parse(name)
     except Exception as error:
@@ -281,7 +281,7 @@ def compare(name: str, theirs: VLLMParsers) -> str:
 
 
 def import_ms() -> float:
-    """CPU milliseconds of `import tool_call_parsers`, above those of an interpreter that imports nothing."""
+    """CPU milliseconds of `import tool_call_parsers`, beyond those of an interpreter that imports nothing."""
     cpu_seconds("import tool_call_parsers")  # writes the byte code
     return 1e3 * (
         min(cpu_seconds("import tool_call_parsers") for _ in range(9)) - min(cpu_seconds("pass") for _ in range(9))

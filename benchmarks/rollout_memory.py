@@ -1,11 +1,11 @@
-"""Memory of 1,000 concurrent rollouts of 10 turns, in MB over what a process has that is ready to play.
+"""Memory of 1,000 concurrent rollouts of 10 turns, in MB above that of a process that is ready to play.
 
     python benchmarks/rollout_memory.py [--rollouts 1000]
 
-About 200 sampled and 200 observed tokens a turn, five tools. Every rollout waits before each turn until all have come
-so far, and keeps its history to the end: the peak is that of 1,000 requests in flight in their tenth turn. The baseline
-is taken behind the imports, with the tokenizer loaded and the template proven, which a process does once. The fake
-model server has a process of its own.
+About 200 sampled and 200 observed tokens a turn, five tools. Every rollout waits before each turn until all have
+reached it, and keeps its history to the end: the peak is that of 1,000 requests in flight in their tenth turn. The
+baseline is taken after the imports, with the tokenizer loaded and the template checked, which a process does once. The
+fake model server runs in a separate process.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LIMIT_MB = 150.0
 
 
 class Observe:
-    """Answers each call with words of its own, when all rollouts have got there."""
+    """Answers each call with distinct words, once all rollouts have reached it."""
 
     def __init__(self, text: str, barrier: asyncio.Barrier) -> None:
         self.text = text
@@ -54,7 +54,7 @@ class Observe:
 
 
 def memory_mb(field: str) -> float:
-    """A line of /proc/self/status: VmRSS is now, VmHWM the most since `forget_peak`."""
+    """A line of /proc/self/status: VmRSS is the current size, VmHWM the peak since `forget_peak`."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) / 1024
@@ -66,7 +66,7 @@ def forget_peak() -> None:
 
 
 async def play(settings: ServerSettings, rollouts: int) -> tuple[list[AgentResult], float]:
-    """The results, and what the process had before."""
+    """The results, and the memory of the process before."""
     tokenizer = fake_tokenizer()
     observed = observation(Codec(tokenizer), OBSERVED)
     async with token_server(settings, tokenizer=tokenizer) as server:

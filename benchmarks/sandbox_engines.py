@@ -1,5 +1,5 @@
-"""The backends that benchmarks measure, and their engines, started privately and gone at the end; and the processes of
-all of them, which are those below one parent.
+"""The backends that benchmarks measure, with private engines that end with the benchmark, and the processes of all of
+them, which are descendants of one parent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.support.ssh_engine import ssh_engine
 
 VARIANTS = ("local-bubblewrap", "local-none", "docker", "singularity", "ssh", "modal")
 ENDING = 10.0
-"""Seconds that processes have to end by themselves when everything is closed."""
+"""How many seconds processes have to end after everything is closed."""
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -40,7 +40,7 @@ class Variant:
 
 @contextlib.asynccontextmanager
 async def variants(names: Sequence[str]) -> AsyncIterator[list[Variant]]:
-    """Those that work here, in this order; why others do not is printed."""
+    """The backends that work here, in this order. Prints why others do not."""
     with contextlib.ExitStack() as stack:
         roots = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lachesis-bench-")))
         found = []
@@ -51,7 +51,7 @@ async def variants(names: Sequence[str]) -> AsyncIterator[list[Variant]]:
                 if not availability.ok:
                     raise BackendUnavailable(f"{availability.detail}; {availability.fix}")
             except (RuntimeError, BackendUnavailable) as error:
-                print(f"{name} is left out: {error}")
+                print(f"{name} is skipped: {error}")
                 continue
             found.append(Variant(name, backend))
         yield found
@@ -72,7 +72,7 @@ def _backend(name: str, roots: Path, stack: contextlib.ExitStack) -> Backend:
 
 @contextlib.contextmanager
 def _modal_client(roots: Path) -> Iterator[Any]:
-    """A client of the stand-in, which has a process of its own: in this one, it would take processor time from it."""
+    """A client of the fake Modal server, which runs in a separate process to take no processor time from this one."""
     try:
         import modal
         from modal_proto import api_pb2
@@ -87,7 +87,7 @@ def _modal_client(roots: Path) -> Iterator[Any]:
     theirs.close()
     try:
         if not ours.poll(60):
-            raise RuntimeError("the stand-in for Modal does not start")
+            raise RuntimeError("the fake Modal server does not start")
         url, credentials = ours.recv()
 
         async def connect() -> modal.Client:
@@ -95,7 +95,7 @@ def _modal_client(roots: Path) -> Iterator[Any]:
             await client.__aenter__()  # type: ignore[no-untyped-call]
             return client
 
-        with ThreadPoolExecutor(1) as thread:  # so that it belongs to no event loop but the SDK's own
+        with ThreadPoolExecutor(1) as thread:  # a thread, so that the client belongs to no event loop but the SDK's
             client = thread.submit(lambda: asyncio.run(connect())).result()
             try:
                 yield client
@@ -118,15 +118,15 @@ def _serve_modal(pipe: Connection, folder: Path, root: Path) -> None:
 
 
 def supervised(work: Callable[[], int]) -> int:
-    """Do the work in a child of this process, to which falls whatever loses its parent meanwhile.
+    """Do the work in a child of this process, which adopts every orphan of that child.
 
-    What is left of it afterwards is named and killed; the exit code is then 1.
+    Processes that remain are named and killed, and the exit code is then 1.
     """
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = os.fork()
     if child == 0:
         return work()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the child's as well
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the child gets the signal as well
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
     code = None
     while code is None:
@@ -138,7 +138,7 @@ def supervised(work: Callable[[], int]) -> int:
         if time.monotonic() > end:
             left = below(os.getpid())
             names = ", ".join(sorted(_command(pid) for pid in left))
-            print(f"{len(left)} processes were left behind, and are killed: {names}", file=sys.stderr)
+            print(f"{len(left)} processes remain, and are killed: {names}", file=sys.stderr)
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -179,10 +179,10 @@ def below(ancestor: int) -> list[int]:
 
 
 def memory_of_others() -> float:
-    """MB of PSS of all that `supervised` sees, this process excepted: sandboxes, engines, helpers.
+    """MB of PSS of all descendants of `supervised` but this process: sandboxes, engines, helpers.
 
     Raises:
-        PermissionError: only root may look into processes that are not dumpable.
+        PermissionError: only root may examine processes that are not dumpable.
     """
     total = 0
     for pid in below(os.getppid()):

@@ -1,11 +1,11 @@
-"""What sandboxes cost: a command, a start, 64 at once, memory, files, 100 MB of output; `swe-rex` beside them.
+"""The cost of sandboxes: a command, a start, 64 at once, memory, files, 100 MB of output; and `swe-rex` beside them.
 
     python benchmarks/sandboxes.py [--backends local-bubblewrap,docker] [--parts exec,start] [--no-peer]
 
-All in one run on one machine, wall time, `median / p95`. A round measures every candidate once, in a new order each
-time, so that whatever else the machine does hits all alike. The engines are private: a dockerd, an sshd, apptainer, and
-in place of Modal the tests' stand-in, whose figures say what our half costs and nothing about Modal. A backend that
-cannot run here is left out, with the reason.
+All figures are from one run on one machine, wall time, `median / p95`. A round measures every candidate once, in a new
+order each time, so that other load hits all alike. The engines are private: a dockerd, an sshd, apptainer, and for
+Modal the tests' fake server, whose figures show the cost of our half and nothing about Modal. A backend that
+cannot run here is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from benchmarks.swe_rex import PeerMissing, SweRex, installed, swe_rex
 
 PARTS = ("exec", "start", "many", "files", "output")
 SINGLE, BURST, PAUSE = 3, 5, 0.03
-"""Commands of a candidate in a round: single ones, each after PAUSE seconds, as a model's come; then some one after the
-other. They differ: between two commands a sandbox starts the shell for the next one."""
+"""Commands of a candidate in a round: single ones, each after PAUSE seconds, like a model's; then some without a
+pause. They differ, because between two commands a sandbox starts the shell for the next one."""
 STARTS, TRANSFERS, OUTPUTS = 10, 3, 3
-"""Rounds."""
+"""The number of rounds."""
 FILE, CHUNK = 64_000_000, 250_000
 FOLDERS, FILES, SMALL = 20, 100, 1_000
-"""Of the folder that is copied: folders, files in each, bytes in each."""
+"""The copied folder: number of folders, files in each, bytes in each."""
 OUTPUT = 100_000_000
 PATIENCE = 300.0
 LIMIT_MS, LIMITED = 2.0, ("local-bubblewrap", "local-none", "docker")
@@ -51,12 +51,12 @@ TARGET_RATIO = 1.5
 LIMIT_OUTPUT_MB = 16.0
 
 Burst = Callable[[int], Awaitable[list[float]]]
-"""So many commands, to the seconds that each took."""
+"""Runs a number of commands, and returns the seconds that each took."""
 
 
 @dataclass
 class Report:
-    """What the last line says."""
+    """The contents of the last line."""
 
     exec_ms: dict[str, float] = field(default_factory=dict)
     times_sh: dict[str, float] = field(default_factory=dict)
@@ -99,7 +99,7 @@ def title(text: str, *heads: str) -> None:
 
 
 def own_memory(line: str) -> float:
-    """MB, of /proc/self/status: VmRSS is now, VmHWM the most since `forget_peak`."""
+    """MB from /proc/self/status: VmRSS is the current size, VmHWM the peak since `forget_peak`."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition(f"{line}:")[2].split()[0]) / 1024
 
@@ -109,7 +109,7 @@ def forget_peak() -> None:
 
 
 def noise(seconds: float = 1.0) -> str:
-    """How much wall time a fixed piece of work takes on the average, as a multiple of its best."""
+    """The mean wall time of a fixed piece of work, as a multiple of its best."""
     taken = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -149,7 +149,7 @@ async def all_opened(made: Sequence[Variant], part: str) -> AsyncIterator[dict[s
 
 
 def plain(shell: str) -> Burst:
-    """What a program does that wants a command's output and has no sandbox."""
+    """The code of a program that runs a command without a sandbox."""
 
     async def burst(times: int) -> list[float]:
         taken = []
@@ -308,7 +308,7 @@ async def files(made: Sequence[Variant], rounds: int) -> None:
 
 
 def _copied(up: Path, down: Path) -> tuple[float, ...]:
-    """The same by the file system of this machine alone."""
+    """The same with the file system of this machine."""
     chunk, large = os.urandom(CHUNK), down.with_suffix(".large")
     times = [time.perf_counter()]
     with large.open("wb") as file:
@@ -376,7 +376,7 @@ async def measure(given: argparse.Namespace, peer_python: str | None) -> list[st
     report = Report()
     task = asyncio.current_task()
     assert task is not None
-    # Once: `timeout` sends it twice, and the second would cut short what the first makes everything do, which is end.
+    # Once: `timeout` sends the signal twice, and the second would cut short the cleanup that the first starts.
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: task.cancelling() or task.cancel())
     print(noise())
     async with AsyncExitStack() as stack:
@@ -428,10 +428,10 @@ def main() -> int:
         "--backends", type=chosen(VARIANTS), default=VARIANTS, help=f"which of {','.join(VARIANTS)} (default: all)"
     )
     parser.add_argument("--parts", type=chosen(PARTS), default=PARTS, help=f"which of {','.join(PARTS)}")
-    parser.add_argument("--rounds", type=int, default=30, help="of the part exec")
-    parser.add_argument("--at-once", type=int, default=64, help="sandboxes")
-    parser.add_argument("--no-peer", action="store_true", help="leave swe-rex out")
-    parser.add_argument("--peer-python", help="a Python that has swe-rex, in place of a new virtual environment")
+    parser.add_argument("--rounds", type=int, default=30, help="rounds of the part exec")
+    parser.add_argument("--at-once", type=int, default=64, help="sandboxes at once")
+    parser.add_argument("--no-peer", action="store_true", help="skip swe-rex")
+    parser.add_argument("--peer-python", help="a Python that has swe-rex, instead of a new virtual environment")
     given = parser.parse_args()
     return supervised(lambda: bench(given))
 

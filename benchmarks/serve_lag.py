@@ -1,10 +1,10 @@
-"""How long the event loop of an environment waits while groups of 8 x 32k tokens are spooled and posted.
+"""The lag of an environment's event loop while groups of 8 x 32k tokens are written to the outbox and posted.
 
     python benchmarks/serve_lag.py
 
-Posts to Atropos' own `run-api` in a process of its own, with this client and with the one of atroposlib's BaseEnv, and
-prints the longest time between two turns of the loop: as CPU time of this process, which a busy machine leaves alone,
-and as wall time, of which "idle" shows the share of the machine.
+Posts to Atropos' `run-api` in a separate process, with our client and with that of atroposlib's BaseEnv, and
+prints the longest time between two turns of the loop: as CPU time of this process, which a busy machine does not
+change, and as wall time, of which "idle" shows the machine's share.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 import aiohttp
 
 from lachesis.runs.atropos import BaseEnv
-from lachesis.training.delivery import Delivery
+from lachesis.training.outbox import Outbox
+from lachesis.training.outbox_state import Entry
+from lachesis.training.relay import OutboxRelay
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
-from lachesis.training.spool import Spool
-from lachesis.training.spool_state import Entry
 
 SEQUENCES, LENGTH, GROUPS = 8, 32_768, 4
 PERIOD = 0.001
@@ -43,7 +43,7 @@ def group() -> dict[str, Any]:
 
 
 class Lag:
-    """Measures the loop while it is entered. Seconds."""
+    """Measures the loop inside the `with` block. Seconds."""
 
     def __init__(self) -> None:
         self.cpu: list[float] = []
@@ -75,26 +75,26 @@ class Lag:
 
 
 async def ours(url: str, groups: list[dict[str, Any]], folder: Path) -> Lag:
-    async def refuse(entry: Entry, reason: str) -> None:
+    async def on_refused(entry: Entry, reason: str) -> None:
         raise SystemExit(reason)
 
-    spool = Spool(folder / "spool", {})
-    await spool.open()
+    outbox = Outbox(folder / "outbox", {})
+    await outbox.open()
     env = EnvDescription("lag", max_token_length=LENGTH, group_size=SEQUENCES)
     async with RolloutApi(url) as api:
-        delivery = Delivery(api, spool, env, refuse=refuse, tell=print)
-        task = asyncio.create_task(delivery.run())
-        while delivery.status is None:  # noqa: ASYNC110
+        relay = OutboxRelay(api, outbox, env, on_refused=on_refused, report=print)
+        task = asyncio.create_task(relay.run())
+        while relay.status is None:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         async with Lag() as lag:
             for at, made in enumerate(groups):
-                await spool.append(made, key=str(at), tokens=0)
-                delivery.wake()
-            while spool.state.unsent:  # noqa: ASYNC110
+                await outbox.append(made, key=str(at), tokens=0)
+                relay.wake()
+            while outbox.state.unsent:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-        delivery.stop()
+        relay.stop()
         await task
-    await spool.close()
+    await outbox.close()
     return lag
 
 

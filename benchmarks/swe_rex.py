@@ -1,7 +1,7 @@
-"""SWE-ReX beside our sandboxes: its local deployment, in a process of its own with a Python that has it.
+"""SWE-ReX for comparison with our sandboxes: its local deployment, in a separate process with a Python that has it.
 
-Its half runs there and takes times itself, so that the way to it costs nothing: a line of JSON says what to do and how
-often, another how many seconds each took.
+Its half runs there and measures times there, so that the transport costs nothing: a line of JSON names the operation
+and the number of runs, and another returns the seconds of each.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from typing import Any
 
 RELEASE = "swe-rex==1.4.0"
 MINUTES = 600.0
-"""Seconds that installing it may take."""
+"""How many seconds its installation may take."""
 
 
 class PeerMissing(Exception):
-    """It is not here; the message says how to get it."""
+    """SWE-ReX is missing. The message says how to get it."""
 
 
 class SweRex:
-    """A running one. Figures are seconds."""
+    """A running deployment. Figures are seconds."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -43,7 +43,7 @@ class SweRex:
         return await self._ask("session", times)
 
     async def cold_start(self) -> tuple[float, float]:
-        """A deployment with one session that has run one command; closing it."""
+        """A deployment with one session that has run one command, and its close."""
         ready, closed = await self._ask("start", 1)
         return ready, closed
 
@@ -60,7 +60,7 @@ class SweRex:
 
 @asynccontextmanager
 async def swe_rex(python: str) -> AsyncIterator[SweRex]:
-    """Start it with this Python, with an empty home: its session is a bash that reads the user's start-up files."""
+    """Start it with this Python and an empty home: its session is a bash that reads the user's start-up files."""
     with tempfile.TemporaryDirectory() as home:
         env = {"PATH": os.environ.get("PATH", os.defpath), "HOME": home, "SWE_REX_LOG_STREAM_LEVEL": "ERROR"}
         pipe = asyncio.subprocess.PIPE
@@ -74,10 +74,10 @@ async def swe_rex(python: str) -> AsyncIterator[SweRex]:
 
 
 def installed(folder: Path) -> str:
-    """A Python in a new virtual environment in `folder` that has it.
+    """A Python with SWE-ReX, in a new virtual environment in `folder`.
 
     Raises:
-        PeerMissing: it cannot be installed.
+        PeerMissing: the installation failed.
     """
     python = str(folder / "bin/python")
     uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")

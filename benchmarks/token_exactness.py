@@ -1,13 +1,13 @@
-"""10,000 rollouts of a model with bad manners: is every sampled token trained once, and in its context?
+"""10,000 rollouts of a badly behaved model: is every sampled token trained once, and in its context?
 
     python benchmarks/token_exactness.py [--rollouts 10000]
 
-The fake model server, in a process of its own, writes down what it samples. It splits words as no encoder would,
-thinks, cuts calls off, leaves end-of-turn tokens out or doubles them, writes half characters and the text of special
-tokens, and breaks connections. Rollouts come through four APIs and several chat templates, and are of three kinds: the
+The fake model server, in a separate process, records the tokens it samples. It splits words as no encoder would,
+thinks, cuts calls off, omits end-of-turn tokens or doubles them, writes half characters and the text of special
+tokens, and breaks connections. Rollouts use four APIs and several chat templates, and are of three kinds: the
 agent loop, with its resampling of malformed turns and its tools; a message history that is branched, edited, compacted
-and taken back, with several completions at once and sub-agents; and plain lists of messages, as environments written
-for Atropos pass them. The sequences for the trainer are then compared with the server's own record, token by token.
+and taken back, with several completions at once and sub-agents; and plain lists of messages, as environments for
+Atropos pass them. The sequences for the trainer are then compared with the server's record, token by token.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ MISCHIEF = {
 }
 ENGINES = ("vllm", "vllm-generate", "sglang", "atropos")
 TEMPLATES = ("qwen3", "qwen2_5", "qwen3_instruct_2507", "qwen3_6")
-"""Those of trl that speak ChatML, beside our own: two of them strip the thinking of earlier turns."""
+"""Templates of trl that use ChatML, beside ours. Two of them strip the thinking of earlier turns."""
 DOUBLED = "goes on behind its end-of-turn token"
-"""What the certificate refuses though it was sampled: ids that a server reports behind its own end of turn."""
+"""Sampled tokens that the certificate rejects: ids that a server reports after its own end of turn."""
 BATCH, CONCURRENCY = 250, 32
 OFFERED = TOOLS[:2]
 TEXTS = (
@@ -88,14 +88,14 @@ TEXTS = (
     "<|im_end|>\n<|im_start|>user\nno",
     "<tool_call>{</tool_call>",
 )
-"""What tools and users say."""
+"""The texts of tools and users."""
 
 
 _PLACES = re.compile(r"\d+")
 
 
 class Rude:
-    """Calls, broken calls, words, and whatever the fake model samples."""
+    """Calls, broken calls, words, and all that the fake model samples."""
 
     def __init__(self) -> None:
         self.words = RandomWords(Lengths(1, 24))
@@ -116,7 +116,7 @@ class Rude:
 
 @dataclass(slots=True)
 class Played:
-    """What a rollout gives a trainer, and how it ended."""
+    """The sequences that a rollout gives a trainer, and its outcome."""
 
     sequences: list[Sequenced]
     ended: str
@@ -133,7 +133,7 @@ def sequenced(sample: TokenSample) -> Sequenced:
 
 
 async def with_agent(server: TokenServer, rng: Random, name: str) -> Played:
-    """The agent loop, which samples malformed turns again and rolls faulty ones back."""
+    """The agent loop, which resamples malformed turns and rolls faulty ones back."""
 
     async def execute(calls: Sequence[ToolCall]) -> list[ToolResult]:
         return [ToolResult(content=rng.choice(TEXTS), error=None) for _ in calls]
@@ -151,7 +151,7 @@ async def with_agent(server: TokenServer, rng: Random, name: str) -> Played:
 
 
 async def with_history(server: TokenServer, rng: Random, name: str, depth: int = 0) -> Played:
-    """Everything that may be done to a history between two completions."""
+    """All operations on a history between two completions."""
     history = MessageHistory(opening(rng, name))
     ended = await wander(server, server.for_rollout(), history, rng, name, depth)
     return of_history(history, name, f"history: {ended}")
@@ -187,7 +187,7 @@ async def wander(
 
 
 def change(history: MessageHistory, rng: Random) -> None:
-    """An edit now and then: of any message, a compaction, a step back."""
+    """An occasional edit: of any message, a compaction, a step back."""
     kind = rng.random()
     if kind < 0.1:
         history[rng.randrange(len(history))]["content"] = f"edited: {rng.choice(TEXTS)}"
@@ -202,7 +202,7 @@ def change(history: MessageHistory, rng: Random) -> None:
 
 
 async def with_lists(server: TokenServer, rng: Random, name: str) -> Played:
-    """Plain dicts and no history, as environments written for Atropos do it."""
+    """Plain dicts without a history, as environments for Atropos use them."""
     managed = server.for_rollout()
     messages = opening(rng, name)
     ended = "done"
@@ -228,9 +228,9 @@ def opening(rng: Random, name: str) -> list[dict[str, Any]]:
 
 
 def templates(names: Sequence[str]) -> dict[str, str | None]:
-    """Ours, and those of `names` that are installed with trl."""
+    """Our templates, and those of `names` that come with trl."""
     found: dict[str, str | None] = {"hermes": None}
-    spec = importlib.util.find_spec("trl")  # importing it would bring in torch
+    spec = importlib.util.find_spec("trl")  # importing it would load torch
     if spec is not None and spec.origin is not None:
         for path in Path(spec.origin).parent.rglob("*.jinja"):
             if path.stem in names:
@@ -287,7 +287,7 @@ async def play(settings: ServerSettings, ledger: Ledger, rollouts: int) -> int:
     print(str(found).strip())
     print(
         f"certificates: {proven.samples} samples, {proven.refused} refused, {proven.delivered} of {proven.sampled} "
-        f"tokens delivered, {proven.duplicated} duplicated, {proven.wrong_prefix} behind a wrong prefix, "
+        f"tokens delivered, {proven.duplicated} duplicated, {proven.wrong_prefix} after a wrong prefix, "
         f"{proven.lost} lost"
     )
     for reason, count in refused.most_common(5):

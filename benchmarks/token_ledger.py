@@ -1,6 +1,6 @@
-"""What a client hands to a trainer, compared with what the fake server wrote down that it sampled (`record`).
+"""Compares the sequences that a client gives a trainer with the fake server's record of its samples (`record`).
 
-Nothing is taken from the client but the sequences themselves: which positions are trained, with which logprobs, behind
+The client contributes only the sequences: which positions are trained, with which logprobs, after
 which ids.
 """
 
@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
 
 class Sequenced(NamedTuple):
-    """A sequence for a trainer, and where its spans are; None where only the masks tell."""
+    """A sequence for a trainer, and its spans; None if only the masks show them."""
 
     tokens: Sequence[int]
     masks: Sequence[int]
@@ -38,24 +38,24 @@ class Sequenced(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """Tokens, unless it says otherwise."""
+    """Counts of tokens, unless a field says otherwise."""
 
     completions: int = 0
-    """Completions that reached the client whole."""
+    """Completions that reached the client intact."""
     withheld: int = 0
-    """Completions that did not, or that were spoiled on the wire: nobody may train them."""
+    """Completions that did not, or that the wire corrupted. They must not be trained."""
     sampled: int = 0
-    """Of what reached the client."""
+    """Of those that reached the client."""
     delivered: int = 0
-    """Trained once, behind the very ids that they were sampled behind, with their logprobs."""
+    """Trained once, after exactly the ids after which they were sampled, with their logprobs."""
     duplicated: int = 0
     """Trained again."""
     wrong_prefix: int = 0
-    """Sampled, but trained behind other ids."""
+    """Sampled, but trained after other ids."""
     never_sampled: int = 0
-    """Trained, and nobody sampled them, or not with these logprobs."""
+    """Trained, but never sampled, or not with these logprobs."""
     doubled_ends: int = 0
-    """Places where the context repeats the end-of-turn token that was sampled right before."""
+    """Places where the context repeats the end-of-turn token that was sampled immediately before."""
 
     def add(self, other: Self) -> None:
         for each in fields(self):
@@ -63,7 +63,7 @@ class Tally:
 
     @property
     def mismatches(self) -> int:
-        """Tokens that are lost, trained twice, trained behind other ids, or made up."""
+        """Tokens that are lost, trained twice, trained after other ids, or invented."""
         return self.sampled - self.delivered + self.duplicated + self.wrong_prefix + self.never_sampled
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Ledger:
         self.path = path
 
     def tally(self, sequences: Iterable[Sequenced], end_of_turn: Iterable[int]) -> Tally:
-        """Compare what was sampled since the last call with the sequences that were made of it. The server is idle."""
+        """Compare the samples since the last call with the sequences made of them. The server must be idle."""
         ends = frozenset(end_of_turn)
         found = Tally()
         sampled: Counter[Said] = Counter()
@@ -98,7 +98,7 @@ class Ledger:
                 if made["ids"]:
                     prompt = blake2b(_words(record["prompts"][made["prompt"]])).digest()
                     sampled[Said(prompt, _sampled(made["ids"], made["logprobs"]))] += 1
-        os.truncate(self.path, 0)  # the server appends: it goes on at the new end
+        os.truncate(self.path, 0)  # the server appends, and continues at the new end
         left = Counter(sampled)
         texts = {said.sampled for said in sampled}
         for sequence in sequences:
@@ -128,7 +128,7 @@ def _trained(sequence: Sequenced) -> Iterator[tuple[int, Said]]:
     before, done = blake2b(), 0
     for start, end in runs:
         if list(masks[start:end]) != list(tokens[start:end]):
-            raise RuntimeError("a mask trains another id than stands at its place")
+            raise RuntimeError("a mask trains another id than the one at its place")
         before.update(_words(tokens[done:start]))
         yield end - start, Said(before.copy().digest(), _sampled(tokens[start:end], logprobs[start:end]))
         before.update(_words(tokens[start:end]))

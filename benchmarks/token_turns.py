@@ -1,10 +1,10 @@
-"""CPU time of a token-exact turn, and what is delivered: our rollouts, and atroposlib's ManagedServer.
+"""CPU time of a token-exact turn, and the delivered tokens: our rollouts, and atroposlib's ManagedServer.
 
     python benchmarks/token_turns.py [--rollouts 16] [--no-peer]
 
-Rollouts of up to 20 tool turns, about 200 sampled and 200 observed tokens each, against the fake model server in a
-process of its own. What is counted is all CPU time of this process: prompt ids, HTTP, tool calls, the message graph,
-samples. A figure is the best of several rounds, the least disturbed one. The rows below the first are a loop of chat
+Rollouts have up to 20 tool turns of about 200 sampled and 200 observed tokens, against the fake model server in a
+separate process. The figures are all CPU time of this process: prompt ids, HTTP, tool calls, the message graph,
+samples. A figure is the best of several rounds. The rows after the first are a loop of chat
 completions without tools (atroposlib's tool parser needs vLLM): the same code for both ManagedServers, the same script,
 the same route of the server.
 """
@@ -50,14 +50,14 @@ ROUNDS = 8
 LIMIT_MS = 1.0
 """CPU milliseconds of a turn in a rollout of 20."""
 MISCHIEF = {"ambiguous": 0.3, "thinking": 0.3, "trailing_space": 0.2, "broken_utf8_end": 0.1, "no_end_of_turn": 0.1}
-"""What a model may sample, for the second look at what is delivered."""
+"""The samples of a model, for the second comparison of delivered tokens."""
 
 Play = Callable[[int], Awaitable[list[Sequenced]]]
-"""One rollout of so many turns, to the sequences that a trainer would get."""
+"""Plays one rollout of a number of turns, and returns the sequences for a trainer."""
 
 
 def agent(server: TokenServer, observed: str) -> Play:
-    """The whole of our path, with tools."""
+    """Our whole path, with tools."""
 
     async def play(turns: int) -> list[Sequenced]:
         loop = HermesAgentLoop(
@@ -131,8 +131,8 @@ async def cpu_ms(play: Play, turns: int, rollouts: int) -> float:
 
 
 async def row(label: str, play: Play, rollouts: int) -> float:
-    """Measures and prints; milliseconds of a turn in the longest rollout."""
-    await group(play, 2, min(rollouts, CONCURRENCY))  # connections and caches
+    """Measures and prints. Returns milliseconds of a turn in the longest rollout."""
+    await group(play, 2, min(rollouts, CONCURRENCY))  # opens connections and fills caches
     by_turns = {turns: await cpu_ms(play, turns, rollouts) for turns in TURNS}
     longest = max(TURNS)
     a_turn = by_turns[longest] / (longest + 1)
@@ -143,8 +143,8 @@ async def row(label: str, play: Play, rollouts: int) -> float:
 
 
 def disturbance(seconds: float = 1.0) -> float:
-    """What a fixed piece of work costs on the average, as a multiple of its best: 1 on a machine with nothing else to
-    do. Neighbours that share its cores and caches are charged to this process."""
+    """The mean cost of a fixed piece of work, as a multiple of its best: 1 on an idle machine. The cost of neighbours
+    on the same cores and caches is charged to this process."""
     taken = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -164,7 +164,7 @@ async def measure(given: argparse.Namespace, folder: Path) -> float:
     tokenizer = fake_tokenizer()
     tokenizer.save_pretrained(str(folder / "tokenizer"))
     observed = observation(Codec(tokenizer))
-    print(f"a fixed piece of work costs {disturbance():.1f} times its best here and now")
+    print(f"a fixed piece of work costs {disturbance():.1f} times its best on this machine now")
     header = "".join(f"{turns:>6} turns" for turns in TURNS)
     print(f"{'CPU ms per rollout':<34}{header}        a turn of 20  per extra turn")
     with fake_process(ToolScript(), vary=True, tokenizer=tokenizer) as settings:
@@ -205,11 +205,11 @@ async def measure(given: argparse.Namespace, folder: Path) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=16, help="rollouts a figure is the mean of")
+    parser.add_argument("--rollouts", type=int, default=16, help="number of rollouts to average")
     parser.add_argument(
         "--engine", choices=sorted(set(ENGINES.names()) - {"llama.cpp"}), default="vllm", help="of the agent loop"
     )
-    parser.add_argument("--no-peer", action="store_true", help="leave atroposlib out")
+    parser.add_argument("--no-peer", action="store_true", help="skip atroposlib")
     parser.add_argument("--profile", action="store_true", help="show where the time of our agent loop goes")
     given = parser.parse_args()
     warnings.simplefilter("ignore")

@@ -1,7 +1,7 @@
-"""vLLM's tool parsers without vLLM's dependencies: their modules from an unpacked wheel, the rest from stand-ins.
+"""Runs vLLM's tool parsers without vLLM's dependencies: their modules from an unpacked wheel, the rest as placeholders.
 
-Only the parser modules themselves are theirs. Requests, tools and results are plain records in place of pydantic
-models, which takes nothing from their speed, and the tokenizer is one that knows every special token.
+Only the parser modules are vLLM's. Requests, tools and results are plain records instead of pydantic
+models, which does not slow them down, and the tokenizer knows every special token.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from types import ModuleType
 from typing import Any
 
 REAL = ("vllm.tool_parsers", "vllm.parser", "vllm.reasoning", "vllm.utils.collection_utils")
-"""The modules that are run; all others of vLLM are stand-ins."""
+"""The modules that run. All others of vLLM are placeholders."""
 FOREIGN = ("torch", "xgrammar", "openai_harmony", "mistral_common", "ijson", "prometheus_client", "partial_json_parser")
-QUIET = logging.getLogger("vllm stand-in")
+QUIET = logging.getLogger("vllm placeholder")
 QUIET.disabled = True
 
 
@@ -68,10 +68,10 @@ class _StandIns(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
         module.__path__ = [str(self.folder.joinpath(*name.split(".")))] if name.startswith("vllm") else []
-        module.__getattr__ = lambda attribute: _stand_in(module, attribute)  # type: ignore[method-assign]
+        module.__getattr__ = lambda attribute: _placeholder(module, attribute)  # type: ignore[method-assign]
 
 
-def _stand_in(module: ModuleType, name: str) -> Any:
+def _placeholder(module: ModuleType, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
     value: Any
@@ -90,7 +90,7 @@ def _stand_in(module: ModuleType, name: str) -> Any:
 
 
 class _Vocabulary(dict[str, int]):
-    """Every token is in it."""
+    """A vocabulary that holds every token."""
 
     def __missing__(self, token: str) -> int:
         self[token] = len(self) + 1
@@ -121,7 +121,7 @@ class _Tokenizer:
 
 
 class VLLMParsers:
-    """The parsers in `folder`, which holds the wheel's `vllm/`. One per process: it takes vLLM's place in imports."""
+    """The parsers in `folder`, which holds the wheel's `vllm/`. One per process, as it replaces vLLM in imports."""
 
     def __init__(self, folder: Path, tools: Sequence[Mapping[str, Any]]) -> None:
         if not (folder / "vllm" / "tool_parsers").is_dir():
@@ -136,9 +136,9 @@ class VLLMParsers:
         self.tokenizer = _Tokenizer()
 
     def parse(self, name: str) -> Callable[[str], int]:
-        """Construct and parse, as a server does for each request: text to the number of calls.
+        """Construct a parser and parse, as a server does for each request. Returns the number of calls.
 
-        Whatever keeps vLLM's class from running here is raised.
+        Raises any error that keeps vLLM's class from running here.
         """
         parser = self.manager.get_tool_parser(name)
 

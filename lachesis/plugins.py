@@ -67,8 +67,8 @@ class Registry(Generic[T]):
         near = get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise UnknownPlugin(
-            f"there is no {self.kind} called {name!r}.{hint} Known are: {', '.join(names)}. Give one of your own as "
-            f"'package.module:attribute', or by an entry point in the group {self.group!r}"
+            f"there is no {self.kind} called {name!r}.{hint} Known are: {', '.join(names)}. Name one of your own "
+            f"as 'package.module:attribute', or by an entry point in the group {self.group!r}"
         )
 
     def _at(self, target: str) -> T:

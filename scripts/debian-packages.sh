@@ -8,7 +8,7 @@ packages="python3 python3-venv libgomp1" # libgomp1: the embedded model's OpenMP
 case ${1:-} in
 "") ;;
 engines)
-  packages="$packages docker.io openssh-server bubblewrap busybox-static"
+  packages="$packages docker.io openssh-server bubblewrap busybox-static iproute2"
   packages="$packages binutils-aarch64-linux-gnu binutils-x86-64-linux-gnu" # for the code that starts shells
   packages="$packages patchelf squashfs-tools libseccomp2 libsqlite3-0" # what scripts/install-apptainer.sh builds on
   ;;

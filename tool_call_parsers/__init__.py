@@ -1,4 +1,4 @@
-"""Raw completion text to structured tool calls and back, for the wire formats of open models.
+"""Parse raw completion text into structured tool calls, and write it, in the wire formats of open models.
 
 >>> completion = get_parser("hermes").parse(text, tools)
 >>> completion.content, completion.tool_calls, completion.attempts
@@ -12,6 +12,7 @@ from tool_call_parsers.types import (
     CALLABLE,
     ArgumentsDelta,
     CallEnd,
+    CallSpan,
     CallStart,
     CallStatus,
     ContentDelta,
@@ -20,8 +21,7 @@ from tool_call_parsers.types import (
     ParsedCompletion,
     ParsedToolCall,
     ReasoningDelta,
-    Span,
-    Tools,
+    ToolSchemas,
     new_call_id,
 )
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tool_call_parsers.parser import Format, StreamingParser, ToolCallParser
     from tool_call_parsers.reasoning import ReasoningFormat, UnknownReasoning, get_reasoning, list_reasoning
 
-# Loaded when they are first asked for: importing the package costs what its result types cost.
+# Loaded on first use, so that importing the package costs no more than importing its result types.
 _LATER = {
     "Detection": "detect",
     "Format": "parser",
@@ -47,6 +47,7 @@ __all__ = [
     "CALLABLE",
     "ArgumentsDelta",
     "CallEnd",
+    "CallSpan",
     "CallStart",
     "CallStatus",
     "ContentDelta",
@@ -58,10 +59,9 @@ __all__ = [
     "ParsedToolCall",
     "ReasoningDelta",
     "ReasoningFormat",
-    "Span",
     "StreamingParser",
     "ToolCallParser",
-    "Tools",
+    "ToolSchemas",
     "UnknownParser",
     "UnknownReasoning",
     "detect_parser",

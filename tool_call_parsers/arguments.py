@@ -1,4 +1,4 @@
-"""A call's arguments: what stands in their place and what it is worth, and the telling of them while they are read."""
+"""A call's arguments: their status, and their JSON text as a stream sends it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tool_call_parsers.literals import read_whole_json, repair_json
 from tool_call_parsers.types import CallStatus
 
 
-class Arguments(NamedTuple):
-    """Arguments as they were found, and what they are worth."""
+class FoundArguments(NamedTuple):
+    """Arguments as found in the text, with a status."""
 
     status: CallStatus
     value: dict[str, Any]
@@ -20,29 +20,31 @@ class Arguments(NamedTuple):
     error: str | None = None
 
 
-def read_arguments(value: object, raw: str) -> Arguments:
-    """What a decoded value is worth as arguments: an object, none at all, or an object's JSON text in a string."""
+def read_arguments(value: object, raw: str) -> FoundArguments:
+    """Classify a decoded value as arguments: an object, nothing, or a string with the JSON text of an object."""
     if isinstance(value, dict):
-        return Arguments(CallStatus.OK, value, raw)
+        return FoundArguments(CallStatus.OK, value, raw)
     if value is None:
-        return Arguments(CallStatus.OK, {}, "")
+        return FoundArguments(CallStatus.OK, {}, "")
     if isinstance(value, str):
         inner = value.strip()
         if not inner or inner == "null":
-            return Arguments(CallStatus.OK, {}, "")
+            return FoundArguments(CallStatus.OK, {}, "")
         literal = read_whole_json(inner)
         if literal is not None and isinstance(literal.value, dict):
-            return Arguments(CallStatus.OK, literal.value, inner)
+            return FoundArguments(CallStatus.OK, literal.value, inner)
         repaired = repair_json(inner)
         if repaired is not None and isinstance(repaired.value, dict):
-            return Arguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
+            return FoundArguments(CallStatus.REPAIRED, repaired.value, inner, ", ".join(repaired.notes))
     elif value == []:
-        return Arguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
-    return Arguments(CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are no object but a {type(value).__name__}")
+        return FoundArguments(CallStatus.REPAIRED, {}, raw, "an empty list instead of an object")
+    return FoundArguments(
+        CallStatus.NOT_AN_OBJECT, {}, raw, f"the arguments are not an object but a {type(value).__name__}"
+    )
 
 
 class ArgumentsWatch:
-    """Tells the events of arguments while they are being written."""
+    """Sends the JSON text of arguments while the model writes it."""
 
     def __init__(self, run: Run, start: int) -> None:
         self.run, self.sent = run, start
@@ -54,7 +56,7 @@ class ArgumentsWatch:
 
 
 class ArgumentsText:
-    """The JSON text of arguments that are written otherwise: put together, and told, while they are read."""
+    """Builds and sends the JSON text of arguments that the model writes in another form."""
 
     __slots__ = ("_parts", "_run")
 
@@ -62,21 +64,21 @@ class ArgumentsText:
         self._run = run
         self._parts: list[str] = []
 
-    def tell(self, text: str) -> None:
-        """More of the text."""
+    def add(self, text: str) -> None:
+        """Add text."""
         self._parts.append(text)
         self._run.send_arguments(text)
 
     def member(self, key: str, value: str = "") -> None:
-        """The next member, with its value or the beginning of that."""
-        self.tell(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
+        """Add a member with its value, or with the beginning of its value."""
+        self.add(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
 
     def characters(self, text: str) -> None:
-        """More characters of a string."""
+        """Add characters of a string."""
         text = json.dumps(text, ensure_ascii=False)[1:-1]
         self._parts.append(text)
         self._run.send_arguments(text)
 
     def whole(self) -> str:
-        """All of the text, with the closing brace that is not told yet."""
+        """All of the text, with the closing brace that is not sent yet."""
         return "".join(self._parts) + "}" if self._parts else "{}"

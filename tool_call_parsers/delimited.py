@@ -1,6 +1,6 @@
-"""Calls as `call:f{k:<|"|>v<|"|>,n:3,o:{x:[1,true]}}`: strings stand verbatim between delimiters, the rest is JSON's.
+"""Calls as `call:f{k:<|"|>v<|"|>,n:3,o:{x:[1,true]}}`: strings verbatim between delimiters, the rest as JSON.
 
-Nothing is escaped. A delimiter ends its string only before what may follow a string, so that others stay in it.
+Nothing is escaped. A delimiter ends its string only before text that may follow a string; other delimiters are data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText
-from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_tolerant
 from tool_call_parsers.python_scan import follow_string
 from tool_call_parsers.schema import coerce
@@ -32,20 +32,20 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _NO_CLOSING = "no closing bracket"
 _CLOSING = {"{": "}", "[": "]", "(": ")"}
-_BEHIND_VALUE, _BEHIND_KEY = ",}])", ":="
+_AFTER_VALUE, _AFTER_KEY = ",}])", ":="
 
 
 class _Failure(Exception):
-    """The arguments cannot be read on."""
+    """The arguments cannot be read further."""
 
     def __init__(self, position: int, reason: str | None = None) -> None:
         self.position = position
         self.reason = reason
-        """None where only the text ends."""
+        """None if the text ends there."""
 
 
 class _Frame(NamedTuple):
-    """A container around the one at hand."""
+    """A container around the current one."""
 
     container: Any
     closing: str
@@ -54,11 +54,12 @@ class _Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class Delimited(BlockGrammar):
-    """Calls of keys and values, strings between delimiters."""
+    """Calls of keys and values, with strings between delimiters."""
 
     openers: tuple[str, ...]
     closers: tuple[str, ...]
     delimiter: str
+    """The mark before and after a string."""
     separators: tuple[str, ...] = ()
     calls_first: bool = False
     """The model's template writes the calls before the content."""
@@ -130,7 +131,7 @@ class Delimited(BlockGrammar):
         return end
 
     def _without_arguments(self, run: Run, start: int, position: int) -> Step[int | None]:
-        """A block that holds a name without brackets, or brackets without a name: its end."""
+        """The end of a block that holds a name without brackets, or brackets without a name."""
         match = _NO_BRACKETS.match(run.text, position)
         if match is None or match.end() - position > _MAX_HEAD:
             return None
@@ -143,7 +144,7 @@ class Delimited(BlockGrammar):
         closer = yield from run.starts(after, self._closers)
         if closer is None:
             return None
-        status, error = CallStatus.REPAIRED, "no brackets behind the name"
+        status, error = CallStatus.REPAIRED, "no brackets followers the name"
         if match[1] is None:
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         run.begin_block(start, self.separators)
@@ -151,13 +152,13 @@ class Delimited(BlockGrammar):
         (run.skip if run.end_call(start, end, status, match[1] or "", {}, error=error) else run.fail)(end)
         return end
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         if not self.calls_first:
             return super().render(turn)
-        before = super().render(Turn("", turn.reasoning, turn.calls, turn.tools, turn.shape))
+        before = super().render(RenderTurn("", turn.reasoning, turn.calls, turn.tools, turn.shape))
         return before + turn.content
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         return "".join(
             f"{self.openers[0]}call:{call.name}{self._write(call.arguments)}{self.closers[0]}" for call in turn.calls
         )
@@ -177,9 +178,9 @@ class Delimited(BlockGrammar):
 
 
 class _Reader:
-    """Reads the arguments of one call, and tells of them as they come."""
+    """Reads the arguments of one call, and streams them."""
 
-    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "told")
+    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "streamed")
 
     def __init__(self, grammar: Delimited, run: Run, name: str) -> None:
         self.grammar = grammar
@@ -187,26 +188,26 @@ class _Reader:
         self.name = name
         self.arguments: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
-        self.told = ArgumentsText(run) if run.streams else None
-        """The JSON text so far; None when there is nobody to tell."""
+        self.streamed = ArgumentsText(run) if run.streams else None
+        """The JSON text so far; None if the run does not stream."""
 
     def json_text(self) -> str | None:
-        """All of the JSON text, of which the beginning was sent."""
-        return self.told.whole() if self.told is not None else None
+        """All of the JSON text, of which the stream has sent the beginning."""
+        return self.streamed.whole() if self.streamed is not None else None
 
-    def _tell_value(self, value: Any) -> None:
-        if self.told is not None:
-            self.told.tell(json.dumps(value, ensure_ascii=False))
+    def _stream_value(self, value: Any) -> None:
+        if self.streamed is not None:
+            self.streamed.add(json.dumps(value, ensure_ascii=False))
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
-        """What to raise where something else should stand: at the end of the text, half a marker may be it."""
+        """The exception for unexpected text at `position`. Half a marker at the end of the text may be expected."""
         run, marks = self.run, self.grammar._marks
         cut = (yield from run.starts(position, marks)) is None and run.final
         cut = cut and (position == len(run.text) or marks.begins(run.text, position))
         return _Failure(position, None if cut else reason)
 
     def read(self, position: int, closing: str) -> Step[int]:
-        """From behind the opening bracket to behind the one that closes it. Raises `_Failure`."""
+        """Read from after the opening bracket to after its closing bracket. Raises `_Failure`."""
         run, delimiter = self.run, self.grammar.delimiter
         stack: list[_Frame] = []
         container: Any = self.arguments
@@ -223,14 +224,14 @@ class _Reader:
                 value = container
                 container, closing, key = stack.pop()
                 if not stack:
-                    self._tell_value(value)
+                    self._stream_value(value)
             else:
                 if closing != "]":
                     key, position = yield from self._key(position)
                     position = yield from run.skip_space(position)
                     char = run.text[position : position + 1]
-                    if not stack and self.told is not None:
-                        self.told.member(key)
+                    if not stack and self.streamed is not None:
+                        self.streamed.member(key)
                 if char == "{" or char == "[":
                     if len(stack) + 2 > MAX_DEPTH:
                         raise (yield from self._failure(position, "nested too deeply"))
@@ -239,11 +240,11 @@ class _Reader:
                     position, comma = position + 1, False
                     continue
                 if char == delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
-                    value, position = yield from self._string(position, _BEHIND_VALUE, not stack)
+                    value, position = yield from self._string(position, _AFTER_VALUE, not stack)
                 else:
                     value, position = yield from self._plain(position, None if stack else key)
                     if not stack:
-                        self._tell_value(value)
+                        self._stream_value(value)
             if closing == "]":
                 container.append(value)
             else:
@@ -259,13 +260,13 @@ class _Reader:
                 raise (yield from self._failure(position, f"neither ',' nor {closing!r}"))
 
     def _key(self, position: int) -> Step[tuple[str, int]]:
-        """The key at `position`, and the position behind what separates it from its value."""
+        """The key at `position`, and the position after its separator."""
         run = self.run
         char = run.text[position : position + 1]
         if char == self.grammar.delimiter[0] and (yield from run.starts(position, self.grammar._delimiter)):
-            key, position = yield from self._string(position, _BEHIND_KEY, False)
+            key, position = yield from self._string(position, _AFTER_KEY, False)
         elif char and char in "\"'":
-            key, position = yield from self._quoted(position, _BEHIND_KEY)
+            key, position = yield from self._quoted(position, _AFTER_KEY)
         else:
             while (match := _KEY.match(run.text, position)) is None:
                 if not _KEY_CUT.match(run.text, position):
@@ -280,24 +281,24 @@ class _Reader:
         if run.text.startswith("=", position):
             self.notes["'=' instead of ':'"] = None
         elif not run.text.startswith(":", position):
-            raise (yield from self._failure(position, "no ':' behind a key"))
+            raise (yield from self._failure(position, "no ':' followers a key"))
         return key, position + 1
 
-    def _string(self, position: int, behind: str, tell: bool) -> Step[tuple[str, int]]:
-        """The string whose opening delimiter stands at `position`, and where it ends."""
+    def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:
+        """The string whose opening delimiter is at `position`, and its end."""
         run, needles = self.run, self.grammar._delimiter
-        told = self.told if tell else None
+        streamed = self.streamed if stream else None
         start = sent = position = position + needles.longest
-        if told is not None:
-            told.tell('"')
+        if streamed is not None:
+            streamed.add('"')
         while True:
             match = needles.pattern.search(run.text, position)
             if match is None:
                 if run.final:
                     raise _Failure(len(run.text))
                 position = needles.unsettled(run.text, position)
-                if told is not None and position > sent:
-                    told.characters(run.text[sent:position])
+                if streamed is not None and position > sent:
+                    streamed.characters(run.text[sent:position])
                     sent = position
                 yield
                 continue
@@ -305,16 +306,16 @@ class _Reader:
             after = yield from run.skip_space(position)
             if (
                 after == len(run.text)
-                or run.text[after] in behind
-                or (behind == _BEHIND_VALUE and (yield from run.starts(after, self.grammar._closers)) is not None)
+                or run.text[after] in followers
+                or (followers == _AFTER_VALUE and (yield from run.starts(after, self.grammar._closers)) is not None)
             ):
-                if told is not None:
-                    told.tell(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
+                if streamed is not None:
+                    streamed.add(json.dumps(run.text[sent : match.start()], ensure_ascii=False)[1:])
                 return run.text[start : match.start()], position
 
-    def _quoted(self, position: int, behind: str) -> Step[tuple[str, int]]:
-        """A string in quotes, as JSON or Python has it."""
-        end = yield from follow_string(self.run, position, behind, self.grammar._tags)
+    def _quoted(self, position: int, followers: str) -> Step[tuple[str, int]]:
+        """A string in quotes, as in JSON or Python."""
+        end = yield from follow_string(self.run, position, followers, self.grammar._tags)
         if end is None:
             raise _Failure(len(self.run.text))
         try:
@@ -322,14 +323,14 @@ class _Reader:
         except LiteralError as error:
             raise _Failure(end, error.reason) from None
         if literal.end != end or not isinstance(literal.value, str):
-            raise _Failure(end, "a string followed by what is no literal")
+            raise _Failure(end, "a string followed by text that is not a literal")
         self.notes["quotes instead of delimiters"] = None
         return literal.value, end
 
     def _plain(self, position: int, key: str | None) -> Step[tuple[Any, int]]:
-        """A value without delimiters, and where it ends. `key`: of an argument, None inside containers."""
+        """A value without delimiters, and its end. `key`: the argument's, None inside containers."""
         if self.run.text[position : position + 1] in ('"', "'"):
-            return (yield from self._quoted(position, _BEHIND_VALUE))
+            return (yield from self._quoted(position, _AFTER_VALUE))
         match = yield from self.run.find_pattern(_SCALAR_END, position, 1)
         if match is None:
             raise _Failure(len(self.run.text))
@@ -349,11 +350,11 @@ class _Reader:
         except LiteralError:
             pass
         if key is not None and not self._may_be_text(key):
-            raise _Failure(end, f"{word[:40]!r} is no value")
+            raise _Failure(end, f"{word[:40]!r} is not a value")
         self.notes["a string without delimiters"] = None
         return word, end
 
     def _may_be_text(self, key: str) -> bool:
-        """Whether the schema allows a string: where it does, 007 is no number."""
+        """Whether the schema allows a string, so that 007 is not a number."""
         schema, root = self.run.tools.schema(self.name, key)
         return bool(coerce("007", {"anyOf": [schema, {"type": "integer"}]}, root) == "007")

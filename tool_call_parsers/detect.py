@@ -1,4 +1,4 @@
-"""Which parsers a model needs, read off its chat template."""
+"""Detects the parsers that a model needs from its chat template."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from tool_call_parsers.reasoning import get_reasoning
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What a template tells."""
+    """The parsers that a chat template calls for."""
 
     tool_parser: str | None
-    """The format of the calls. None when the template knows no tools, or none of our formats."""
+    """The format of the calls. None if the template has no tools, or uses no known format."""
     reasoning: str | None
-    """The format of the reasoning. None when the template shows no reasoning."""
+    """The format of the reasoning. None if the template shows no reasoning."""
     why: str
-    """What decided it, in words."""
+    """The reason for the choice, in words."""
 
 
 @dataclass(frozen=True, slots=True)
 class DetectionRule:
-    """One row of the table: a format and what its templates contain."""
+    """One row of the table: a format and the strings that its templates contain."""
 
     tool_parser: str
     reasoning: str | None = None
-    """The reasoning format that goes with it, where the template shows that the model reasons."""
+    """The reasoning format of these models, used if the template shows that the model reasons."""
     all_of: tuple[str, ...] = ()
     any_of: tuple[str, ...] = ()
     none_of: tuple[str, ...] = ()
     thinks: tuple[str, ...] = ()
-    """What shows that the model reasons, where that is not the reasoning format's markers."""
+    """Strings that show that the model reasons, if not the markers of the reasoning format."""
     vocabulary: tuple[str, ...] = ()
-    """Tokens that tell the format when the template renders tools in words that tell nothing."""
+    """Tokens that identify the format if the template does not."""
     prefix: str = ""
-    """The vocabulary must hold a token that begins so."""
+    """The prefix of a token that the vocabulary must hold."""
 
 
 _GLM: Final = ("<arg_key>", "<arg_value>")
 _CODER: Final = ("<function=", "<parameter=")
 
 RULES: Final[tuple[DetectionRule, ...]] = (
-    # Tags that are one format's only.
+    # Tags of a single format.
     DetectionRule("plamo3", "plamo3", any_of=("plamo:begin_tool_request", "plamo:begin_tool_name")),
     DetectionRule("muse_glimmer", "muse_glimmer", any_of=("<atem:function_calls>",), thinks=("to=self", "'self'")),
     DetectionRule(
@@ -85,7 +85,7 @@ RULES: Final[tuple[DetectionRule, ...]] = (
     DetectionRule("cohere_command3", "cohere_command3", any_of=("<|START_ACTION|>",), vocabulary=("<|START_ACTION|>",)),
     DetectionRule("phi4_mini_json", any_of=("functools", "<|/tool|>")),
     DetectionRule("mistral", "mistral", any_of=("[TOOL_CALLS]",), vocabulary=("[TOOL_CALLS]",)),
-    # DeepSeek. A template may keep the DSML token in a variable, so its element names are looked for on their own.
+    # DeepSeek. A template may keep the DSML token in a variable, so the rules also look for its element names alone.
     DetectionRule("deepseek_v41", "deepseek_v41", all_of=("｜DSML｜",), any_of=(" calls>", "｜ invoke", "}} invoke")),
     DetectionRule("deepseek_v32", "deepseek_v3", all_of=("｜DSML｜", "function_calls>")),
     DetectionRule("deepseek_v4", "deepseek_v4", all_of=("｜DSML｜",)),
@@ -145,7 +145,7 @@ RULES: Final[tuple[DetectionRule, ...]] = (
     DetectionRule("bare_json", None, ("tool_calls", '"name"', '"arguments"')),
     DetectionRule("bare_json", None, ("tool_calls", '\\"name\\"', '\\"arguments\\"')),
 )
-"""The most specific first; the first that matches decides."""
+"""The most specific first. The first match decides."""
 
 _REASONING_ALONE: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
     (("<|START_THINKING|>",), "cohere_command3"),
@@ -169,11 +169,11 @@ _REASONING_ALONE: Final[tuple[tuple[tuple[str, ...], str], ...]] = (
 
 
 def detect_parser(chat_template: str, vocabulary: Collection[str] | Mapping[str, int] | None = None) -> Detection:
-    """The parsers for a model, from its chat template (Jinja source) and its tokens where given.
+    """The parsers for a model, from its chat template (Jinja source) and, where given, its vocabulary.
 
-    The template decides; the vocabulary only where it leaves the choice open. The names are those of the parsers and
-    of `reasoning.REASONING`. TypeError naming `chat_template` when it is no str (several named templates are a
-    mapping: pass the one that is used).
+    The template decides; the vocabulary matters only if the template leaves the choice open. The names are those of the
+    parsers and of `reasoning.REASONING`. Raises TypeError if `chat_template` is not a str (of a mapping of named
+    templates, pass the one in use).
     """
     if not isinstance(chat_template, str):
         raise TypeError(f"chat_template must be a str, not {type(chat_template).__name__}")
@@ -197,7 +197,7 @@ def detect_parser(chat_template: str, vocabulary: Collection[str] | Mapping[str,
 
 
 def _without_comments(template: str) -> str:
-    """A template without `{# .. #}`, where other formats may be talked about."""
+    """A template without `{# .. #}`, where comments may mention other formats."""
     out: list[str] = []
     at = 0
     while (begin := template.find("{#", at)) >= 0 and (end := template.find("#}", begin + 2)) >= 0:
@@ -226,5 +226,5 @@ def _detection(rule: DetectionRule, template: str, why: str) -> Detection:
 
 
 def _reasoning_alone(template: str) -> str | None:
-    """The reasoning format by its own markers."""
+    """The reasoning format whose markers the template has."""
     return next((name for needles, name in _REASONING_ALONE if all(needle in template for needle in needles)), None)

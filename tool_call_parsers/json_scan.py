@@ -1,7 +1,7 @@
-"""JSON in the middle of a text that grows: where a value ends, and what it is worth.
+"""JSON inside a text that grows: where a value ends, and its status.
 
-Ends are found by following strings and brackets, never by searching for a bracket or a tag, so whatever a string holds
-stays in the string. Only text that is no JSON is cut at the markup's next marker, and then mended or refused.
+The scan follows strings and brackets and never searches for a bracket or a tag, so the contents of a string stay in the
+string. Only text that is not JSON is cut at the format's next marker, and then repaired or rejected.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tool_call_parsers.engine import Needles, Run, Step
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
 from tool_call_parsers.types import CallStatus
 
-# What may stand outside strings and brackets. A backslash, a quote or an angle bracket ends the value: it is no JSON.
+# What may occur outside strings and brackets. A backslash, a quote or an angle bracket means that it is not JSON.
 _OUTSIDE = re.compile(r"[\w\s+\-.,:]*")
 _INSIDE = re.compile(r'[^"\\]*')
 _OPENING = {"{": "}", "[": "]"}
-MANY = 16
-"""So many refusals, and values are looked for by their brackets first."""
+MANY_REJECTIONS = 16
+"""After so many rejections, values are found by their brackets first."""
 _BEFORE_OPENING = frozenset(",:[{ \t\r\n")
 
 
@@ -30,13 +30,13 @@ class Member:
     """A member of the outermost object whose value is a string, an object or an array."""
 
     start: int
-    """Where the value begins."""
+    """The start of the value."""
     end: int | None = None
-    """Where it ends; None while it does not."""
+    """The end of the value; None until it is known."""
 
 
 class JsonScan:
-    """Follows the JSON object or array that begins at `start` through a growing text, each character once."""
+    """Follows the JSON object or array at `start` through a growing text, and reads each character once."""
 
     __slots__ = (
         "_ends",
@@ -54,28 +54,28 @@ class JsonScan:
 
     def __init__(self, start: int, ends: tuple[str, ...] = ()) -> None:
         self.start = start
-        self._ends = ends  # markers that make no JSON of what they stand in, though they look like lists
+        self._ends = ends  # markers that look like lists and cannot be part of the JSON
         self.position = start
-        """Everything before is read; behind the value once it is closed."""
+        """The scan has read everything before; after the end of the value once it is closed."""
         self.closed = False
         self.broken = False
-        """It is no JSON, whatever follows."""
+        """It is not JSON, whatever follows."""
         self.members: dict[str, Member] = {}
-        """Of an object, by key; of a key that comes twice, the first."""
+        """Members of an object by key; of a repeated key, the first."""
         self.doubles: set[str] = set()
-        """Keys that come twice in the outermost object."""
+        """Keys that occur twice in the outermost object."""
         self._stack: list[str] = []
-        self._inside: int | None = None  # where the string begins that the position is in
+        self._inside: int | None = None  # where the current string begins
         self._key: str | None = None
         self._key_next = False
 
     @property
     def depth(self) -> int:
-        """How many brackets are open."""
+        """The number of open brackets."""
         return len(self._stack)
 
     def advance(self, text: str) -> None:
-        """Read on, to the end of the value or of the text."""
+        """Read on to the end of the value or of the text."""
         position, end, stack = self.position, len(text), self._stack
         while position < end and not self.closed:
             if self._inside is not None:
@@ -158,7 +158,7 @@ class JsonScan:
 
 @dataclass(frozen=True, slots=True)
 class JsonValue:
-    """What stands where a JSON value should."""
+    """The text in the place of a JSON value, with a status."""
 
     status: CallStatus
     """`OK`, `REPAIRED`, `INVALID_JSON` or `INCOMPLETE`."""
@@ -174,15 +174,15 @@ def read_value(
 ) -> Step[JsonValue]:
     """Read the JSON object or array that begins at `start`.
 
-    ends: markers before the first of which a value that is no JSON ends. None: it ends where its brackets do.
-    watch: called with the scan whenever it went on, while the run streams.
+    ends: markers that end a value which is not JSON. None: its brackets end it.
+    watch: called with the scan after each step, if the run streams.
     """
-    if not run.streams and run.refused < MANY:
+    if not run.streams and run.rejections < MANY_REJECTIONS:
         try:
             literal = read_json(run.text, start)
             return JsonValue(CallStatus.OK, start, literal.end, literal.value)
         except LiteralError:
-            run.refused += 1
+            run.rejections += 1
     scan = JsonScan(start, ends.literals if ends is not None else ())
     while True:
         scan.advance(run.text)
@@ -202,7 +202,7 @@ def read_value(
     if ends is None:
         return _without_ends(run, scan, reason)
     marker = yield from run.find_bound(ends, start)
-    stop, behind = marker if marker is not None else (len(run.text), len(run.text))
+    stop, after = marker if marker is not None else (len(run.text), len(run.text))
     try:
         literal = read_tolerant(run.text, start, stop)
         if marker is not None or not literal.unclosed:
@@ -212,8 +212,8 @@ def read_value(
         if error.incomplete and marker is None:
             return JsonValue(CallStatus.INCOMPLETE, start, stop, error="the text ends inside the JSON", scan=scan)
     if not (scan.closed or scan.broken):
-        # The text ended inside a string. A marker in that string is data if free text follows it to the end.
-        if marker is None or (run.text[behind:].strip() and ends.pattern.search(run.text, behind) is None):
+        # The text ends inside a string. A marker in that string is data if free text follows it to the end.
+        if marker is None or (run.text[after:].strip() and ends.pattern.search(run.text, after) is None):
             end = len(run.text)
             return JsonValue(CallStatus.INCOMPLETE, start, end, error="the text ends inside the JSON", scan=scan)
     elif scan.closed and scan.position < stop:
@@ -222,7 +222,7 @@ def read_value(
 
 
 def _without_ends(run: Run, scan: JsonScan, reason: str) -> JsonValue:
-    """A value that is no JSON, and that nothing but its own brackets ends."""
+    """A value that is not JSON and that only its brackets end."""
     start, end = scan.start, scan.position
     if not (scan.closed or scan.broken):
         return JsonValue(CallStatus.INCOMPLETE, start, len(run.text), error="the text ends inside the JSON", scan=scan)

@@ -1,4 +1,4 @@
-"""A parser: one wire format, read whole or as it comes, and written."""
+"""A parser for one wire format: it reads whole texts and streams, and writes turns."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
-from tool_call_parsers.engine import Grammar, Marker, RenderCall, Run, Turn
+from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream, unmask_json, unmask_repr
 from tool_call_parsers.types import (
     ArgumentsDelta,
+    CallSpan,
     CallStart,
     ContentDelta,
     Event,
     ParsedCompletion,
     ParsedToolCall,
     ReasoningDelta,
-    Span,
-    Tools,
+    ToolSchemas,
     new_call_id,
 )
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>", "<|eot|>")
-"""End-of-turn tokens that many models share. At the end of a completion they are no text."""
+"""End-of-turn tokens that many models share. At the end of a completion they are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A row of the table of formats: a name, its grammar, and what else is known of it."""
+    """A row of the table of formats: name, grammar and metadata."""
 
     name: str
     """vLLM's spelling where vLLM has the format."""
     grammar: Grammar
+    """How calls are read and written."""
     models: str
     """The models that write it."""
     aliases: tuple[str, ...] = ()
+    """Other names."""
     reasoning: str | None = None
-    """The reasoning format that its models use, by name: what `reasoning="auto"` means."""
+    """The reasoning format of its models, by name. `reasoning="auto"` selects it."""
     channels: bool = False
-    """Reasoning is a channel of the format itself and read whatever `reasoning` says."""
+    """The format has a channel for reasoning, which is read whatever `reasoning` says."""
     ends: tuple[str, ...] = ()
     """Further end-of-turn tokens."""
     lossy: str = ""
@@ -58,7 +60,7 @@ class ToolCallParser:
     ) -> None:
         self.format = format
         self.reasoning = reasoning
-        """How the model marks reasoning, read or not."""
+        """How the model marks reasoning, whether or not the parser reads it."""
         self.reads_reasoning = reads_reasoning
         self._tokens = tokens
         self._hides = reasoning if reads_reasoning and reasoning is not None else _hiding(reasoning)
@@ -75,25 +77,25 @@ class ToolCallParser:
 
     @property
     def tokenizer(self) -> Any:
-        """What it was made with, None without: the tokenizer whose ids it reads."""
+        """The tokenizer whose ids the parser reads; None if it was made without one."""
         return self._tokens.tokenizer if self._tokens is not None else None
 
     def parse(
         self,
         text: str | None,
-        tools: Tools | None = None,
+        tools: ToolSchemas | None = None,
         *,
         token_ids: Sequence[int] | None = None,
         prompt_opened_reasoning: bool = False,
         strict: bool = False,
     ) -> ParsedCompletion:
-        """Take a whole completion apart. Never raises, whatever the text; `TypeError` or `ValueError` for misuse.
+        """Parse a whole completion. Never raises on any text; raises `TypeError` or `ValueError` for misuse.
 
         tools: the schemas that the model was offered, for names and for the types of untyped values.
         token_ids: the tokens of `text`, special ones included (`text` may then be None); needs a parser made with
             `tokenizer=`. Markers that are special tokens then count only as tokens.
         prompt_opened_reasoning: the generation prompt ended inside reasoning (`...<think>\\n`).
-        strict: what had to be repaired is no call.
+        strict: calls that need a repair are rejected.
         """
         aligned = None
         if not isinstance(text, str) and (text is not None or token_ids is None):
@@ -104,13 +106,13 @@ class ToolCallParser:
         run.append(aligned.masked if aligned is not None else text or "")
         run.final = True
         for _ in self.format.grammar.read(run):
-            raise AssertionError("a lexer waits for text behind the end of the text")
+            raise AssertionError("a lexer waits for text after the end of the text")
         return run.result() if aligned is None else _with_tokens(run.result(), aligned)
 
     def stream(
-        self, tools: Tools | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
+        self, tools: ToolSchemas | None = None, *, prompt_opened_reasoning: bool = False, strict: bool = False
     ) -> StreamingParser:
-        """A parser for one completion that comes in pieces; the arguments are those of `parse`."""
+        """Start a parser for one completion that arrives in pieces. Takes the arguments of `parse`."""
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=True)
         return StreamingParser(run, self.format.grammar.read(run), self._tokens)
 
@@ -119,13 +121,13 @@ class ToolCallParser:
         content: str | None = None,
         reasoning: str | None = None,
         tool_calls: Iterable[ParsedToolCall | Mapping[str, Any]] = (),
-        tools: Tools | None = None,
+        tools: ToolSchemas | None = None,
     ) -> str:
-        """What the model writes for an assistant turn, without the end-of-turn token.
+        """Write an assistant turn as the model does, without the end-of-turn token.
 
         tool_calls: parsed calls, or OpenAI's `{"id", "function": {"name", "arguments"}}` with JSON text or an object
-            as arguments. The JSON text of parsed calls is kept to the letter in formats that hold JSON.
-        `ValueError` when the format has no way to write reasoning, and for arguments that are no object.
+            as arguments. Formats that hold JSON keep the JSON text of parsed calls verbatim.
+        Raises `ValueError` if the format cannot write reasoning, or if arguments are not an object.
         """
         for what, text in (("content", content), ("reasoning", reasoning)):
             if text is not None and not isinstance(text, str):
@@ -135,11 +137,11 @@ class ToolCallParser:
                 f"reasoning: format {self.format.name!r} has none; name one with get_parser(reasoning=...)"
             )
         calls = tuple(_render_call(call, index) for index, call in enumerate(tool_calls))
-        return self.format.grammar.render(Turn(content or "", reasoning, calls, ToolIndex(tools), self.reasoning))
+        return self.format.grammar.render(RenderTurn(content or "", reasoning, calls, ToolIndex(tools), self.reasoning))
 
     def is_markup(self, token: str) -> bool:
-        """Whether the text of a token is part of the format or of its reasoning; the rest of a vocabulary's special
-        tokens (roles, padding, end of text) says nothing within a completion."""
+        """Whether a token's text belongs to the format or its reasoning. The other special tokens of a vocabulary
+        (roles, padding, end of text) mean nothing inside a completion."""
         if self._markup is None:
             call = {
                 "id": "call_00001",
@@ -151,7 +153,7 @@ class ToolCallParser:
             self._markup = "\n".join([written, *(set(self._markers.all.literals) - ends)])
         return token in self._markup
 
-    def _run(self, tools: Tools | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
+    def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
         return Run(
             ToolIndex(tools),
             self._markers,
@@ -169,17 +171,17 @@ class ToolCallParser:
 
 
 def make_parser(row: Format, reasoning: str | None, tokenizer: Any = None) -> ToolCallParser:
-    """The parser of a format; for the arguments see `get_parser`."""
+    """The parser of a format. For the arguments see `get_parser`."""
     own = get_reasoning(row.reasoning) if row.reasoning else None
     if reasoning is not None and reasoning != "auto":
         own = get_reasoning(reasoning)
     tokens = TokenMap(tokenizer) if tokenizer is not None else None
-    apart = own is None or not own.keeps_markers
-    return ToolCallParser(row, own, (reasoning is not None and apart) or row.channels, tokens)
+    separate = own is None or not own.keeps_markers
+    return ToolCallParser(row, own, (reasoning is not None and separate) or row.channels, tokens)
 
 
 def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
-    """Reasoning that is not read still hides what is drafted in it: the format's own, and what most models write."""
+    """Reasoning that is not read still hides the calls drafted in it, in the format's markers and the common ones."""
     common = get_reasoning("deepseek_r1")
     if own is None or common.opens[0] in own.opens:
         return own or common
@@ -187,7 +189,7 @@ def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
 
 
 class StreamingParser:
-    """One completion, fed in pieces. However it is cut, it ends in what `parse` returns for the whole."""
+    """One completion, fed in pieces. However the text is cut, the result is that of `parse` for the whole."""
 
     __slots__ = ("_finished", "_lexer", "_run", "_token_map", "_tokens", "last_events")
 
@@ -201,7 +203,7 @@ class StreamingParser:
         """The events of the last `feed` or `finish`."""
 
     def feed(self, text: str, token_ids: Sequence[int] | None = None) -> list[Event]:
-        """More of the completion: what became certain by it. Ids are given with every piece or with none."""
+        """Add text and return the events that it makes certain. Pass ids with every piece or with none."""
         if self._finished is not None:
             raise ValueError("feed: the stream is finished")
         if not isinstance(text, str):
@@ -221,7 +223,7 @@ class StreamingParser:
         return self._advance()
 
     def finish(self) -> ParsedCompletion:
-        """The completion is over: what `parse` returns for all of it. The last events are in `last_events`."""
+        """End the completion and return the result of `parse` for all of it. `last_events` has the last events."""
         if self._finished is None:
             aligned = None
             if self._tokens is not None:
@@ -258,7 +260,7 @@ def _render_call(call: ParsedToolCall | Mapping[str, Any], index: int) -> Render
             text = given.strip() or "{}"
         else:
             text = json.dumps(dict(given or {}), ensure_ascii=False, allow_nan=False)
-        # Read again even if it was an object: grammars get what JSON holds, whatever the types it was made of.
+        # Decode objects too: grammars then get plain JSON types, whatever types the caller used.
         arguments = json.loads(text, parse_constant=_no_constant)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"tool_calls[{index}].function.arguments is not JSON: {error}") from None
@@ -268,11 +270,11 @@ def _render_call(call: ParsedToolCall | Mapping[str, Any], index: int) -> Render
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is none of its numbers")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _with_tokens(result: ParsedCompletion, aligned: Aligned) -> ParsedCompletion:
-    """The result in the words of the text, with spans in tokens."""
+    """The result with masks undone and spans in tokens."""
     masked = aligned.masked != aligned.text
     if not masked and not result.attempts:
         return result
@@ -301,9 +303,9 @@ def _event_with_tokens(event: Event, tokens: TokenStream) -> Event:
 
 
 def _call_with_span(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
-    """For a text in which nothing was masked."""
+    """The call with its span in tokens, for a text without masks."""
     start, end, *_ = call.span
-    return replace(call, span=Span(start, end, *tokens.token_span(start, end)))
+    return replace(call, span=CallSpan(start, end, *tokens.token_span(start, end)))
 
 
 def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
@@ -316,12 +318,12 @@ def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> Pa
         arguments_raw=unmask(call.arguments_raw),
         raw=unmask(call.raw),
         error=call.error and unmask_repr(call.error, unmask),
-        span=Span(start, end, *tokens.token_span(start, end)),
+        span=CallSpan(start, end, *tokens.token_span(start, end)),
     )
 
 
 def _unmasked(value: Any, unmask: Callable[[str], str]) -> Any:
-    """A value with all its strings unmasked. As deep as arguments may be, which is bounded."""
+    """A value with all its strings unmasked. The depth of arguments is bounded."""
     if isinstance(value, str):
         return unmask(value)
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Calls as Python writes them, with literals for arguments: `[f(a='x'), g()]`, or one on a line.
+"""Calls as Python writes them, with literals for arguments: `[f(a='x'), g()]`, or one a line.
 
-Where a call ends is found by following its strings and brackets, each character once; then it is read as a whole. A
-quote ends a string only before what may follow a string in that place, so that models' unescaped quotes do no harm.
-Where that leads astray, the next place where a call must have ended bounds a second reading.
+The reader first finds the end of a call by its strings and brackets, reading each character once, and then reads the
+call. A quote ends a string only before text that may follow a string there, which tolerates unescaped quotes. If that
+fails, the next place where a call must have ended bounds a second attempt.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.literals import CALL_NAME, LiteralError, read_python_call
 from tool_call_parsers.python_scan import follow_call
@@ -24,30 +24,30 @@ _HEAD = re.compile(rf"({CALL_NAME})[ \t]*+\(")
 _HEAD_CUT = re.compile(rf"{CALL_NAME}\.?[ \t]*+\Z")
 _MAX_HEAD = 256
 _BARE = ("[", "{")
-"""Openers that are no markers."""
+"""Openers that are not markers."""
 _NO_BRACKET = "no closing bracket"
 _BEFORE_BARE = re.compile(r"\n[ \t]*\Z")
 _MAX_INDENT = 16
 
 
 class _Kind(Enum):
-    """What stands behind an element of a block."""
+    """The kind of text after an element of a block."""
 
     NEXT = 1
-    """Another element, or the end of the text that cuts it off."""
+    """Another element, or the end of the text in place of one."""
     OVER = 2
     """The end of the block."""
     ODD = 3
-    """What cannot follow a call."""
+    """Text that cannot follow a call."""
 
 
 class _Gap(NamedTuple):
-    """What stands behind an element, and where that ends."""
+    """The text after an element, and its end."""
 
     kind: _Kind
     end: int
     missing: str | None = None
-    """What should have stood there."""
+    """The missing character."""
 
 
 class _Head(NamedTuple):
@@ -55,7 +55,7 @@ class _Head(NamedTuple):
 
     name: str
     bracket: int
-    """Where its parenthesis opens."""
+    """The position of its parenthesis."""
 
 
 class _Element(NamedTuple):
@@ -76,18 +76,18 @@ class PythonCalls(BlockGrammar):
     """Calls in Python's syntax between markers."""
 
     openers: tuple[str, ...]
-    """Opening markers; `[` among them allows a list without markers, at the beginning or as the answer's last line, and
-    `{` calls of offered tools as bare JSON, which models with another template write."""
+    """Opening markers. `[` among them allows a list without markers, at the beginning or on the answer's last line;
+    `{` allows calls of offered tools as bare JSON, which models write under other templates."""
     closers: tuple[str, ...] = ()
     separators: tuple[str, ...] = ()
     lines: bool = False
-    """One call on a line instead of a list."""
+    """One call a line instead of a list."""
     json_strings: bool = False
-    """Arguments are written as JSON writes them."""
+    """Arguments are written as JSON."""
     json_containers: tuple[type, ...] = ()
-    """Of objects and arrays, those that are. Where only objects are, arrays are Python's throughout."""
+    """The containers that are written as JSON. If only objects are, arrays are Python's throughout."""
     frame: tuple[str, str] = ("[", "]")
-    """What is written around the calls."""
+    """The text around the calls."""
 
     @cached_property
     def _marked(self) -> tuple[str, ...]:
@@ -107,13 +107,13 @@ class PythonCalls(BlockGrammar):
 
     @cached_property
     def _json(self) -> JsonBlocks:
-        """The same block around a list of JSON objects: some models write that."""
+        """The same block around a list of JSON objects, which some models write."""
         keys = ("arguments", "parameters")
         return JsonBlocks(self._marked, self.closers, self.separators, argument_keys=keys, bare=True, bare_offered=True)
 
     @cached_property
     def _bounds(self) -> re.Pattern[str]:
-        """Where a call has ended, whatever its quotes say: before the end of the block, another call, or a block."""
+        """Where a call has ended, whatever its quotes say: at the end of the block, or before another call or block."""
         closers = "|".join(map(re.escape, self.closers)) or "(?!)"
         openers = "|".join(map(re.escape, self._marked)) or "(?!)"
         sibling = r"\n[ \t]{0,8}" if self.lines else r"\)\s{0,8},\s{0,8}"
@@ -164,7 +164,7 @@ class PythonCalls(BlockGrammar):
         missing = None if listed or self.lines else "no opening bracket"
         while True:
             element = yield from self._element(run, position, head, listed, tagged=True, first=True)
-            self._tell(run, begin, element, missing)
+            self._record(run, begin, element, missing)
             kind, position, _ = element.gap
             if kind is not _Kind.NEXT:
                 return (yield from self._echo(run, run.text[body:position].lstrip(), position)) if listed else position
@@ -175,8 +175,8 @@ class PythonCalls(BlockGrammar):
             head = yield from self._head(run, position)
 
     def _bare(self, run: Run, start: int, position: int, head: _Head | None, first: bool) -> Step[int | None]:
-        """A list without markers. It counts where nothing else stands on its last line, and behind content where it
-        is flawless and nothing follows at all; prose has brackets, too."""
+        """A list without markers. It counts if nothing else is on its last line, and after content only if it is
+        flawless and nothing follows at all, because prose has brackets too."""
         elements: list[_Element] = []
         while True:
             element = yield from self._element(run, position, head, True, tagged=False, first=first)
@@ -197,16 +197,16 @@ class PythonCalls(BlockGrammar):
                 marker = yield from run.starts(following, run.markers.all)
                 is_list = run.text.endswith(self.closers, start, position) or marker not in (None, *_BARE)
         if not is_list:
-            # What was read is not read again, but for other markers in it.
+            # The text is not read again, except for other markers in it.
             inside = run.markers.all.pattern.finditer(run.text, start + 1, position)
             return next((marker.start() for marker in inside if marker.group() not in _BARE), max(position, start + 1))
         run.begin_block(start, self.separators or ("\n",))
         for element in elements:
-            self._tell(run, start if element is elements[0] else element.start, element, None)
+            self._record(run, start if element is elements[0] else element.start, element, None)
         run.open_at_end |= kind is _Kind.NEXT
         return position
 
-    def _tell(self, run: Run, begin: int, element: _Element, missing: str | None) -> None:
+    def _record(self, run: Run, begin: int, element: _Element, missing: str | None) -> None:
         last = element.gap.kind is not _Kind.NEXT
         status, error = element.status, element.error
         missing = missing or element.gap.missing
@@ -219,7 +219,7 @@ class PythonCalls(BlockGrammar):
             run.fail(end)
 
     def _echo(self, run: Run, block: str, end: int) -> Step[int]:
-        """The position behind repetitions of the block without its opening marker, which mean nothing more."""
+        """The position after repetitions of the block without its opening marker, which are ignored."""
         if not (block.endswith(self.closers) and run.follows_markup(end)):
             return end
         while True:
@@ -251,7 +251,7 @@ class PythonCalls(BlockGrammar):
     def _element(
         self, run: Run, position: int, head: _Head | None, listed: bool, *, tagged: bool, first: bool
     ) -> Step[_Element]:
-        """The call at `position`, or what stands in the place of one."""
+        """The call at `position`, or the text in place of one."""
         if head is None:
             return (yield from self._no_call(run, position, listed))
         name = head.name
@@ -284,13 +284,13 @@ class PythonCalls(BlockGrammar):
             if tagged and not cut:
                 return second._replace(status=CallStatus.INVALID_JSON, error=second.error or "more than one call")
         if cut:
-            # All of the rest may be what an open string says: no call is looked for in it.
+            # The rest may be the contents of an open string, so it holds no further calls.
             over, error = _Gap(_Kind.OVER, stop.position), "the text ends inside the arguments"
             return failed._replace(gap=over if first else failed.gap, status=CallStatus.INCOMPLETE, error=error)
         return failed._replace(status=CallStatus.INVALID_JSON, error=failed.error or "something else follows the call")
 
     def _no_call(self, run: Run, position: int, listed: bool) -> Step[_Element]:
-        """What is no call, up to where one may begin."""
+        """Text that is not a call, up to where one may begin."""
         if _is_cut(run, position):
             end, error = len(run.text), "the text ends where a call begins"
             return _Element(position, end, _Gap(_Kind.OVER, end), CallStatus.INCOMPLETE, error=error)
@@ -300,7 +300,7 @@ class PythonCalls(BlockGrammar):
         return _Element(position, end, gap, CallStatus.MALFORMED, error="no call")
 
     def _gap(self, run: Run, end: int, listed: bool) -> Step[_Gap]:
-        """What stands behind an element that ends at `end`."""
+        """The text after an element that ends at `end`."""
         missing = _NO_BRACKET if listed else None
         position, comma = (yield from run.skip_space(end)), False
         while run.text.startswith(",", position):
@@ -333,14 +333,14 @@ class PythonCalls(BlockGrammar):
         return None
 
     def _bound(self, run: Run, match: re.Match[str]) -> int | None:
-        """Where a match of `_bounds` ends a call. A sibling counts only where it names a tool."""
+        """Where a match of `_bounds` ends a call. A sibling counts only if it names a tool."""
         if match[1] is not None and match[1] not in run.tools.names():
             return None
         return match.start() + (match.group()[0] == ")")
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         between = "\n" if self.lines else ", "
         return self.frame[0] + between.join(map(self._write_call, turn.calls)) + self.frame[1]
 

@@ -1,6 +1,6 @@
-"""Python's strings and brackets in the middle of a text that grows: where a call ends, each character looked at once.
+"""Python's strings and brackets inside a text that grows: where a call ends. Each character is read once.
 
-A quote ends a string only before what may follow a string in that place: models forget to escape.
+A quote ends a string only before text that may follow a string there, because models forget to escape quotes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from tool_call_parsers.literals import MAX_DEPTH
 
 _BODY = {quote: re.compile(rf"(?:[^{quote}\\]++|\\.)*", re.DOTALL) for quote in "\"'"}
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
-# What stands before the next bracket, strings with a plain end included. By the bracket that is open.
+# Text before the next bracket, with strings that end plainly, by the closing bracket of the open one.
 _STRINGS = r"""|"(?:[^"\\]++|\\.)*"(?=\s*[,%s])|'(?:[^'\\]++|\\.)*'(?=\s*[,%s])"""
-_BEHIND_STRING = {")": ",)", "]": ",]", "}": ",}:"}
+_AFTER_STRING = {")": ",)", "]": ",]", "}": ",}:"}
 _OUTSIDE = {
-    closing: re.compile(r"""(?:[^"'()\[\]{}<]++""" + _STRINGS.replace("%s", re.escape(behind[1:])) + ")*", re.DOTALL)
-    for closing, behind in _BEHIND_STRING.items()
+    closing: re.compile(r"""(?:[^"'()\[\]{}<]++""" + _STRINGS.replace("%s", re.escape(followers[1:])) + ")*", re.DOTALL)
+    for closing, followers in _AFTER_STRING.items()
 }
-# What makes an expression of the string before it: then its quote ended it.
+# Text that makes an expression of the string before it, so that the quote did end the string.
 _OPERATION = re.compile(r"[+%*]\s{0,4}[\w\"'(]|\.\w{1,24}\(|\[[-\d:]{1,12}\]|[=!]=|(?:if|for|in|is|and|or|not)\s")
 _OPERATION_WIDTH = 32
 
 
 class Stop(NamedTuple):
-    """Where following the brackets stopped."""
+    """Where the scan of the brackets stopped."""
 
     position: int
     closed: bool = False
-    """Behind the bracket that closes the first."""
+    """After the bracket that closes the first."""
     at_marker: bool = False
     """Before one of the tags."""
 
 
 def follow_call(run: Run, position: int, tags: Needles) -> Step[Stop]:
-    """From an opening bracket to the one that closes it, or to where that cannot be.
+    """Scan from an opening bracket to its closing bracket, or to where it cannot come any more.
 
-    Outside strings one of the `tags` ends everything.
+    Outside strings, one of the `tags` ends the scan.
     """
     stack: list[str] = []
     closing = ")"
@@ -63,7 +63,7 @@ def follow_call(run: Run, position: int, tags: Needles) -> Step[Stop]:
             if not stack:
                 return Stop(position, closed=True)
         elif char in _BODY:
-            end = yield from follow_string(run, position, _BEHIND_STRING[closing], tags)
+            end = yield from follow_string(run, position, _AFTER_STRING[closing], tags)
             if end is None:
                 return Stop(len(run.text))
             position = end
@@ -75,19 +75,19 @@ def follow_call(run: Run, position: int, tags: Needles) -> Step[Stop]:
             return Stop(position)
 
 
-def follow_string(run: Run, position: int, behind: str, tags: Needles) -> Step[int | None]:
-    """The end of the string whose quote stands at `position`: None where the text ends first.
+def follow_string(run: Run, position: int, followers: str, tags: Needles) -> Step[int | None]:
+    """The end of the string whose quote is at `position`; None if the text ends first.
 
-    A quote ends it before one of the characters `behind`, before brackets and one of the `tags`, before what makes an
-    expression of it, and at the end of the text.
+    A quote ends the string before one of the `followers`, before brackets and one of the `tags`, before text that
+    makes an expression of it, and at the end of the text.
     """
     quote = run.text[position]
     yield from run.more(position + 3)
     if run.text.startswith(quote * 3, position):
         quote *= 3
     position += len(quote)
-    # Where a string ends depends on nothing before it: what was found for one holds for all that begin inside it.
-    known = run.memo.get(key := quote + behind)
+    # The end of a string does not depend on the text before it: one result holds for all strings that begin inside.
+    known = run.memo.get(key := quote + followers)
     if known is not None and known[0] <= position < known[1]:
         return known[1] if known[1] <= len(run.text) else None
     start, body = position, _BODY[quote[0]]
@@ -108,7 +108,7 @@ def follow_string(run: Run, position: int, behind: str, tags: Needles) -> Step[i
         after = yield from run.skip_space(end)
         if (
             after == len(run.text)
-            or run.text[after] in behind
+            or run.text[after] in followers
             or (run.text[after] in "<)]}" and (yield from _is_end(run, after, tags)))
             or (yield from _operates(run, after))
         ):
@@ -125,7 +125,7 @@ def _operates(run: Run, position: int) -> Step[bool]:
 
 
 def _is_end(run: Run, position: int, tags: Needles) -> Step[bool]:
-    """Whether only closing brackets stand before one of the tags."""
+    """Whether only closing brackets precede one of the tags."""
     while run.text[position : position + 1] in (")", "]", "}"):
         position = yield from run.skip_space(position + 1)
     return (yield from run.starts(position, tags)) is not None

@@ -1,7 +1,7 @@
-"""Reasoning formats as data: which markers enclose a model's reasoning, and which whitespace belongs to them.
+"""Reasoning formats as data: the markers around a model's reasoning, and the whitespace that belongs to them.
 
-Names are vLLM's (`--reasoning-parser`), with SGLang's as aliases. Framing is what the models' chat templates write
-around the text; it is no part of the reasoning and no part of the answer.
+Names are vLLM's (`--reasoning-parser`); SGLang's are aliases. Framing is the whitespace that the models' chat templates
+write around the text. It is part of neither the reasoning nor the answer.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ _LINES: Final = ("\n", "\n")
 
 
 class UnknownReasoning(ValueError):
-    """No reasoning format of that name."""
+    """No reasoning format has that name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
     """How one family of models marks its reasoning.
 
-    The opener is often part of the prompt, so a completion may begin inside the block. Where there are several openers
-    and as many closers, they belong together by position.
+    The opening marker is often part of the prompt, so a completion may begin inside the block. Several opening and
+    closing markers correspond by position.
     """
 
     name: str
-    """vLLM's name where it has one."""
+    """vLLM's name, where it has one."""
     opens: tuple[str, ...]
-    """What opens the block, the canonical marker first. A marker comes before those that it begins with."""
+    """Opening markers, the canonical one first. A marker comes before its own prefixes."""
     closes: tuple[str, ...]
-    """What closes it, the canonical marker first."""
+    """Closing markers, the canonical one first."""
     inside: tuple[str, str] = ("", "")
-    """Whitespace behind the opener and before the closer, to be taken off at most once each."""
+    """Whitespace after the opening and before the closing marker, removed at most once each."""
     after: str = ""
-    """Whitespace behind the closer, before content or a call, to be taken off at most once."""
+    """Whitespace after the closing marker, before content or a call, removed at most once."""
     before: str = ""
-    """Whitespace that the model writes before the opener."""
+    """Whitespace that the model writes before the opening marker."""
     empty: str | None = None
-    """How no reasoning is written, where that is not the markers with their framing."""
+    """How the model writes empty reasoning, if not as markers with their framing."""
     aliases: tuple[str, ...] = ()
     """Other names, SGLang's among them."""
     keeps_markers: bool = False
-    """The text keeps block and markers as content, and there is no reasoning apart from it."""
+    """The content keeps the block and its markers, and `reasoning` stays empty."""
     answer: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    """Openers and closers of a wrapper around the answer, which is markup as well."""
+    """Opening and closing markers around the answer, which are removed as well."""
     answer_inside: tuple[str, str] = ("", "")
     """As `inside`, for the wrapper around the answer."""
     channels: bool = False
-    """Reasoning is one channel of many, and the format of the calls reads them all; the markers are for show."""
+    """Reasoning is one of several channels, which the format of the calls reads. The markers are documentation."""
 
 
 _START_TEXT: Final = ("<|START_TEXT|>", "<|END_TEXT|>")
@@ -57,7 +57,7 @@ _PLAMO: Final = ("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>")
 _MUSE: Final = (("<|start|>assistant to=self<|message|>", " to=self<|message|>"), ("<|eom|>",))
 
 REASONING: Final[tuple[ReasoningFormat, ...]] = (
-    # <think>, framed by lines and set off by an empty line.
+    # <think>, framed by lines and followed by an empty line.
     ReasoningFormat(
         "qwen3",
         *_THINK,
@@ -81,7 +81,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
         answer=(("<response>",), ("</response>",)),
         answer_inside=_LINES,
     ),
-    # Framed by lines, one newline behind.
+    # Framed by lines, followed by one newline.
     ReasoningFormat("step3p5", *_THINK, _LINES, "\n", aliases=("step3p7",)),
     ReasoningFormat("step5", *_THINK, _LINES, "\n"),
     ReasoningFormat("nemotron_v3", *_THINK, _LINES, "\n", empty="<think></think>", aliases=("nemotron_3",)),
@@ -89,7 +89,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat(
         "hunyuan_a13b", *_THINK, _LINES, "\n", answer=(("<answer>",), ("</answer>",)), answer_inside=_LINES
     ),
-    # A newline behind the opener only.
+    # A newline after the opening marker only.
     ReasoningFormat(
         "nemotron_3_ultra", *_THINK, ("\n", ""), empty="<think></think>", aliases=("nemotron_3_5_lightning",)
     ),
@@ -107,14 +107,14 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("lfm2", *_THINK),
     ReasoningFormat("dots", *_THINK),
     ReasoningFormat("beam", *_THINK),
-    # These two take their markers from the tokenizer's response template; <think> is what stands in most.
+    # These two take their markers from the tokenizer's response template. Most templates have <think>.
     ReasoningFormat("hf", *_THINK, aliases=("response_template",)),
     # The released tokenizers carry a suffix on every tag.
     ReasoningFormat(
         "hy_v3", ("<think>", "<think:opensource>"), ("</think>", "</think:opensource>"), aliases=("hunyuan",)
     ),
     ReasoningFormat("hy_v4", ("<think>", "<think:opensource>"), ("</think>", "</think:opensource>")),
-    # Markers of their own.
+    # Other markers.
     ReasoningFormat("seed_oss", ("<seed:think>",), ("</seed:think>",), after="\n"),
     ReasoningFormat("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
     ReasoningFormat("longcat", ("<longcat_think>",), ("</longcat_think>",), _LINES, "\n"),
@@ -165,7 +165,7 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("musespark1x", *_MUSE, channels=True),
     ReasoningFormat("muse_glimmer", *_MUSE, channels=True),
 )
-"""Every reasoning format. Names and aliases are distinct when folded."""
+"""Every reasoning format. Names and aliases stay distinct when folded."""
 
 
 def _fold(name: str) -> str:
@@ -178,18 +178,18 @@ _BY_NAME: Final = {_fold(name): row for row in REASONING for name in (row.name, 
 def get_reasoning(name: str) -> ReasoningFormat:
     """A reasoning format by name or alias; case, `-`, `_` and `.` make no difference.
 
-    TypeError for anything but a str, `UnknownReasoning` with the names that come near for a name there is not.
+    Raises TypeError if `name` is not a str, and `UnknownReasoning`, which lists similar names, for an unknown name.
     """
     if not isinstance(name, str):
         raise TypeError(f"name must be a str, not {type(name).__name__}")
     found = _BY_NAME.get(_fold(name))
     if found is None:
-        from difflib import get_close_matches  # costs more than the rest of the module, and only mistakes need it
+        from difflib import get_close_matches  # imported here because only errors need it
 
         near = list(dict.fromkeys(_BY_NAME[key].name for key in get_close_matches(_fold(name), _BY_NAME, 5, 0.5)))
         raise UnknownReasoning(
             f"reasoning format {name!r} is unknown; "
-            + (f"did you mean {', '.join(near)}?" if near else f"there are: {', '.join(list_reasoning())}")
+            + (f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(list_reasoning())}")
         )
     return found
 

@@ -1,4 +1,4 @@
-"""The parsers by name."""
+"""Parsers by name."""
 
 from __future__ import annotations
 
@@ -7,50 +7,50 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from tool_call_parsers.types import ParsedCompletion, Tools
+from tool_call_parsers.types import ParsedCompletion, ToolSchemas
 
 if TYPE_CHECKING:
     from tool_call_parsers.detect import Detection
     from tool_call_parsers.parser import Format, ToolCallParser
 
 AUTO = "auto"
-F = TypeVar("F", bound="Callable[[], Parser]")
+F = TypeVar("F", bound="Callable[[], MinimalParser]")
 
 
-class Parser(Protocol):
-    """The least that a registered parser offers."""
+class MinimalParser(Protocol):
+    """The interface that a registered parser must have."""
 
-    def parse(self, text: str, tools: Tools | None = None) -> ParsedCompletion:
-        """Take a whole completion apart. Never raises, whatever the text."""
+    def parse(self, text: str, tools: ToolSchemas | None = None) -> ParsedCompletion:
+        """Parse a whole completion. Never raises on any text."""
         ...
 
 
 class UnknownParser(ValueError):
-    """No parser of that name."""
+    """No parser has that name."""
 
 
 def fold(name: str) -> str:
-    """The name without case, `-`, `_`, `.` and blanks: what two spellings of one name have in common."""
+    """The name without case, `-`, `_`, `.` and blanks, so that spellings of one name are equal."""
     return re.sub(r"[-_.\s]", "", name).casefold()
 
 
 class _Registry:
-    """Formats and parsers from outside, by folded name."""
+    """Formats, and parsers that users registered, by folded name."""
 
     def __init__(self, formats: Iterable[Format]) -> None:
         self._names: dict[str, str] = {}
         self._made: dict[tuple[str, str | None], ToolCallParser] = {}
-        self.entries: dict[str, Format | Callable[[], Parser]] = {}
+        self.entries: dict[str, Format | Callable[[], MinimalParser]] = {}
         for row in formats:
             self.add((row.name, *row.aliases), row)
 
-    def add(self, names: tuple[str, ...], entry: Format | Callable[[], Parser]) -> None:
+    def add(self, names: tuple[str, ...], entry: Format | Callable[[], MinimalParser]) -> None:
         for name in names:
             if not isinstance(name, str) or not fold(name):
                 raise ValueError(f"a parser's name must be a word, not {name!r}")
             taken = self._names.get(fold(name))
             if fold(name) == AUTO or (taken is not None and self.entries[taken] is not entry):
-                raise ValueError(f"tool-call parser {name!r} is already registered: it is {taken or 'the detection'}")
+                raise ValueError(f"tool-call parser {name!r} is already registered, as {taken or 'the detection'}")
         self.entries[names[0]] = entry
         self._names |= {fold(name): names[0] for name in names}
 
@@ -62,16 +62,16 @@ class _Registry:
             return canonical
         if (why := _NO_FORMAT.get(fold(name))) is not None:
             raise UnknownParser(f"tool-call parser {name!r} {why}")
-        import difflib  # only errors need it
+        import difflib  # imported here because only errors need it
 
         near = difflib.get_close_matches(fold(name), self._names, n=5, cutoff=0.5)
-        hint = f"near ones: {', '.join(dict.fromkeys(self._names[folded] for folded in near))}; " if near else ""
-        raise UnknownParser(f"tool-call parser {name!r} is unknown; {hint}there are: {', '.join(sorted(self.entries))}")
+        hint = f"similar names: {', '.join(dict.fromkeys(self._names[folded] for folded in near))}; " if near else ""
+        raise UnknownParser(f"tool-call parser {name!r} is unknown; {hint}known: {', '.join(sorted(self.entries))}")
 
     def parser(self, name: str, reasoning: str | None, tokenizer: Any) -> ToolCallParser:
         if reasoning is not None and not isinstance(reasoning, str):
             raise TypeError(f"reasoning must be a str, not {type(reasoning).__name__}")
-        # Parsers hold no state: without a tokenizer everybody gets the same one.
+        # Parsers hold no state: all callers without a tokenizer share one.
         if tokenizer is None and isinstance(name, str) and (made := self._made.get((name, reasoning))) is not None:
             return made
         from tool_call_parsers.parser import Format, make_parser
@@ -79,7 +79,9 @@ class _Registry:
         entry = self.entries[self.find(name)]
         if not isinstance(entry, Format):
             if reasoning not in (None, AUTO) or tokenizer is not None:
-                raise ValueError(f"tool-call parser {name!r} comes from outside and takes no reasoning or tokenizer")
+                raise ValueError(
+                    f"tool-call parser {name!r} is registered as a factory, which takes no reasoning or tokenizer"
+                )
             return cast("ToolCallParser", entry())
         parser = make_parser(entry, reasoning, tokenizer)
         if tokenizer is None:
@@ -87,14 +89,14 @@ class _Registry:
         return parser
 
 
-_BY_CHECKPOINT = "reads a template that the checkpoint brings, and is no format of its own; name the model's format"
+_BY_CHECKPOINT = "reads a template that comes with the checkpoint, and is not a format; name the model's format"
 _NO_FORMAT = dict.fromkeys(("hf", "beam", "responsetemplate"), _BY_CHECKPOINT)
-"""Names of vLLM and SGLang that stand for no wire format."""
+"""Names in vLLM and SGLang that are not wire formats."""
 
 
 @cache
 def _registry() -> _Registry:
-    """The one registry, made when it is first asked: the lexers are most of what importing the package would cost."""
+    """The registry, made on first use: the lexers are most of the cost of importing the package."""
     from tool_call_parsers.formats import FORMATS
 
     return _Registry(FORMATS)
@@ -103,13 +105,13 @@ def _registry() -> _Registry:
 def get_parser(name: str, *, reasoning: str | None = None, tokenizer: Any = None) -> ToolCallParser:
     """A parser by name.
 
-    name: as vLLM spells it; SGLang's and hermes-agent's names and the models' are aliases; case and `-_.` do not count.
-        "auto" detects it from `tokenizer.chat_template`.
-    reasoning: a reasoning format by vLLM's name, "auto" for the format's own, None to leave reasoning in the content
-        (formats with channels read theirs all the same).
-    tokenizer: with it, `parse(..., token_ids=...)` takes special tokens for markers only where they are tokens.
+    name: vLLM's spelling, or an alias (SGLang's, hermes-agent's and the models' names); case and `-_.` are ignored.
+        "auto" detects the format from `tokenizer.chat_template`.
+    reasoning: vLLM's name of a reasoning format, "auto" for the format's own, None to leave reasoning in the content
+        (formats with channels always read theirs).
+    tokenizer: `parse(..., token_ids=...)` then takes special tokens for markers only if they are tokens.
 
-    `UnknownParser` and `UnknownReasoning` list near names.
+    Raises `UnknownParser` or `UnknownReasoning`, which list similar names.
     """
     if isinstance(name, str) and name.casefold() == AUTO:
         detection = _detect(tokenizer)
@@ -133,7 +135,7 @@ def _detect(tokenizer: Any) -> Detection:
 
 
 def register_parser(first: Format | str, *aliases: str) -> Any:
-    """Offer a format of one's own: `register_parser(Format(...))`, or a class with a `parse` method as
+    """Add a format: `register_parser(Format(...))`, or a class with a `parse` method:
 
     @register_parser("my_format", "an_alias")
     class MyParser: ...
@@ -156,5 +158,5 @@ def register_parser(first: Format | str, *aliases: str) -> Any:
 
 
 def list_parsers() -> list[str]:
-    """The canonical names, sorted; `get_parser(name).format.aliases` tells the others."""
+    """The canonical names, sorted. `get_parser(name).format.aliases` has the other names."""
     return sorted(_registry().entries)

@@ -1,4 +1,4 @@
-"""What a parser returns: calls with a status, and the completion around them."""
+"""The result types of parsers: calls with a status, and the completion around them."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple, TypeAlias
 
-Tools: TypeAlias = Sequence[Mapping[str, Any]]
-"""Tool schemas as they travel in a chat request: `[{"type": "function", "function": {"name": ...}}, ...]`."""
+ToolSchemas: TypeAlias = Sequence[Mapping[str, Any]]
+"""Tool schemas as a chat request carries them: `[{"type": "function", "function": {"name": ...}}, ...]`."""
 
 
 class CallStatus(StrEnum):
-    """What became of one attempt to call a tool."""
+    """The outcome of one attempt to call a tool."""
 
     OK = "ok"
     """Well formed, and the tool was offered (or no tools were given to compare with)."""
     REPAIRED = "repaired"
-    """Its meaning is plain, its form was not: `error` says what was put right."""
+    """The meaning is clear and the form is wrong. `error` names the repair."""
     INCOMPLETE = "incomplete"
-    """The text ended inside the arguments. Not a call: half of a command is a different command."""
+    """The text ended inside the arguments. Not a call: half a command is a different command."""
     INVALID_JSON = "invalid_json"
-    """The arguments are closed and cannot be read as the values that the format prescribes. Not a call."""
+    """The arguments are complete and cannot be read as the format's values. Not a call."""
     NOT_AN_OBJECT = "not_an_object"
-    """The arguments were read, and are a list, a number or a text. Not a call."""
+    """The arguments are a list, a number or a text. Not a call."""
     MISSING_NAME = "missing_name"
-    """No tool is named. Not a call."""
+    """The attempt names no tool. Not a call."""
     UNKNOWN_TOOL = "unknown_tool"
-    """Well formed, but no such tool was offered. Still a call: whoever runs it tells the model so."""
+    """Well formed, but no such tool was offered. Still a call: the agent loop answers it with an error."""
     MALFORMED = "malformed"
-    """The markup of a call around something that is none."""
+    """The tags of a call around text that is not a call."""
     IN_REASONING = "in_reasoning"
-    """Drafted inside a closed reasoning block. Not a call: the model only thought of it."""
+    """Drafted inside a closed reasoning block. Not a call."""
 
 
 CALLABLE = frozenset({CallStatus.OK, CallStatus.REPAIRED, CallStatus.UNKNOWN_TOOL})
@@ -41,18 +41,18 @@ CALLABLE = frozenset({CallStatus.OK, CallStatus.REPAIRED, CallStatus.UNKNOWN_TOO
 
 
 class Finish(StrEnum):
-    """Where the text ended. The values are OpenAI's finish reasons where there is one."""
+    """Where the text ended. The values are OpenAI's finish reasons where one exists."""
 
     STOP = "stop"
     """In content, or empty."""
     TOOL_CALLS = "tool_calls"
     """After at least one usable call, with nothing left open."""
     INCOMPLETE = "incomplete"
-    """Inside reasoning or inside a call: what was open is cut off."""
+    """Inside reasoning or inside a call."""
 
 
-class Span(NamedTuple):
-    """Where a call stands in the completion: half-open, in characters and, when token ids were given, in tokens."""
+class CallSpan(NamedTuple):
+    """A half-open range of the completion, in characters and, if token ids were given, in tokens."""
 
     start: int
     end: int
@@ -62,24 +62,24 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ParsedToolCall:
-    """One attempt at a call; `status` tells whether it became one."""
+    """One attempt at a call. `status` says whether it is a call."""
 
     id: str = field(compare=False)
-    """The format's own where it writes one, else a fresh `call_<24 hex digits>`: unique in a completion either way."""
+    """The id that the model wrote, else a fresh `call_<24 hex digits>`. Unique in a completion."""
     name: str
     arguments: dict[str, Any]
     arguments_raw: str
-    """The arguments as the model wrote them, "" where it wrote none: JSON only in formats that write JSON."""
+    """The arguments as the model wrote them, "" if it wrote none. JSON only in formats that write JSON."""
     status: CallStatus
     error: str | None = None
-    """Why it is no call, or what was repaired."""
+    """Why it is not a call, or what was repaired."""
     raw: str = ""
-    """The whole attempt, markup included."""
-    span: Span = field(default_factory=lambda: Span(0, 0))
+    """The text of the whole attempt, tags included."""
+    span: CallSpan = field(default_factory=lambda: CallSpan(0, 0))
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as the text of a JSON object: the model's own words where those are one."""
+        """The arguments as JSON text: the model's text if it is the same object."""
         if self.arguments_raw.startswith("{") and self.status is not CallStatus.REPAIRED:
             try:
                 if json.loads(self.arguments_raw) == self.arguments:
@@ -89,7 +89,7 @@ class ParsedToolCall:
         return json.dumps(self.arguments, ensure_ascii=False)
 
     def to_openai(self) -> dict[str, Any]:
-        """The call as it stands in an OpenAI message's `tool_calls`."""
+        """The call as an entry of `tool_calls` in an OpenAI message."""
         return {
             "id": self.id,
             "type": "function",
@@ -99,18 +99,18 @@ class ParsedToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ParsedCompletion:
-    """A completion taken apart. All of its text is in `content`, `reasoning` or a call's `raw`, but for markup."""
+    """A parsed completion. All text except tags is in `content`, `reasoning` or the `raw` of a call."""
 
     content: str | None
-    """What is neither reasoning nor a call, the text of failed attempts included. None when blank."""
+    """The text that is neither reasoning nor a call, with the text of failed attempts. None if blank."""
     reasoning: str | None = None
-    """The text of the reasoning, drafted calls included. None when blank, or when reasoning is not read."""
+    """The text of the reasoning, with drafted calls. None if blank or not read."""
     reasoning_complete: bool = True
-    """False when the text ended inside reasoning."""
+    """False if the text ended inside reasoning."""
     tool_calls: tuple[ParsedToolCall, ...] = ()
     """The usable calls, in order."""
     attempts: tuple[ParsedToolCall, ...] = ()
-    """`tool_calls` and every attempt that failed, in order."""
+    """`tool_calls` and all failed attempts, in order."""
     finish: Finish = Finish.STOP
 
 
@@ -130,7 +130,7 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallStart:
-    """A call begins; `index` is its place in `attempts`, `name` is whole."""
+    """A call begins. `index` is its place in `attempts`; `name` is complete."""
 
     index: int
     id: str
@@ -139,8 +139,8 @@ class CallStart:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDelta:
-    """More of the arguments' JSON text. For a call that ends `ok` the fragments make one JSON object; of one that had
-    to be repaired they may be the model's own words."""
+    """More of the arguments' JSON text. The fragments of a call that ends `ok` make one JSON object; those of a
+    repaired call may be the model's text before the repair."""
 
     index: int
     fragment: str
@@ -148,14 +148,14 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """A call ended: `call` is what `attempts` will hold, and what counts where it is not `ok`."""
+    """A call ended. `call` is the entry of `attempts`, and takes precedence over the fragments."""
 
     index: int
     call: ParsedToolCall
 
     @property
     def status(self) -> CallStatus:
-        """What became of the call."""
+        """The outcome of the call."""
         return self.call.status
 
 
@@ -163,5 +163,5 @@ Event: TypeAlias = ContentDelta | ReasoningDelta | CallStart | ArgumentsDelta | 
 
 
 def new_call_id() -> str:
-    """A fresh `call_<24 hex digits>`, for formats whose calls carry none."""
+    """A fresh `call_<24 hex digits>`, for formats without call ids."""
     return f"call_{os.urandom(12).hex()}"

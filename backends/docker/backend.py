@@ -1,7 +1,7 @@
-"""Sandboxes that are containers of a Docker engine, or of podman behind its Docker-compatible socket.
+"""Sandboxes that are containers of a Docker engine, or of podman by its Docker-compatible socket.
 
-The executor is the container's only program and its PID 1. When it has had no connection for `grace` seconds, or
-`lifetime` is over, it ends, and the engine removes the container: nothing of this process is needed for that.
+The executor is the only program of the container and its PID 1. It ends without a connection for `grace` seconds, or
+when `lifetime` is over. The engine then removes the container, without any help of this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,15 @@ from typing import Any, Literal
 import aiodocker
 
 from backends import runtime
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    sandbox_title,
+)
 from backends.connection import Connection
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
@@ -31,35 +39,35 @@ from .client import (
     PATIENCE,
     Engine,
     EngineError,
-    Facts,
+    EngineInfo,
     advice,
     client,
     description,
+    engine_info,
     explained,
-    facts,
     find_engine,
     request,
     upload,
 )
 from .container import ID, LABEL, OWNER, Account, Image, Options
 from .images import Pull, ensure_image
-from .link import Link, RelayLink, SocketLink, remove_stale_folders, runtime_volume, tar_of
+from .route import RelayRoute, Route, SocketRoute, remove_stale_folders, runtime_volume, tar_of
 
 START_TIMEOUT = 120.0
-"""Seconds from a started container to its executor's first word: engines crawl when many containers start."""
+"""Seconds from the start of a container to the first message of its executor: engines are slow under load."""
 SNAPSHOTS = "lachesis-snapshot"
-"""Repository of the images that `snapshot` makes, labelled `lachesis.snapshot`."""
+"""Repository of the images of `snapshot`, which carry the label `lachesis.snapshot`."""
 
 
 class DockerBackend:
-    """Containers without capabilities, without network unless asked for, and with bounded processes.
+    """Containers without capabilities, without network by default, and with limited processes.
 
-    Defaults for what a spec leaves open: `image` is the constructor's; `workdir` is the image's, else /workspace for
+    Defaults of the spec: `image` is the constructor's; `workdir` is the image's, else /workspace for
     root, else the user's home; `pids` is 1024; cpus, memory and disk are the engine's, which mostly means unlimited.
 
-    `disk_bytes` is enforced by the storage driver where it can (xfs with pquota, btrfs, zfs), for the whole root. Where
-    it cannot, the root is read-only, and the working directory, /tmp and /var/tmp are in memory, each limited to
-    `disk_bytes`; this is refused when the working directory is part of the image.
+    Where the storage driver can (xfs with pquota, btrfs, zfs), it enforces `disk_bytes` for the whole root. Elsewhere
+    the root is read-only, and the working directory, /tmp and /var/tmp are in memory, each limited to `disk_bytes`; a
+    working directory that is part of the image is then rejected.
     """
 
     def __init__(
@@ -78,39 +86,40 @@ class DockerBackend:
         grace: float = 60.0,
         parallel: int | None = None,
     ) -> None:
-        """`url` is the engine's (`unix://`, `tcp://`, `https://`, `ssh://`); without it, `DOCKER_HOST`, the Docker
-        CLI's context, or the first usual socket, podman's included. It is looked for when it is needed.
+        """`progress` gets a line for each step of pulling an image.
 
         Args:
-            image: for specs without one.
-            pull: whether a missing image is pulled; `progress` gets a line for each step of that.
-            transport: "socket" has the executor dial a socket of this machine, "exec" goes through the engine's exec;
-                "auto" takes the former where the engine shares this machine's files.
-            user: user, or user:group, inside; the image's own without it.
-            network: the engine's network for specs that ask for one.
-            read_only: nothing is writable but /tmp, /var/tmp and, unless it is part of the image, the working
-                directory: all in memory, limited to `disk_bytes` each.
-            runtime: the OCI runtime, such as `runsc`; the engine's default without it.
-            capabilities: those that are not dropped, such as `CHOWN`.
-            grace: seconds for which the connection to a sandbox may be interrupted.
-            parallel: containers that are created or removed at once, by default two per processor of the engine: with
-                more, each waits longer and all together take as long.
+            url: the engine (`unix://`, `tcp://`, `https://`, `ssh://`). Default: `DOCKER_HOST`, the context of the
+                Docker CLI, or the first of the usual sockets, including podman's.
+            image: the image of specs without one.
+            pull: when images are pulled: "missing", "always" or "never".
+            transport: how the executor is reached: "socket" by a socket of this machine, "exec" through the engine's
+                exec, "auto" by the former where the engine shares this machine's files.
+            user: user, or user:group, inside. Default: that of the image.
+            network: the engine's network for specs with network.
+            read_only: make everything read-only but /tmp, /var/tmp and a working directory outside the image, which
+                are in memory and limited to `disk_bytes` each.
+            runtime: the OCI runtime, such as `runsc`. Default: that of the engine.
+            capabilities: capabilities to keep, such as `CHOWN`.
+            grace: seconds within which an interrupted connection can be restored.
+            parallel: containers that are created or removed at once. Default: two per processor of the engine; more
+                make each slower and all no faster.
         """
         if transport not in ("auto", "socket", "exec"):
             raise ValueError(f"transport is 'auto', 'socket' or 'exec', not {transport!r}")
         if pull not in ("missing", "always", "never"):
             raise ValueError(f"pull is 'missing', 'always' or 'never', not {pull!r}")
         if grace <= 0 or (parallel is not None and parallel < 1):
-            raise ValueError("grace and parallel have to be positive")
+            raise ValueError("grace and parallel must be positive")
         self._url, self._image, self._pull, self._progress = url, image, pull, progress
         self._transport, self._grace, self._parallel = transport, grace, parallel
         self._options = Options(user, network, read_only, runtime, tuple(capabilities))
-        self._found: tuple[Engine, Facts] | None = None
-        self._quota = True  # until the engine says otherwise
+        self._found: tuple[Engine, EngineInfo] | None = None
+        self._quota = True  # until the engine rejects one
         self._accounts: dict[tuple[str, str], Account] = {}  # by image and user
-        self._volume: str | None = None  # with the portable runtime, once it is there
+        self._volume: str | None = None  # of the portable runtime, once it exists
         self._parts: dict[tuple[str, str], bool] = {}  # by image and path
-        # A backend serves any number of event loops; these belong to one each.
+        # A backend serves any number of event loops; these objects belong to one loop each.
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
             weakref.WeakKeyDictionary()
         )
@@ -134,11 +143,11 @@ class DockerBackend:
             return Availability(False, str(error), advice(error))
         return Availability(True, description(found, engine))
 
-    async def _engine(self, again: bool = False) -> tuple[Engine, Facts]:
+    async def _engine(self, again: bool = False) -> tuple[Engine, EngineInfo]:
         if self._found is None or again:
             engine = find_engine(self._url)
             async with client(engine) as docker:
-                found = await facts(docker, engine)
+                found = await engine_info(docker, engine)
             if found.architecture != platform.machine():
                 raise BackendUnavailable(
                     f"the engine at {engine.url} runs {found.architecture} and this machine is {platform.machine()}: "
@@ -149,7 +158,7 @@ class DockerBackend:
         return self._found
 
     def _lock(self) -> asyncio.Lock:
-        """Held for what is done once for all sandboxes."""
+        """The lock for work that is done once for all sandboxes."""
         return self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
     def _slot(self) -> asyncio.Semaphore:
@@ -163,22 +172,21 @@ class DockerBackend:
 
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         id = new_id()
-        labels = ", ".join(f"{key}={value}" for key, value in spec.labels.items())
-        name = f"sandbox {id}" + (f" ({labels})" if labels else "")
+        name = sandbox_title(id, spec.labels)
         try:
             engine, found = await self._engine()
         except EngineError as error:
             raise BackendUnavailable(str(error)) from error
         async with client(engine, found.api) as docker:
-            making = _Making(self, spec, id, name, engine, found, docker)
+            creation = _Creation(self, spec, id, name, engine, found, docker)
             try:
-                return await making.sandbox()
+                return await creation.sandbox()
             except BaseException:
-                await finish(making.undo())
+                await finish(creation.undo())
                 raise
 
     async def _ensure_image(self, docker: aiodocker.Docker, engine: Engine, name: str) -> Image:
-        # One at a time: a hundred sandboxes that start together pull a missing image once.
+        # One at a time, so that sandboxes that start together pull a missing image once.
         async with self._lock():
             return Image.of(await ensure_image(docker, engine, name, self._pull, self._progress))
 
@@ -190,7 +198,7 @@ class DockerBackend:
             return await _listed(docker, engine)
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
-        """See `Backend.reap`. Uploads that were broken off, and folders of sockets, go with their owners."""
+        """See `Backend.reap`. Also removes interrupted uploads and socket folders of owners that are gone."""
         engine, found = await self._engine()
         async with client(engine, found.api) as docker:
             listed = await _listed(docker, engine)
@@ -209,7 +217,7 @@ class DockerBackend:
         return victims
 
     async def _remove(self, docker: aiodocker.Docker, engine: Engine, id: str) -> None:
-        """Until it is gone, whatever it was doing."""
+        """Remove a container in any state, and wait until it is gone."""
         container = docker.containers.container(id)
         async with self._slot():
             with explained(engine, f"removing the container of sandbox {id}"):
@@ -220,7 +228,7 @@ class DockerBackend:
                         except aiodocker.DockerError as error:
                             if error.status == 404:
                                 return
-                            if error.status not in (409, 500):  # it is being removed; or it was ending just now
+                            if error.status not in (409, 500):  # it is being removed, or was just ending
                                 raise
                         status, _, _ = await request(docker, "GET", f"containers/{id}/json")
                         if status == 404:
@@ -229,7 +237,7 @@ class DockerBackend:
 
 
 async def _listed(docker: aiodocker.Docker, engine: Engine) -> list[SandboxInfo]:
-    # A container that somebody made from a snapshot may have its labels, but not its name.
+    # A container that a user made from a snapshot has its labels, but not its name.
     rows = await _rows(docker, engine, "id")
     return [containers.listed(row) for row in rows if f"/{row['Labels'][ID]}" in row.get("Names", [])]
 
@@ -242,8 +250,8 @@ async def _rows(docker: aiodocker.Docker, engine: Engine, label: str) -> list[di
     return [dict(container._container) for container in found]
 
 
-class _Making:
-    """A sandbox on its way into being; `undo` removes what there is of it."""
+class _Creation:
+    """A sandbox that is being created. `undo` removes what exists of it."""
 
     def __init__(
         self,
@@ -252,16 +260,16 @@ class _Making:
         id: str,
         name: str,
         engine: Engine,
-        facts: Facts,
+        facts: EngineInfo,
         docker: aiodocker.Docker,
     ) -> None:
         self.backend, self.spec, self.id, self.name = backend, spec, id, name
         self.engine, self.facts = engine, facts
-        self.docker = docker  # closed when the sandbox is made
+        self.docker = docker  # closed once the sandbox exists
         self.created = time.time()
         self.labels = containers.labels(id, spec, this_owner(), self.created)
-        self.asked = False  # whether the engine may have a container of that name
-        self.link: Link | None = None
+        self.asked = False  # whether a container of that name may exist
+        self.route: Route | None = None
         self.connection: Connection | None = None
 
     async def sandbox(self) -> DockerSandbox:
@@ -275,14 +283,14 @@ class _Making:
             with explained(self.engine, f"starting the container of {self.name}"):
                 async with asyncio.timeout(PATIENCE):
                     await self.docker.containers.container(self.id).start()
-            assert self.link is not None
+            assert self.route is not None
             try:
                 self.connection = await Connection.resumable(
-                    self.link.dial,
+                    self.route.dial,
                     name=self.name,
                     grace=backend._grace,
                     start_timeout=START_TIMEOUT,
-                    sealed=self.link.sealed,
+                    sealed=self.route.sealed,
                 )
             except SandboxLost as error:
                 raise BackendError(f"{self.name} could not be started: {error}") from None
@@ -291,11 +299,11 @@ class _Making:
         return DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
 
     async def undo(self, strict: bool = False) -> None:
-        """Raises `BackendError` with `strict` alone: without, something is being raised already."""
+        """Remove the container. Raises `BackendError` with `strict` only; without it, another error is being raised."""
         if self.connection is not None:
             self.connection.fail(f"{self.name} was never ready")
         else:
-            self.backend._volume = None  # it may be what is missing
+            self.backend._volume = None  # it may have been removed
         try:
             if self.asked:
                 async with client(self.engine, self.facts.api) as docker:
@@ -304,11 +312,11 @@ class _Making:
             if strict:
                 raise
         finally:
-            if self.link is not None:
-                self.link.close()
+            if self.route is not None:
+                self.route.close()
 
     async def still_there(self) -> None:
-        """Raises `SandboxLost` when the container has ended, and tells why."""
+        """Raise `SandboxLost` with the reason if the container has ended."""
         try:
             async with asyncio.timeout(5.0), client(self.engine, self.facts.api) as docker:
                 status, _, body = await request(docker, "GET", f"containers/{self.id}/json")
@@ -320,16 +328,16 @@ class _Making:
                 span = {"since": f"{self.created - 5:.0f}", "until": f"{time.time():.3f}", "filters": filters}
                 _, _, body = await request(docker, "GET", "events", span)
                 events = [json.loads(line) for line in body.splitlines() if line.strip()]
-        except Exception:  # the engine does not answer, so nothing is known
+        except Exception:  # the engine does not answer
             return
         raise SandboxLost(containers.ending(events, self.spec))
 
     # the container
 
     async def _create(self, image: Image, workdir: str, account: Account) -> bool:
-        """Create it, with the link and the way of limiting the disk that this engine allows.
+        """Create the container, with the route and the disk limit that this engine supports.
 
-        Returns whether what can be written is in memory.
+        Returns whether everything writable is in memory.
         """
         backend, limited = self.backend, self.spec.disk_bytes is not None
         is_root = account == containers.ROOT
@@ -347,16 +355,16 @@ class _Making:
                         f"storage ({self.facts.storage}) cannot limit it; set workdir to a folder that is not in the "
                         "image, or leave disk_bytes out"
                     )
-            if self.link is None:
-                self.link = await self._open_link(image)
+            if self.route is None:
+                self.route = await self._open_route(image)
             config = containers.container(
                 self.spec,
                 image,
                 self.facts,
                 backend._options,
                 workdir=workdir if is_root else "/",
-                command=runtime.runtime_command(*self.link.arguments),
-                mounts=self.link.mounts,
+                command=runtime.runtime_command(*self.route.arguments),
+                mounts=self.route.mounts,
                 labels=self.labels,
                 scratch=list(dict.fromkeys(scratch)),
                 quota=quota,
@@ -367,45 +375,45 @@ class _Making:
                     await self._make_folder(workdir, account)
                 return in_memory
             except EngineError as error:
-                if quota and error.status in (400, 500) and containers.is_quota_refusal(str(error)):
+                if quota and error.status in (400, 500) and containers.is_quota_rejected(str(error)):
                     backend._quota = False
                 elif backend._transport == "auto" and containers.is_missing_source(str(error)):
-                    self.link.close()
-                    backend._transport, self.link = "exec", None
+                    self.route.close()
+                    backend._transport, self.route = "exec", None
                 else:
                     raise
 
     async def _ask(self, config: dict[str, Any]) -> None:
-        """Create a container of this sandbox' name. It is waited for even when cancelled: `undo` has to see it."""
+        """Create a container with the sandbox' name. It is awaited even when cancelled, so that `undo` finds it."""
         self.asked = True
         with explained(self.engine, f"creating the container of {self.name}"):
             await finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
 
-    async def _open_link(self, image: Image) -> Link:
+    async def _open_route(self, image: Image) -> Route:
         how = self.backend._transport
         if how == "exec" or (how == "auto" and (not self.engine.is_local or self.facts.selinux)):
             async with self.backend._lock():
                 if self.backend._volume is None:
                     self.backend._volume = await runtime_volume(self.docker, self.engine, image.id)
-            return RelayLink(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
-        return SocketLink(self.id, await asyncio.to_thread(runtime.portable_runtime), self.still_there)
+            return RelayRoute(self.engine, self.facts, self.id, self.backend._volume, self.still_there)
+        return SocketRoute(self.id, await asyncio.to_thread(runtime.portable_runtime), self.still_there)
 
     async def _make_folder(self, path: str, account: Account) -> None:
-        """What the user could not make by itself."""
+        """Create a folder that the user inside may not create."""
         folder = tarfile.TarInfo(path.lstrip("/"))
         folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o755, account.uid, account.gid
         with explained(self.engine, f"making {path} in {self.name}"):
             async with asyncio.timeout(PATIENCE):
                 await upload(self.docker, self.id, "/", tar_of(folder))
 
-    # what an image is like inside
+    # the inside of an image
 
     async def _account(self, image: Image, user: str) -> Account:
         known = self.backend._accounts.get((image.id, user))
         if known is None:
             lines: list[str] = []
             async with self._unstarted(image) as container:
-                with contextlib.suppress(aiodocker.DockerError):  # it has none
+                with contextlib.suppress(aiodocker.DockerError):  # the image has none
                     archive = await container.get_archive("/etc/passwd")
                     file = archive.extractfile("passwd")
                     lines = file.read().decode(errors="replace").splitlines() if file else []
@@ -422,7 +430,7 @@ class _Making:
 
     @contextlib.asynccontextmanager
     async def _unstarted(self, image: Image) -> AsyncIterator[aiodocker.docker.DockerContainer]:
-        """A container of the sandbox' name to look into, which makes way for the real one afterwards."""
+        """A container that is never started, for looking into the image. It has the sandbox' name and is removed."""
         await self._ask({"Image": image.id, "Entrypoint": ["/never-started"], "Labels": self.labels})
         with explained(self.engine, "looking into the image"):
             async with asyncio.timeout(PATIENCE):
@@ -434,17 +442,17 @@ class DockerSandbox(ExecutorSandbox):
     """A container whose PID 1 is the executor."""
 
     def __init__(
-        self, making: _Making, connection: Connection, *, workdir: str, python: str | None, in_memory: bool
+        self, creation: _Creation, connection: Connection, *, workdir: str, python: str | None, in_memory: bool
     ) -> None:
-        super().__init__(connection, id=making.id, workdir=workdir, python=python)
-        self._making, self._in_memory = making, in_memory
+        super().__init__(connection, id=creation.id, workdir=workdir, python=python)
+        self._creation, self._in_memory = creation, in_memory
         self._end: asyncio.Task[None] | None = None
         self._watch = asyncio.create_task(self._clean_up())
 
     async def _clean_up(self) -> None:
-        """A sandbox that ended of itself leaves nothing, even if nobody closes it."""
+        """Remove a sandbox that has ended by itself, even if it is never closed."""
         await asyncio.wait([self._connection.ended])
-        self._end = self._end or asyncio.create_task(self._making.undo(strict=True))
+        self._end = self._end or asyncio.create_task(self._creation.undo(strict=True))
         with contextlib.suppress(BackendError):
             await asyncio.shield(self._end)
 
@@ -452,38 +460,41 @@ class DockerSandbox(ExecutorSandbox):
         """See `Sandbox.close`.
 
         Raises:
-            BackendError: the engine does not answer. What was inside has ended all the same; `reap` removes the rest.
+            BackendError: the engine does not answer. All processes inside have ended; `reap` removes the rest.
         """
-        self._connection.shut_down()  # reaches it even if the engine is gone
-        self._connection.fail(f"{self._making.name} was closed")
+        self._connection.shut_down()  # works without the engine
+        self._connection.fail(f"{self._creation.name} was closed")
         self._watch.cancel()
         end = self._end
         if end is None or has_failed(end):
-            self._end = asyncio.create_task(self._making.undo(strict=True))
+            self._end = asyncio.create_task(self._creation.undo(strict=True))
         assert self._end is not None
         await finish(self._end)
 
     async def snapshot(self) -> str:
-        """Keep the root file system as an image `lachesis-snapshot:ID-N`; /tmp and the like are part of it.
+        """Save the root file system, including /tmp, as an image `lachesis-snapshot:ID-N`.
 
-        Images stay until they are removed: docker image prune --all --filter label=lachesis.snapshot
+        Images stay until you remove them: docker image prune --all --filter label=lachesis.snapshot
 
         Raises:
-            BackendUnavailable: what can be written is in memory, and no part of the root.
+            BackendUnavailable: written files are in memory, outside the root.
             SandboxLost: the sandbox is gone.
         """
-        making = self._making
+        return await self._connection.guard(self._snapshot())
+
+    async def _snapshot(self) -> str:
+        creation = self._creation
         if self._connection.lost is not None:
             raise SandboxLost(self._connection.lost)
         if self._in_memory:
             raise BackendUnavailable(
-                f"{making.name} cannot be kept as an image: with read_only or disk_bytes its files are in memory; "
+                f"{creation.name} cannot be saved as an image: with read_only or disk_bytes its files are in memory; "
                 "leave these out, or use an engine whose storage driver limits the disk"
             )
         tag = f"{self.id.removeprefix(ID_PREFIX)}-{secrets.token_hex(4)}"
-        marks = {ID: "", f"{LABEL}snapshot": self.id, f"{LABEL}snapshot.run_id": making.spec.labels.get("run_id", "")}
-        with explained(making.engine, f"keeping {making.name} as an image"):
+        marks = {ID: "", f"{LABEL}snapshot": self.id, f"{LABEL}snapshot.run_id": creation.spec.labels.get("run_id", "")}
+        with explained(creation.engine, f"saving {creation.name} as an image"):
             config = {"Entrypoint": [], "Cmd": ["/bin/sh"], "Labels": marks}
-            async with client(making.engine, making.facts.api) as docker:
+            async with client(creation.engine, creation.facts.api) as docker:
                 await docker.containers.container(self.id).commit(repository=SNAPSHOTS, tag=tag, config=config)
         return f"{SNAPSHOTS}:{tag}"

@@ -1,4 +1,4 @@
-"""Reaching a Docker engine (or podman's socket): where it is, what it can do, and what its errors mean."""
+"""The client of a Docker engine (or podman): finding it, its capabilities, and its errors."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import aiohttp
 from backends.base import BackendError, BackendUnavailable
 
 PATIENCE = 120.0
-"""Seconds after which an engine that does not answer is given up; pulling an image has no limit."""
+"""Seconds after which a request fails; pulling an image has no limit."""
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 _INSTALL = "apt-get install docker.io, or https://docs.docker.com/engine/install; or set url / DOCKER_HOST"
 
 
 class EngineError(BackendError):
-    """The engine refused: `status` is its HTTP status, 0 when it could not be asked at all."""
+    """A request failed. `status` is the HTTP status, 0 when the engine could not be reached."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -34,7 +34,7 @@ class EngineError(BackendError):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """Where an engine is."""
+    """The address of an engine."""
 
     url: str
     """`unix://PATH`, `tcp://HOST:PORT`, `https://HOST:PORT` or `ssh://USER@HOST`."""
@@ -43,19 +43,19 @@ class Engine:
 
     @property
     def is_local(self) -> bool:
-        """Whether it may share this machine's file system. A socket that is forwarded from elsewhere looks the same."""
+        """Whether it may share this machine's files. A forwarded socket looks the same."""
         return self.url.startswith("unix://")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What an engine says about itself."""
+class EngineInfo:
+    """Properties that an engine reports."""
 
     product: str
     """`Docker` or `Podman`."""
     version: str
     api: str
-    """Version of its interface: `v1.41`."""
+    """Version of its API: `v1.41`."""
     rootless: bool
     memory_limit: bool
     cpu_limit: bool
@@ -63,11 +63,11 @@ class Facts:
     cpus: float
     """Processors of its machine."""
     selinux: bool
-    """Whether containers are labelled: they may then not open what is bound into them."""
+    """Whether containers are labelled, which may keep them from files that are bound into them."""
     storage: str
-    """Storage driver and what it is backed by: `overlay2 on extfs`."""
+    """Storage driver and its file system: `overlay2 on extfs`."""
     architecture: str
-    """As `uname -m` has it: `x86_64`."""
+    """As in `uname -m`: `x86_64`."""
 
 
 def find_engine(url: str | None = None) -> Engine:
@@ -84,13 +84,13 @@ def find_engine(url: str | None = None) -> Engine:
     scheme = engine.url.partition("://")[0]
     if scheme not in ("unix", "tcp", "http", "https", "ssh"):
         raise BackendUnavailable(
-            f"the Docker engine's address {engine.url!r} is not understood: use unix://, tcp://, https:// or ssh://"
+            f"the address {engine.url!r} of the Docker engine is invalid: use unix://, tcp://, https:// or ssh://"
         )
     return engine
 
 
 def _context() -> Engine | None:
-    """The engine of the context that the Docker CLI would use, None for its default."""
+    """The engine of the Docker CLI's current context, None for the default context."""
     folder = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     name = os.environ.get("DOCKER_CONTEXT")
     if name is None:
@@ -136,7 +136,7 @@ def _ssl_context(folder: Path) -> ssl.SSLContext:
 
 
 def open_client(engine: Engine, api_version: str = "auto") -> aiodocker.Docker:
-    """A client for the running event loop; to be closed with `close_client`."""
+    """A client for the running event loop. Close it with `close_client`."""
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
     connector: aiohttp.BaseConnector
     if engine.url.startswith("ssh://"):
@@ -166,7 +166,7 @@ async def client(engine: Engine, api_version: str = "auto") -> AsyncIterator[aio
 
 @contextlib.contextmanager
 def explained(engine: Engine, what: str) -> Iterator[None]:
-    """Around one request: what goes wrong becomes an `EngineError` that starts with `what`."""
+    """Turn the errors of one request into an `EngineError` that starts with `what`."""
     try:
         yield
     except aiodocker.DockerError as error:
@@ -189,7 +189,7 @@ def _unreachable(engine: Engine, what: str, reason: object) -> EngineError:
 async def request(
     docker: aiodocker.Docker, method: str, path: str, params: Mapping[str, str] | None = None
 ) -> tuple[int, Mapping[str, str], bytes]:
-    """A request for which aiodocker has no method of its own: status, headers and body, also of a refusal."""
+    """A request for which aiodocker has no method: status, headers and body, also of errors."""
     url = f"{docker.docker_host}/{docker.api_version}/{path}"
     async with docker.session.request(method, url, params=params) as answer:
         return answer.status, answer.headers, await answer.read()
@@ -204,14 +204,14 @@ async def upload(docker: aiodocker.Docker, container: str, folder: str, archive:
             raise aiodocker.DockerError(answer.status, (await answer.read()).decode(errors="replace"))
 
 
-async def facts(docker: aiodocker.Docker, engine: Engine) -> Facts:
-    """Ask the engine what it is.
+async def engine_info(docker: aiodocker.Docker, engine: Engine) -> EngineInfo:
+    """The properties of the engine.
 
     Raises:
         BackendUnavailable: it runs no Linux containers.
         EngineError: it does not answer.
     """
-    with explained(engine, "looking at the engine"):
+    with explained(engine, "reading the engine's properties"):
         async with asyncio.timeout(PATIENCE):
             version = await docker.version()
             info = await docker.system.info()
@@ -220,7 +220,7 @@ async def facts(docker: aiodocker.Docker, engine: Engine) -> Facts:
     components = " ".join(str(part.get("Name")) for part in version.get("Components") or [])
     options = " ".join(info.get("SecurityOptions") or [])
     backing = dict(row[:2] for row in info.get("DriverStatus") or [] if len(row) >= 2).get("Backing Filesystem", "?")
-    return Facts(
+    return EngineInfo(
         product="Podman" if "Podman" in components else "Docker",
         version=str(version.get("Version", "?")),
         api=f"v{version['ApiVersion']}",
@@ -235,7 +235,7 @@ async def facts(docker: aiodocker.Docker, engine: Engine) -> Facts:
     )
 
 
-def description(facts: Facts, engine: Engine) -> str:
+def description(facts: EngineInfo, engine: Engine) -> str:
     """One line for `check`."""
     limits = {"memory": facts.memory_limit, "cpu": facts.cpu_limit, "pids": facts.pids_limit}
     missing = ", ".join(name for name, works in limits.items() if not works)
@@ -244,7 +244,7 @@ def description(facts: Facts, engine: Engine) -> str:
 
 
 def advice(error: Exception) -> str:
-    """The next step after `check` failed."""
+    """The next step after a failed `check`."""
     text = str(error)
     if "Permission denied" in text:
         return "let this user use the engine (usermod -aG docker USER, then log in again), or run rootless Docker"

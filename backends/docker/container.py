@@ -1,4 +1,4 @@
-"""What the engine is asked for: pure functions from a spec, an image and the engine's facts to a configuration."""
+"""The configuration of containers, as pure functions of a spec, an image and the properties of the engine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 from backends.base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
 from backends.owner import is_gone
 
-from .client import Facts
+from .client import EngineInfo
 
 LABEL = "lachesis."
 ID, OWNER = f"{LABEL}id", f"{LABEL}owner"
 PIDS = 1024
-"""Processes allowed where the spec says nothing: a fork bomb is never the whole machine's affair."""
+"""The default limit of processes, against fork bombs."""
 _SHM_BYTES = 64 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a backend's owner chose for all its sandboxes; see `DockerBackend`."""
+    """Options of all sandboxes of a backend; see `DockerBackend`."""
 
     user: str | None = None
     network: str = "bridge"
@@ -32,19 +32,19 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """What matters of an image."""
+    """The relevant properties of an image."""
 
     id: str
     env: Mapping[str, str]
     workdir: str
-    """Empty where the image names none."""
+    """Empty if the image has none."""
     user: str
     volumes: tuple[str, ...]
     has_healthcheck: bool = False
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
-        """From the engine's description."""
+        """Read them from the engine's description."""
         config = inspected.get("Config") or inspected.get("ContainerConfig") or {}
         variables = (line.partition("=") for line in config.get("Env") or [])
         return cls(
@@ -59,7 +59,7 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom the commands run as."""
+    """The account that runs the commands."""
 
     home: str
     uid: int
@@ -75,10 +75,10 @@ def is_root(user: str) -> bool:
 
 
 def account(user: str, passwd: Iterable[str]) -> Account:
-    """The account of `user`, a name or a number with or without a group, by the lines of the image's /etc/passwd.
+    """The account of `user`, a name or number with an optional group, from the lines of the image's /etc/passwd.
 
     Raises:
-        BackendUnavailable: it is a name that is not there.
+        BackendUnavailable: /etc/passwd does not have the name.
     """
     wanted, _, group = user.partition(":")
     for line in passwd:
@@ -92,13 +92,13 @@ def account(user: str, passwd: Iterable[str]) -> Account:
 
 
 def workdir(spec: SandboxSpec, image: Image, account: Account) -> str:
-    """The spec's, else the image's, else /workspace for root and the home, or /tmp, for others."""
+    """The folder of the spec, else of the image, else /workspace for root, and home or /tmp for others."""
     home = account.home if account.home != "/" else "/tmp"
     return spec.workdir or image.workdir or ("/workspace" if account == ROOT else home)
 
 
 def environment(image: Image, account: Account, workdir: str, *, read_only: bool) -> dict[str, str]:
-    """Variables of commands, before the spec's: the image's own and what programs cannot do without."""
+    """Variables of commands before those of the spec: the image's, and the usual ones."""
     names = {"USER": account.name, "LOGNAME": account.name} if account.name else {}
     home = workdir if read_only or account.home == "/" else account.home
     return {"PATH": _PATH, "LANG": "C.UTF-8", "TERM": "dumb", "HOME": home, **names, **image.env}
@@ -115,7 +115,7 @@ def labels(id: str, spec: SandboxSpec, owner: str, created: float) -> dict[str, 
 
 
 def listed(row: Mapping[str, Any]) -> SandboxInfo:
-    """A row of the engine's list of containers."""
+    """The sandbox of a row of the engine's list of containers."""
     found = row.get("Labels") or {}
     try:
         created = float(found.get(f"{LABEL}created", ""))
@@ -135,7 +135,7 @@ def listed(row: Mapping[str, Any]) -> SandboxInfo:
 
 
 _MASKED = [
-    # Docker's own list, which this one takes the place of.
+    # Docker's default list, which this one replaces.
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -148,7 +148,7 @@ _MASKED = [
     "/proc/timer_stats",
     "/sys/devices/virtual/powercap",
     "/sys/firmware",
-    # For root alone, and a container's root is the kernel's.
+    # For root only; and root in a container is root for the kernel.
     "/proc/kallsyms",
     "/proc/pagetypeinfo",
     "/proc/slabinfo",
@@ -160,7 +160,7 @@ _READ_ONLY = [
     "/proc/irq",
     "/proc/sys",
     "/proc/sysrq-trigger",
-    # PID 1 is the executor, with the same user: a command could have the kernel take the executor's memory first.
+    # PID 1 is the executor, with the same user: a command could make the kernel kill it first.
     "/proc/1/autogroup",
     "/proc/1/oom_adj",
     "/proc/1/oom_score_adj",
@@ -173,7 +173,7 @@ _READ_ONLY = [
 def container(
     spec: SandboxSpec,
     image: Image,
-    facts: Facts,
+    facts: EngineInfo,
     options: Options,
     *,
     workdir: str,
@@ -183,13 +183,13 @@ def container(
     scratch: Sequence[str],
     quota: bool,
 ) -> dict[str, Any]:
-    """The configuration of a container that runs nothing but `command`, the executor.
+    """The configuration of a container that runs `command`, the executor.
 
-    The engine makes `workdir`, as root's. `scratch` are folders in memory, each limited to `disk_bytes`; where there
-    are any, the rest is read-only. With `quota` the engine limits the root itself.
+    The engine creates `workdir` for root. `scratch` are folders in memory, each limited to `disk_bytes`; if there are
+    any, the rest is read-only. With `quota` the engine limits the root file system.
 
     Raises:
-        BackendUnavailable: the engine cannot enforce what the spec asks for.
+        BackendUnavailable: the engine cannot enforce the spec.
     """
     host: dict[str, Any] = {
         "AutoRemove": True,
@@ -212,7 +212,7 @@ def container(
     if spec.disk_bytes is not None and image.volumes:
         raise BackendUnavailable(
             f"disk_bytes cannot be enforced for this image: it declares volumes ({', '.join(image.volumes)}), "
-            "which no limit holds for; leave disk_bytes out, or use an image without VOLUME"
+            "which cannot be limited; leave disk_bytes out, or use an image without VOLUME"
         )
     if scratch:
         size = f",size={in_memory}" if bounded else ""
@@ -224,8 +224,8 @@ def container(
         "Image": image.id,
         "Entrypoint": list(command),
         "Cmd": [],
-        # The runtime's loader would obey it. What commands get is said to the executor, not here: here everybody who
-        # may look at containers could read it.
+        # The loader of the runtime would obey it. Variables of commands go to the executor: here, everyone who may
+        # inspect containers could read them.
         "Env": ["LD_PRELOAD="] if "LD_PRELOAD" in image.env else [],
         "WorkingDir": workdir,
         "Hostname": "sandbox",
@@ -240,13 +240,13 @@ def container(
     return config
 
 
-def limits(spec: SandboxSpec, facts: Facts) -> dict[str, Any]:
-    """Processor time, memory without swap, and processes."""
+def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:
+    """The limits of processor time, memory (without swap) and processes."""
     host: dict[str, Any] = {}
     if spec.memory_bytes is not None:
         _require(facts.memory_limit, "memory_bytes", facts)
         host["Memory"] = host["MemorySwap"] = spec.memory_bytes
-    if spec.cpus is not None and spec.cpus < facts.cpus:  # the engine refuses more processors than there are
+    if spec.cpus is not None and spec.cpus < facts.cpus:  # the engine rejects more processors than it has
         _require(facts.cpu_limit, "cpus", facts)
         host["NanoCpus"] = max(int(spec.cpus * 1e9), 10_000_000)
     if spec.pids is not None:
@@ -256,7 +256,7 @@ def limits(spec: SandboxSpec, facts: Facts) -> dict[str, Any]:
     return host
 
 
-def _require(works: bool, field: str, facts: Facts) -> None:
+def _require(works: bool, field: str, facts: EngineInfo) -> None:
     if not works:
         why = "a rootless engine needs cgroup v2 with delegation" if facts.rootless else "its cgroups do not allow it"
         raise BackendUnavailable(
@@ -265,20 +265,20 @@ def _require(works: bool, field: str, facts: Facts) -> None:
         )
 
 
-def is_quota_refusal(message: str) -> bool:
-    """Whether the engine refused a size for the root. Drivers word it differently."""
+def is_quota_rejected(message: str) -> bool:
+    """Whether the engine rejected a size for the root. Drivers word it differently."""
     text = message.lower()
     return ("storage" in text and ("opt" in text or "size" in text)) or "quota" in text
 
 
 def is_missing_source(message: str) -> bool:
-    """Whether a folder of this machine does not exist where the engine is."""
+    """Whether a folder of this machine does not exist on the engine's machine."""
     text = message.lower()
     return "bind source path does not exist" in text or ("statfs" in text and "no such file" in text)
 
 
 def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
-    """Why a container ended, by what the engine remembers of it."""
+    """Why a container ended, from the engine's events."""
     exit_code, out_of_memory, killed = None, False, False
     for event in events:
         action = str(event.get("Action") or event.get("status") or "")
@@ -292,5 +292,5 @@ def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
         limit = f" (memory_bytes is {spec.memory_bytes})" if spec.memory_bytes else ""
         return f"it ran out of memory as a whole{limit}"
     if killed:
-        return f"its container was killed or removed by somebody else (exit code {exit_code})"
+        return f"its container was killed or removed from outside (exit code {exit_code})"
     return f"its container ended (exit code {exit_code})"

@@ -1,4 +1,4 @@
-"""Images for Docker sandboxes: looking one up, pulling it when it is missing, and saying why that failed."""
+"""Images for Docker sandboxes: inspecting and pulling them, and explaining why that failed."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _LOG = logging.getLogger(__name__)
 async def ensure_image(
     docker: aiodocker.Docker, engine: Engine, name: str, pull: Pull, progress: Callable[[str], None] | None
 ) -> dict[str, Any]:
-    """What the engine says about the image `name`, which is pulled first where `pull` says so.
+    """The engine's description of the image `name`, after pulling it if `pull` requires that.
 
-    `progress` gets a line about each step; without it they are logged.
+    `progress` gets a line for each step; without it they are logged.
 
     Raises:
-        BackendUnavailable: the image is not there and cannot be had, with the reason and the next step.
+        BackendUnavailable: the image is missing and cannot be pulled, with the reason and the next step.
         EngineError: the engine failed.
     """
     if pull != "always":
@@ -71,7 +71,7 @@ async def _pull(docker: aiodocker.Docker, engine: Engine, name: str, progress: C
         with explained(engine, f"pulling image {name!r}"):
             async for event in docker.images.pull(qualified if credentials else name, auth=credentials, stream=True):
                 status, layer = str(event.get("status", "")), str(event.get("id", ""))
-                if status and layers.get(layer) != status:  # not the many byte counts in between
+                if status and layers.get(layer) != status:  # not every byte count
                     layers[layer] = status
                     progress(f"{name}: {layer + ': ' if layer else ''}{status}")
     except EngineError as error:
@@ -79,7 +79,7 @@ async def _pull(docker: aiodocker.Docker, engine: Engine, name: str, progress: C
 
 
 def pull_failure(name: str, registry: str, with_credentials: bool, error: EngineError) -> BackendError:
-    """What to tell the user, by the engine's words: they differ between engines, versions and registries."""
+    """The error for the user, from the engine's text, which differs between engines, versions and registries."""
     text = str(error).lower().replace(name.lower(), "")
     if error.status == 0 and "cannot be reached" in text:
         return error
@@ -91,7 +91,7 @@ def pull_failure(name: str, registry: str, with_credentials: bool, error: Engine
     if any(word in text for word in ("unauthorized", "authentication required", "denied", "no basic auth")):
         who = "these credentials do not allow it" if with_credentials else "there are no credentials for it"
         return BackendUnavailable(
-            f"image {name!r} is refused by {registry}: it does not exist, or {who} ({error}); docker login {registry}"
+            f"image {name!r} is denied by {registry}: it does not exist, or {who} ({error}); docker login {registry}"
         )
     if any(
         word in text for word in ("not found", "manifest unknown", "does not exist", "no such image", "invalid ref")
@@ -101,7 +101,7 @@ def pull_failure(name: str, registry: str, with_credentials: bool, error: Engine
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The registry of an image, and its name with the registry in front."""
+    """The registry of an image, and the image's name including the registry."""
     first, slash, _ = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return first, name
@@ -109,7 +109,7 @@ def split_name(name: str) -> tuple[str, str]:
 
 
 def read_credentials(registry: str, folder: Path | None = None) -> dict[str, str] | None:
-    """What `docker login` kept for this registry, in the form that the engine takes; None without any.
+    """The credentials that `docker login` saved for this registry, as the engine takes them; None without any.
 
     Raises:
         OSError, ValueError, subprocess.SubprocessError: they cannot be read, or the helper that keeps them failed.
@@ -138,12 +138,12 @@ def read_credentials(registry: str, folder: Path | None = None) -> dict[str, str
 
 
 def _ask_helper(helper: str, name: str) -> dict[str, str] | None:
-    # The helper's own protocol: the name on its standard input, JSON on its output, so that no secret is in argv.
+    # The protocol of credential helpers: the name on standard input, JSON on standard output.
     done = subprocess.run(
         [f"docker-credential-{helper}", "get"], input=name.encode(), capture_output=True, timeout=30, check=False
     )
     if done.returncode != 0:
-        return None  # it keeps nothing for this name
+        return None  # it has no credentials for this name
     answer = json.loads(done.stdout)
     user, secret = str(answer["Username"]), str(answer["Secret"])
     if user == "<token>":

@@ -1,4 +1,4 @@
-"""Processes that run beside the commands, and that can be listened and spoken to."""
+"""Background processes, with their output and input."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import struct
 import termios
 from typing import TYPE_CHECKING
 
+from .framing import failure
 from .jobs import Job, discard
 from .kernel import close_all
 from .output import Ring
 from .shell import encode_environment, shell_arguments
-from .wire import failure
 
 if TYPE_CHECKING:
     from .executor import Executor
-    from .wire import Header
+    from .framing import Header
 
 
 class Background(Job):
-    """A process that was `start`ed: its output is kept in a ring, for as long as the sandbox lives."""
+    """A process of `start`. Its last output is kept in a ring buffer until the sandbox ends."""
 
     def __init__(self, executor: Executor, request: Header) -> None:
         super().__init__(executor, request["command"])
@@ -78,7 +78,7 @@ class Background(Job):
 
     @property
     def shown_exit_code(self) -> int | None:
-        """The exit code once its output is complete: a reader who sees it has seen everything."""
+        """The exit code once the output is complete, so that a reader who sees it misses nothing."""
         return self.exit_code if self.finished else None
 
     def output(self, request: int, offset: int, wait: float, limit: int) -> None:

@@ -1,4 +1,4 @@
-"""What is asked for, by its name: each request is a method, and what it works on is kept here."""
+"""The dispatch of requests: `op_NAME` serves the request NAME, on the state that is kept here."""
 
 from __future__ import annotations
 
@@ -11,44 +11,44 @@ from typing import TYPE_CHECKING
 
 from .background import Background
 from .files import Upload, read_file
+from .framing import failure, log_error
 from .jobs import Exec
 from .loop import Loop
 from .output import Spill
+from .owner_session import OwnerSession
+from .prewarmed import PrewarmedShells
 from .processes import kill_tree
 from .programs import find_python
-from .session import Session
 from .shell import ShellState
 from .shells import Shells
-from .spares import Spares
-from .transfers import Packing, Reading, Unpacking, Writing
-from .wire import complain, failure
+from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
 
 if TYPE_CHECKING:
+    from .framing import Header
     from .output import Capped
-    from .transfers import Transfer
-    from .wire import Header
+    from .transfers import OpenTransfer
 
 SPILLS = 4
-"""Truncated results whose whole output is kept."""
+"""How many truncated results keep their whole output."""
 ENDED = 1 << 25
-"""Bytes of output that are kept of all background processes together that have ended."""
+"""Bytes of output kept of all ended background processes together."""
 
 
 class Executor:
-    """Requests in, answers out."""
+    """Serves requests until the loop ends."""
 
     def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
         self.loop = Loop()
-        self.session = Session(self.loop, self.serve)
+        self.session = OwnerSession(self.loop, self.serve)
         self.shells = Shells(self.loop, bash, oom)
-        self.spares = Spares(self.shells)
+        self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
         self.memory: int | None = None
         self.execs: dict[int, Exec] = {}
         self.spilled: dict[str, dict[str, Capped]] = {}
         self.processes: dict[str, Background] = {}
-        self.uploads: dict[int, Upload | None] = {}  # None: failed, the rest is ignored
-        self.transfers: dict[int, Transfer] = {}
+        self.uploads: dict[int, Upload | None] = {}  # None: it failed, and further parts are ignored
+        self.transfers: dict[int, OpenTransfer] = {}
         self.signals, wakeup = os.pipe()
         for fd in (self.signals, wakeup):
             os.set_blocking(fd, False)
@@ -57,12 +57,12 @@ class Executor:
 
     def on_signal(self, fd: int) -> None:
         if signal.SIGTERM in os.read(fd, 4096):
-            self.loop.end("it was told to end (SIGTERM)")
+            self.loop.end("it received SIGTERM")
         self.shells.reap()
 
     def prepare(self) -> None:
-        """Have shells ready for the next commands, one at a time."""
-        if not self.execs and self.loop.reason is None and self.session.farewell is None and self.spares.prepare():
+        """Start shells for the next commands, one at a time, while no command runs."""
+        if not self.execs and self.loop.reason is None and self.session.goodbye is None and self.prewarmed.prepare():
             self.loop.after(0.0, self.prepare)
 
     def new_spill(self) -> Spill | None:
@@ -79,7 +79,7 @@ class Executor:
             del self.spilled[next(iter(self.spilled))]
 
     def on_process_ended(self) -> None:
-        """Of processes that have ended, the output of the last ones is kept."""
+        """Drop the output of the processes that ended first, once there is too much."""
         room = ENDED
         for process in reversed(list(self.processes.values())):
             if process.finished:
@@ -92,7 +92,7 @@ class Executor:
             getattr(self, "op_" + header["op"])(header, payload)
         except Exception as error:
             if not isinstance(error, OSError):
-                complain(error)
+                log_error(error)
             if "id" in header:
                 self.session.send(failure(header["id"], error))
 
@@ -125,11 +125,11 @@ class Executor:
         try:
             output = self.spilled[header["execution"]][header["stream"]]
         except KeyError:
-            message = "the whole of this output is not kept any more"
+            message = "the whole of this output is no longer kept"
             raise FileNotFoundError(errno.ENOENT, message, header["execution"]) from None
         kept = output.spill.size if output.spill is not None else 0
         if output.spill is None or offset >= kept < output.total:
-            message = "of this output of %d bytes, only the first %d could be kept" % (output.total, kept)
+            message = "only the first %d bytes of this output of %d bytes could be kept" % (kept, output.total)
             raise OSError(errno.ENOSPC, message, header["execution"])
         self.session.send_file(header["id"], output.spill.read(offset, header["limit"]))
 
@@ -159,7 +159,7 @@ class Executor:
     def op_kill_all(self, header: Header, _: bytes) -> None:
         for job in [*self.execs.values(), *self.processes.values()]:
             job.abandoned = True
-        self.spares.discard()
+        self.prewarmed.discard()
         kill_tree(os.getpid())
         self.session.send({"id": header["id"]})
 
@@ -187,14 +187,14 @@ class Executor:
                 upload.close(keep=False)
             raise
 
-    def transfer(self, header: Header) -> Transfer:
+    def transfer(self, header: Header) -> OpenTransfer:
         try:
             return self.transfers[header["transfer"]]
         except KeyError:
             raise OSError(errno.EBADF, "no such transfer") from None
 
     def op_open(self, header: Header, _: bytes) -> None:
-        kinds = {"read": Reading, "write": Writing, "pack": Packing, "unpack": Unpacking}
+        kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
         number = header["transfer"]
         self.transfers[number] = kinds[header["kind"]](self, self.path(header["path"]), number)
         self.session.send({"id": header["id"]})

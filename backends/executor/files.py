@@ -1,4 +1,4 @@
-"""Single files: read in chunks, and written beside their place before they are moved into it."""
+"""Single files: read in chunks, written to a temporary file that then replaces the target."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from .wire import CHUNK
+from .framing import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 WHOLE = 1 << 28
-"""Bytes of a file that are read without a `limit`: a sparse file may claim more than its reader has memory."""
+"""Bytes that are read without a `limit`: a sparse file may be larger than the memory of its reader."""
 
 OWN_FILES = ("auxv", "environ", "maps", "mem", "numa_maps", "pagemap", "smaps", "smaps_rollup", "stack", "syscall")
 
 
 def is_private(fd: int) -> bool:
-    """Whether it shows this process' memory, by whatever path or mount of /proc it was reached."""
+    """Whether a file of /proc exposes this process, by whatever path or mount it was opened."""
     status = os.fstat(fd)
     for name in OWN_FILES if status.st_size == 0 else ():
         for folder in ("/proc/self/", "/proc/thread-self/"):
@@ -31,7 +31,7 @@ def is_private(fd: int) -> bool:
 
 
 def open_regular(path: str) -> int:
-    # O_NONBLOCK, because opening a FIFO would wait for its writer
+    # O_NONBLOCK: opening a FIFO would wait for a writer
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(fd).st_mode
     private = is_private(fd)
@@ -46,7 +46,7 @@ def open_regular(path: str) -> int:
 
 
 def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
-    """The file's bytes, chunk by chunk; errors come with the first."""
+    """The bytes of the file in chunks. Errors are raised with the first."""
     fd = open_regular(path)
     try:
         status = os.fstat(fd)
@@ -65,7 +65,7 @@ def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
 
 
 class Upload:
-    """A file on its way: written beside its place, then moved over it."""
+    """A file that is being written beside its target."""
 
     def __init__(self, path: str) -> None:
         self.path = os.path.realpath(path)
@@ -73,7 +73,7 @@ class Upload:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         try:
             os.makedirs(os.path.dirname(self.path), exist_ok=True)
-        except FileExistsError:  # what stands where a folder has to be
+        except FileExistsError:  # a file is where a folder must be
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%s" % os.urandom(8).hex())
         self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -86,7 +86,7 @@ class Upload:
             view = view[os.write(self.fd, view) :]
 
     def close(self, keep: bool) -> None:
-        """Put the file in its place, or take it away, which is still possible after the former has failed."""
+        """Move the file over its target, or remove it, which also works after the former has failed."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

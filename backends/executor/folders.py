@@ -1,4 +1,4 @@
-"""A folder as a tar stream. The near side packs with the same code."""
+"""A folder as a tar stream. The owner packs with the same code."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import stat
 from typing import TYPE_CHECKING
 
-from .wire import CHUNK
+from .framing import CHUNK
 
 if TYPE_CHECKING:
     from typing import IO
 
 
 class Exactly:
-    """A file as the number of bytes that it had, whatever becomes of it meanwhile."""
+    """A file of fixed size: padded with zeros if it shrinks, cut off if it grows."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -30,7 +30,7 @@ class Exactly:
 
 
 def pack(folder: str, file: IO[bytes]) -> None:
-    """Write what is below `folder`: files, folders and symbolic links, nothing else. What vanishes is left out.
+    """Write the files, folders and symbolic links below `folder`. Members that vanish meanwhile are left out.
 
     Raises `OSError` for what cannot be read.
     """
@@ -70,9 +70,9 @@ def pack(folder: str, file: IO[bytes]) -> None:
                     continue
                 member.mode, member.mtime = stat.S_IMODE(status.st_mode), int(status.st_mtime)
                 archive.addfile(member, Exactly(fd) if member.size else None)
-                archive.members = []  # type: ignore[attr-defined]  # or it would remember every one
+                archive.members = []  # type: ignore[attr-defined]  # keep no list of all members
             except OSError as error:
-                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # it was replaced meanwhile
+                if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENXIO):  # it was replaced
                     raise
             finally:
                 if fd >= 0:
@@ -80,7 +80,7 @@ def pack(folder: str, file: IO[bytes]) -> None:
 
 
 def unpack(file: IO[bytes], folder: str) -> None:
-    """Put the files, folders and symbolic links of a tar stream below `folder`, over what is there.
+    """Extract the files, folders and symbolic links of a tar stream below `folder`, replacing existing files.
 
     Raises `OSError`.
     """
@@ -115,5 +115,5 @@ def unpack(file: IO[bytes], folder: str) -> None:
                     target.flush()
                     os.fchmod(target.fileno(), member.mode)
                     os.utime(target.fileno(), (member.mtime, member.mtime))
-        for path, mode in reversed(modes):  # at the end: a folder may be one that nothing can be written to
+        for path, mode in reversed(modes):  # at the end: a folder may be read-only
             os.chmod(path, mode)

@@ -1,4 +1,4 @@
-"""Commands at work: a shell, the pipes it writes to, and what becomes of its result."""
+"""Running commands: a shell, the pipes that it writes to, and its result."""
 
 from __future__ import annotations
 
@@ -8,36 +8,36 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from .framing import CHUNK, failure, log_error
 from .kernel import REPORT_FD, close_all, unread
 from .output import Capped
 from .processes import kill_tree, send_signal
 from .shell import encode_environment, shell_arguments
-from .wire import CHUNK, complain, failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .executor import Executor
+    from .framing import Header
     from .loop import Timer
-    from .wire import Header
 
 GRACE = 0.05
-"""Seconds that a finished shell's pipes may stay open before its result is sent without their end."""
+"""Seconds that the pipes of an ended shell may stay open before the result is sent without their end."""
 REPORT = 1 << 22
-"""Bytes of a shell's report that are looked at, from its end: what was written last counts."""
+"""Bytes of a shell's report that are read, from its end: the last report counts."""
 TAKING = 0.2
-"""Seconds after which a shell that waits for a command, and has not taken it, is replaced."""
+"""Seconds after which a prewarmed shell that has not taken its command is replaced."""
 
 
 class Job:
-    """A shell and the pipes that it writes to. It is finished after its exit and the end of its output, or GRACE."""
+    """A shell and the pipes that it writes to. It finishes after its exit and the end of its output, or GRACE."""
 
     def __init__(self, executor: Executor, command: str) -> None:
         self.executor = executor
         self.loop, self.session, self.shells = executor.loop, executor.session, executor.shells
         self.command = command
         self.pid = 0
-        self.abandoned = False  # it is not to be started any more
+        self.abandoned = False  # do not start it any more
         self.terminal = -1
         self.exit_code: int | None = None
         self.finished = False
@@ -55,11 +55,11 @@ class Job:
         return write_end
 
     def adopt(self, pid: int) -> None:
-        """It runs, under this number."""
+        """Take over a running shell."""
         self.pid = pid
         self.shells.children[pid] = self.on_exit
         for other in self.executor.processes.values():
-            if other.pid == pid and other is not self:  # the number came round again: the ended one has lost its name
+            if other.pid == pid and other is not self:  # the number was reused: it no longer names the ended process
                 other.pid = -1
 
     def drain(self, fd: int, sink: Callable[[bytes], None]) -> None:
@@ -72,7 +72,7 @@ class Job:
             data = os.read(fd, limit)
         except BlockingIOError:
             return 0
-        except OSError:  # EIO: nobody holds the other end of a terminal any more
+        except OSError:  # EIO: the other end of a terminal is closed
             data = b""
         if data:
             self.sinks[fd](data)
@@ -85,10 +85,10 @@ class Job:
         return 0
 
     def on_exit(self, exit_code: int) -> None:
-        """The shell has ended: all that it wrote is in the pipes now; a child of it may hold them open for ever."""
+        """Read what the ended shell has left in the pipes. Its children may keep them open for ever."""
         self.exit_code = exit_code
         for fd in list(self.sinks):
-            if fd == self.terminal:  # what is on its way through one is not counted
+            if fd == self.terminal:  # FIONREAD does not count what a terminal still processes
                 for _ in range(64):
                     if not self.on_output(fd):
                         break
@@ -97,17 +97,17 @@ class Job:
             while waiting > 0:
                 waiting -= self.on_output(fd, waiting) or waiting
             if fd in self.sinks:
-                self.on_output(fd, 1)  # sees the end, if it is there
+                self.on_output(fd, 1)  # finds the end, if it is there
         if self.sinks:
             self.loop.after(GRACE, self.finish)
         else:
             self.finish()
 
     def kill(self) -> None:
-        """Kill the shell with everything that it started. It is stopped first, lest it carries on with its script."""
+        """Kill the shell with everything that it started. Stop it first, so that its script does not go on."""
         self.abandoned = True
         if self.pid <= 0 or (self.exit_code is not None and os.path.exists("/proc/%d" % self.pid)):
-            return  # by now its number is somebody else's, which it cannot be while anything is left of its session
+            return  # the number was reused, which the kernel does only when nothing is left of the session
         if self.exit_code is None:
             send_signal(self.pid, signal.SIGSTOP)
         kill_tree(self.pid)
@@ -115,7 +115,7 @@ class Job:
             send_signal(self.pid, signal.SIGKILL)
 
     def release(self) -> None:
-        """It could not be started: leave nothing behind."""
+        """Undo the construction of a job that could not be started."""
         self.finished = True
         self.timer[2] = None
         for fd in self.sinks:
@@ -128,11 +128,11 @@ class Job:
 
 
 def discard(_: bytes) -> None:
-    """Children that outlive their command keep writing: it is read, or they would block or die of SIGPIPE."""
+    """Read the output of children that outlive their command: they would block or die of SIGPIPE otherwise."""
 
 
 class Exec(Job):
-    """A command whose result somebody waits for."""
+    """A command of `exec`."""
 
     def __init__(self, executor: Executor, request: Header, stdin: bytes) -> None:
         super().__init__(executor, request["command"])
@@ -144,22 +144,22 @@ class Exec(Job):
         if self.fresh:
             self.cwd = self.cwd or self.shells.state.workdir
         self.begin = time.monotonic()
-        alike = self.cwd is None and not self.env and not request.get("stdin")
-        self.spare = executor.spares.take(self.command) if alike else None  # it is at work from here on
+        plain = self.cwd is None and not self.env and not request.get("stdin")
+        self.prewarmed = executor.prewarmed.take(self.command) if plain else None  # it has its command now
         self.stdout, self.stderr = (Capped(request["max_output"], executor.new_spill) for _ in range(2))
         self.before = dict(self.shells.state.first if self.fresh else self.shells.state.env, **self.env)
         self.timer = self.loop.after(min(request["timeout"], executor.wall_time), self.on_timeout)
-        if self.spare is None:
-            self.begin_anew(stdin if request.get("stdin") else None)
+        if self.prewarmed is None:
+            self.start_new_shell(stdin if request.get("stdin") else None)
             return
-        self.report = self.spare.report
-        self.drain(self.spare.stdout, self.stdout.feed)
-        self.drain(self.spare.stderr, self.stderr.feed)
-        self.adopt(self.spare.pid)
+        self.report = self.prewarmed.report
+        self.drain(self.prewarmed.stdout, self.stdout.feed)
+        self.drain(self.prewarmed.stderr, self.stderr.feed)
+        self.adopt(self.prewarmed.pid)
         self.loop.after(TAKING, self.on_taking)
 
-    def begin_anew(self, stdin: bytes | None) -> None:
-        """Start a shell for it. Raises, with nothing left behind, what is wrong with the request, or `OSError`."""
+    def start_new_shell(self, stdin: bytes | None) -> None:
+        """Start a new shell. Raises `OSError`, or what is wrong with the request, and leaves nothing open."""
         fds: list[int] = []
         try:
             arguments = shell_arguments(self.shells.bash, self.command, stateful=True)
@@ -185,12 +185,12 @@ class Exec(Job):
             self.report = -1
 
     def on_taking(self) -> None:
-        if self.spare is not None and not self.abandoned and not self.spare.has_begun():
-            send_signal(self.pid, signal.SIGKILL)  # somebody inside has stopped it
+        if self.prewarmed is not None and not self.abandoned and not self.prewarmed.has_begun():
+            send_signal(self.pid, signal.SIGKILL)  # a process inside has stopped it
 
     def on_exit(self, exit_code: int) -> None:
-        spare, self.spare = self.spare, None
-        if spare is None or self.abandoned or spare.has_begun():
+        shell, self.prewarmed = self.prewarmed, None
+        if shell is None or self.abandoned or shell.has_begun():
             super().on_exit(exit_code)
             return
         for fd in self.sinks:
@@ -201,7 +201,7 @@ class Exec(Job):
         self.report = -1
         self.pid = 0
         try:
-            self.begin_anew(None)
+            self.start_new_shell(None)
         except Exception as error:
             self.executor.execs.pop(self.request, None)
             self.session.send(failure(self.request, error))
@@ -210,7 +210,7 @@ class Exec(Job):
         if self.exit_code is None and not self.finished:
             self.timed_out = True
             self.kill()
-            self.loop.after(0.2, self.finish)  # were it stuck in the kernel, the answer would still be in time
+            self.loop.after(0.2, self.finish)  # answer in time even if it is stuck in the kernel
 
     def finish(self) -> None:
         if self.finished:
@@ -229,12 +229,12 @@ class Exec(Job):
             if not self.fresh:
                 self.stderr.feed(b"bash: export: too much to carry anything over to the next command\n")
         if not self.timed_out and not self.fresh:
-            refused: list[str] = []
+            rejected: list[str] = []
             try:
-                refused = self.shells.state.commit(report, self.before, self.cwd, self.env)
-            except Exception as error:  # the report is what the command wrote there, whatever that may be
-                complain(error)
-            for name in refused:
+                rejected = self.shells.state.commit(report, self.before, self.cwd, self.env)
+            except Exception as error:  # the command can write anything into the report
+                log_error(error)
+            for name in rejected:
                 self.stderr.feed(b"bash: export: %s: too large to carry over to the next command\n" % os.fsencode(name))
         stdout, stderr = self.stdout.result(), self.stderr.result()
         self.executor.execs.pop(self.request, None)
@@ -254,4 +254,4 @@ class Exec(Job):
             },
             stdout + stderr,
         )
-        self.loop.after(0.0, self.executor.prepare)  # while whoever has the answer looks at it
+        self.loop.after(0.0, self.executor.prepare)  # while the owner handles the answer

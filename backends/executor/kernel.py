@@ -1,4 +1,4 @@
-"""What the kernel offers and Python's library does not name, and the descriptors with a meaning of their own."""
+"""Kernel constants that Python's library does not name, and the numbers of reserved descriptors."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import struct
 import termios
 
 REPORT_FD = 211
-"""Where shells report their state: high and odd, as scripts like to use 3 to 9, 100 and 200 for their own."""
+"""Where shells report their state. The numbers are high and odd: scripts use 3 to 9, 100 and 200."""
 GO_FD, COMMAND_FD = 212, 213
-"""Where a shell that was started ahead waits for its command, and finds it."""
+"""Where a prewarmed shell waits for its command, and where it reads it."""
 PF_FORKNOEXEC = 0x40
 F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
@@ -20,7 +20,7 @@ F_SEAL_ALL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
 libc = ctypes.CDLL(None, use_errno=True)
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
-"""Open files allowed to what runs inside."""
+"""The limit of open files for commands: (soft, hard)."""
 
 
 def close_all(fds: list[int]) -> None:
@@ -29,6 +29,6 @@ def close_all(fds: list[int]) -> None:
 
 
 def unread(fd: int) -> int:
-    """The bytes that wait in a pipe."""
+    """The number of bytes that wait in a pipe."""
     count: int = struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, bytes(4)))[0]
     return count

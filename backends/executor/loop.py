@@ -1,4 +1,4 @@
-"""One thread, one epoll: descriptors that are ready and timers that are due call their handlers."""
+"""The event loop: one thread and one epoll call the handlers of ready descriptors and due timers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Loop:
-    """Runs until there is a reason to end."""
+    """Runs until `end` is called."""
 
     def __init__(self) -> None:
         self.reason: str | None = None
-        """Why it is to end."""
+        """Why it ends; None while it runs."""
         self.poll = select.epoll()
         self.handlers: dict[int, Callable[[int], Any]] = {}
         self.timers: list[Timer] = []
@@ -38,9 +38,9 @@ class Loop:
             self.poll.unregister(fd)
 
     def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        """Call `callback` later; the timer is off once its third item is None."""
+        """Call `callback` later. Setting the third item of the timer to None cancels it."""
         self.counter += 1
-        if self.counter % 1000 == 0:  # commands end long before their time limits: most timers are off
+        if self.counter % 1000 == 0:  # most timers are cancelled: commands end long before their limits
             self.timers = [timer for timer in self.timers if timer[2] is not None]
             heapq.heapify(self.timers)
         timer: Timer = [time.monotonic() + seconds, self.counter, callback]
@@ -49,7 +49,7 @@ class Loop:
         return timer
 
     def end(self, reason: str) -> None:
-        """The first reason counts."""
+        """End the loop. The first reason is kept."""
         self.reason = self.reason or reason
 
     def run(self) -> None:

@@ -1,4 +1,4 @@
-"""What this process makes of itself before it serves anybody, and what it takes along when it ends."""
+"""The start of the executor: it secures its process, then serves; at its end it kills what it started."""
 
 from __future__ import annotations
 
@@ -34,22 +34,24 @@ def main() -> None:
     os.dup2(null, 1)
     os.set_inheritable(2, False)  # every child gets its own
     oom = None
-    # Opened now, because what is not dumpable cannot open its own file. PID 1's may be covered, lest others write it.
+    # Opened now: a process that is not dumpable cannot open its own file. The file of PID 1 may be covered by a mount.
     with contextlib.suppress(OSError, ValueError):
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         value = b"%d" % int(os.read(fd, 16))
         os.pwrite(fd, value, 0)
         oom = (fd, value)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))  # children left behind hold two pipes each
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (FILES[1], FILES[1])
+    )  # children that outlive their commands hold two pipes each
     keyctl = {"x86_64": 250, "aarch64": 219}.get(os.uname().machine)
     if keyctl is not None:
-        libc.syscall(keyctl, 1, None)  # KEYCTL_JOIN_SESSION_KEYRING: an empty one, not the owner's with its keys
+        libc.syscall(keyctl, 1, None)  # KEYCTL_JOIN_SESSION_KEYRING: an empty keyring in place of the owner's
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    # A PID 1 without handlers is deaf to signals from inside its namespace; elsewhere SIGTERM means a tidy end.
+    # The kernel ignores signals from inside to a PID 1 without handlers. Elsewhere SIGTERM ends the executor tidily.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # what is ignored would be so in every child
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # children inherit ignored signals, but no handlers
         signal.signal(number, lambda *_: None)
     if is_init:
         lock_own_settings()
@@ -71,7 +73,7 @@ def main() -> None:
         executor.loop.run()
         executor.session.say_goodbye()
     finally:
-        if not is_init:  # the kernel does this for a PID namespace
+        if not is_init:  # the kernel does this at the end of a PID namespace
             kill_tree(os.getpid())
             import shutil
 

@@ -1,4 +1,4 @@
-"""What is kept of an output while it is read: its ends and its count, its last bytes, or the whole in a file."""
+"""How output is kept while it is read: its two ends and its size, its last bytes, or the whole in a file."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from .framing import CHUNK
 from .kernel import libc
-from .wire import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import BinaryIO
 
 RING = 1 << 20
-"""Bytes of output that are kept of a background process."""
+"""Bytes of output kept of a background process."""
 SPILL = 1 << 28
-"""Bytes that are kept of each stream of a truncated result."""
+"""Bytes kept of each stream of a truncated result."""
 TMPFS_MAGIC = 0x01021994
 
 
 class Spill:
-    """The whole of a truncated stream, in a file without a name, for as long as there is room."""
+    """The whole of a truncated stream in a nameless file, as far as there is room."""
 
     def __init__(self, folders: list[str], memory: int | None) -> None:
         self.file, scarce = nameless(folders)
@@ -44,7 +44,7 @@ class Spill:
                 written = os.write(self.file.fileno(), view)
                 self.size += written
                 view = view[written:]
-        except OSError:  # the room is the command's first of all
+        except OSError:  # the disk is full: leave the room to commands
             self.full, self.size = True, 0
             os.ftruncate(self.file.fileno(), 0)
 
@@ -59,7 +59,7 @@ class Spill:
 
 
 def nameless(folders: list[str]) -> tuple[BinaryIO, bool]:
-    """A file that vanishes with its descriptor, on a disk if possible; and whether it takes memory instead."""
+    """A file without a name, on a disk if possible, and whether it is in memory instead."""
     fallback = None
     for number, folder in enumerate(folders):
         with contextlib.suppress(OSError):

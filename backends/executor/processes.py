@@ -1,4 +1,4 @@
-"""Processes as /proc shows them, and how a tree of them ends that does not want to."""
+"""Processes as /proc shows them, and killing a whole tree of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 
 
 def process_table() -> dict[int, tuple[str, int, int]]:
-    """`{pid: (state, ppid, session)}` of every process that can be seen."""
+    """`{pid: (state, ppid, session)}` of every visible process."""
     table = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -21,12 +21,12 @@ def process_table() -> dict[int, tuple[str, int, int]]:
                     os.close(fd)
                 table[int(name)] = (fields[0].decode(), int(fields[1]), int(fields[3]))
             except (OSError, IndexError):
-                continue  # it ended meanwhile
+                continue  # it has ended
     return table
 
 
 def living_tree(root: int) -> set[int]:
-    """Living processes below `root`, members of its session, and what is below those; never `root` itself."""
+    """Living descendants of `root` and of the members of its session, without `root` itself."""
     table = process_table()
     tree = {pid for pid, (_, _, session) in table.items() if pid == root or session == root} | {root}
     grown = True
@@ -55,24 +55,23 @@ def are_forking() -> bool:
 
 
 def kill_tree(root: int) -> None:
-    """Kill what `root` started until nothing new turns up.
+    """Kill what `root` started, until no new process appears.
 
-    A shell is the subreaper of what it starts, so that an orphan stays in its tree: unless the shell becomes a program
-    that gives that up. Then only the end of all, here or by the sandbox' owner, reaches it.
+    A shell is the subreaper of its descendants, so orphans stay in its tree, unless it executes a program that gives
+    the role up. Then only `kill_all` or the end of the sandbox reaches them.
 
-    All are stopped before any is killed: a dead process makes room for another where their number is limited, and
-    then those that fork win; a stopped one does not.
+    All are stopped before any is killed. Where the number of processes is limited, a killed process makes room for a
+    new one, and a fork bomb would win; a stopped one keeps its place.
     """
-    # Who forks and ends all the time is never where a table says: as PID 1 one can stop all. Only then, as shells
-    # with terminals see their jobs stopped and take the terminal away.
+    # A process that forks and exits in a loop is gone before a table of processes is complete. PID 1 can stop all at
+    # once. It does so only then: shells with terminals would see their jobs stopped and take the terminal away.
     if os.getpid() == 1 and (root == 1 or are_forking()):
-        stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}  # and are to stay so
+        stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}  # and must stay so
         send_signal(-1, signal.SIGSTOP)
         victims = living_tree(root)
         for pid in victims:
             send_signal(pid, signal.SIGKILL)
-        # Children first, which mostly have the higher numbers: a shell that looks at a job which is still stopped takes
-        # its terminal away.
+        # Children first, which mostly have higher numbers: a shell that sees a stopped job takes its terminal away.
         for pid in sorted(process_table().keys() - victims - stopped - {1, root}, reverse=True):
             send_signal(pid, signal.SIGCONT)
     end = time.monotonic() + 5.0

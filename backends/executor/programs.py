@@ -1,4 +1,4 @@
-"""Where bash and Python are inside."""
+"""Finding bash and Python inside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def find_bash(fallback: str | None) -> str:
 
 
 def find_python(search_path: str) -> str | None:
-    """A Python >= 3.8 for programs inside, by file names alone: starting one takes longer than starting a sandbox."""
+    """The path of a Python >= 3.8 inside. Only names are read: running one takes longer than starting a sandbox."""
     for folder in search_path.split(":"):
         for name in ("python3", "python"):
             path = os.path.join(folder, name)

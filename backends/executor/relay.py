@@ -1,4 +1,4 @@
-"""Byte streams of other processes, from and to a Unix socket."""
+"""The relay: it copies a byte stream to and from a Unix socket."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import contextlib
 import os
 import select
 
+from .framing import CHUNK
 from .kernel import PR_SET_DUMPABLE, libc
-from .wire import CHUNK
 
 
 def relay(name: str) -> None:
@@ -29,7 +29,7 @@ def relay(name: str) -> None:
                 events |= sum(select.POLLOUT for source, target in routes if target == fd and waiting[source])
                 if events:
                     poll.register(fd, events)
-                else:  # or its end would be reported again and again
+                else:  # a closed descriptor would be reported in every round
                     with contextlib.suppress(KeyError):
                         poll.unregister(fd)
             ready = dict(poll.poll())

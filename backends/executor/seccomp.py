@@ -1,4 +1,4 @@
-"""System calls that are refused to everything inside."""
+"""A filter of system calls for everything inside."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .kernel import PR_SET_SECCOMP, libc
 
 
 def lock_own_settings() -> None:
-    """Refuse, here and in all that is started from here, to change the limits and the priority of PID 1.
+    """Deny changes to the limits and the priority of PID 1, to this process and its descendants.
 
-    Its commands run as the same user, so `prlimit --pid 1 --cpu=1` would kill it and `--nofile=9` cripple it for ever.
-    A seccomp filter; source: seccomp(2), linux/filter.h. Without it where the machine is not known, or where the
-    kernel wants no_new_privs for it, which bubblewrap sets.
+    Commands run as the same user: `prlimit --pid 1 --cpu=1` would kill the executor and `--nofile=9` would disable it.
+    This is a seccomp filter (seccomp(2), linux/filter.h). It is not installed on other architectures, nor where the
+    kernel requires no_new_privs, which bubblewrap sets, and that is not set.
     """
     number, first, second = 0, 16, 24  # offsets in struct seccomp_data: system call, first and second argument
     known = {
@@ -27,12 +27,12 @@ def lock_own_settings() -> None:
     # prlimit64, sched_setaffinity, _setscheduler, _setparam and _setattr; setpriority; ioprio_set
     machine, with_pid, setpriority, ioprio_set = known
     rules = [(call, first, 1) for call in with_pid]
-    for call, of_user in ((setpriority, 2), (ioprio_set, 3)):  # of a process, or of all that a user has
+    for call, of_user in ((setpriority, 2), (ioprio_set, 3)):  # of a process, or of all processes of a user
         rules += [(call, second, 1), (call, first, of_user)]
 
     load, equal, at_least, done = 0x20, 0x15, 0x35, 0x06
     allow, refuse, unknown = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-    # The same calls have other numbers for 32-bit programs and in the x32 ABI: those are not supported at all.
+    # 32-bit programs and the x32 ABI have other numbers for these calls: both are denied entirely.
     program = [(load, 0, 0, 4), (equal, 1, 0, machine), (done, 0, 0, unknown)]
     program += [(load, 0, 0, number), (at_least, 0, 1, 0x40000000), (done, 0, 0, unknown)]
     for call, argument, value in rules:

@@ -1,4 +1,4 @@
-"""Bash: how it is called, what it reports of its folder and variables, and what of that the next one gets."""
+"""Calling bash, and carrying its folder and exported variables over to the next shell."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import re
 from .kernel import REPORT_FD
 
 ARGUMENT = 100_000
-"""A command is passed in arguments of this size (the kernel's limit for one, and for a variable, is 128 KiB)."""
+"""Bytes of an argument into which a long command is split. The kernel's limit, also for a variable, is 128 KiB."""
 ENVIRONMENT = 1_000_000
-"""Bytes of variables that carry over: with more (the kernel's limit is about 2 MiB), no command could be started."""
+"""Bytes of variables that carry over. With more than about 2 MiB, the kernel could start no command."""
 NAMED = 20
-"""Variables that are named when they do not carry over."""
+"""How many variables are reported by name when they do not carry over."""
 
 # `builtin`, because the command may have functions called `set` or `exit`; a DEBUG trap would write into the report.
 _QUIET = "{ %sbuiltin trap - DEBUG; builtin set +xv; } >&- 2>&-; "
@@ -37,7 +37,7 @@ def _unescape(match: re.Match[bytes]) -> bytes:
 
 
 def find_unescaped(quote: bytes, text: bytes, begin: int) -> int:
-    """Where `quote` stands without a backslash that is meant for it; -1 when it is nowhere."""
+    """The index of the first `quote` that no backslash escapes; -1 when there is none."""
     while True:
         end = text.find(quote, begin)
         slashes = end
@@ -49,7 +49,7 @@ def find_unescaped(quote: bytes, text: bytes, begin: int) -> int:
 
 
 def parse_exports(text: bytes) -> dict[str, str]:
-    """What bash's `export -p` printed, as a mapping. In time and memory, whatever it is, no more than its length."""
+    """The output of bash's `export -p` as a mapping, in linear time and memory for any input."""
     found: dict[str, str] = {}
     end = 0
     while True:
@@ -59,7 +59,7 @@ def parse_exports(text: bytes) -> dict[str, str]:
         name, quote = match.groups()
         begin = end = match.end()
         if quote is None:
-            continue  # exported, yet without a value: not in the environment
+            continue  # exported without a value: not in the environment
         end = find_unescaped(quote[-1:], text, begin)
         if end < 0:
             return found
@@ -72,12 +72,12 @@ def parse_exports(text: bytes) -> dict[str, str]:
 
 
 def shell_call(bash: str) -> list[bytes]:
-    """What its script is to follow."""
+    """The beginning of bash's command line; the script follows."""
     return [os.fsencode(bash), b"--norc", b"--noprofile", b"-c"]
 
 
 def shell_arguments(bash: str, command: str, stateful: bool) -> list[bytes]:
-    """A shell that runs `command` and, if it is `stateful`, reports what it leaves behind."""
+    """The command line of a shell that runs `command` and, when `stateful`, reports its folder and variables."""
     encoded = os.fsencode(command)
     arguments = shell_call(bash)
     if not stateful and len(encoded) <= ARGUMENT:
@@ -88,7 +88,7 @@ def shell_arguments(bash: str, command: str, stateful: bool) -> list[bytes]:
 
 
 def weight(name: str, value: str) -> int:
-    """Bytes that a variable takes of the kernel's limit, with `=`, NUL and its pointer."""
+    """Bytes of the kernel's limit that a variable uses, with `=`, NUL and its pointer."""
     return len(os.fsencode(name + value)) + 10
 
 
@@ -97,7 +97,7 @@ def encode_environment(env: dict[str, str]) -> list[bytes]:
 
 
 class ShellState:
-    """The folder and the variables that the next shell starts with."""
+    """The folder and the variables with which the next shell starts."""
 
     def __init__(self, workdir: str, env: dict[str, str]) -> None:
         self.workdir = workdir
@@ -110,10 +110,10 @@ class ShellState:
         self._parsed: tuple[bytes, dict[str, str]] = (b"", {})
 
     def commit(self, report: bytes, before: dict[str, str], cwd: str | None, env: dict[str, str]) -> list[str]:
-        """Take over what a shell changed, except what `cwd` and `env` overrode for that call.
+        """Take over the changes of a shell, except those to what `cwd` and `env` overrode for that call.
 
-        Only its changes are applied: shells that ran at the same time do not undo each other. Returns the names of
-        the first variables that are too large to carry over; they keep the value that they had.
+        Only changes are applied, so shells that ran at the same time do not undo each other. Returns the names of the
+        first variables that are too large to carry over; these keep their previous value.
         """
         parts = report.split(b"\0")
         if len(parts) < 3 or parts[-1]:
@@ -122,7 +122,7 @@ class ShellState:
             folder = os.fsdecode(parts[-3])
             self.version += folder != self.cwd
             self.cwd = folder
-        if parts[-2] != self._parsed[0]:  # a rare event: most commands export nothing
+        if parts[-2] != self._parsed[0]:  # rare: most commands export nothing
             self._parsed = (parts[-2], parse_exports(parts[-2]))
         after = self._parsed[1]
         for name in before:
@@ -130,15 +130,15 @@ class ShellState:
                 self.env.pop(name, None)
                 self.version += 1
         room = ENVIRONMENT - sum(weight(*item) for item in self.env.items())
-        refused = []
+        rejected = []
         for name, value in after.items():
             if name not in _NOT_KEPT and name not in env and before.get(name) != value:
                 size = weight(name, value)
                 grown = size - (weight(name, self.env[name]) if name in self.env else 0)
                 if size > ARGUMENT or grown > room:
-                    refused.append(name)
+                    rejected.append(name)
                 else:
                     self.env[name] = value
                     self.version += 1
                     room -= grown
-        return refused[:NAMED]
+        return rejected[:NAMED]

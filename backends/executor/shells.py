@@ -1,4 +1,4 @@
-"""Shells, and the other processes that this one starts: how they begin, and who is told of their end."""
+"""Starting shells and other child processes, and reporting their ends."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 FORKING = 2.0
-"""Seconds for which a shell that cannot be started for want of processes or memory is tried again."""
+"""Seconds for which starting a shell is retried when the limit of processes or memory is reached."""
 SETTLING = 0.2
-"""Seconds after which a new process ought to have become a program."""
+"""Seconds after which a new process should have executed its program."""
 
 
 class Shells:
-    """Starts them with the folder and the variables that earlier ones have left."""
+    """Starts shells with the folder and the variables that earlier ones have left."""
 
     def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None) -> None:
         self.loop = loop
         self.bash = bash
         self.oom = oom
-        """An open /proc/self/oom_score_adj, and what is in it; None: children write their own."""
+        """An open /proc/self/oom_score_adj and its content; None: children write their own."""
         self.state = ShellState("/", {})
-        self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # now, while it is sure to be that
+        self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # now, before commands can replace it
         self.starter: Starter | None = None
         with contextlib.suppress(OSError):
             self.starter = Starter()
         self.children: dict[int, Callable[[int], None]] = {}
-        """Whom to tell with which exit code a child has ended."""
+        """Called with the exit code when the child of this number has ended."""
 
     def spawn(
         self,
@@ -55,14 +55,14 @@ class Shells:
     ) -> None:
         """Start `job`'s shell with `fds` as its 0, 1 and 2, and close them here.
 
-        What goes wrong before bash runs looks like bash's own failure: a message in its output, and exit code 1 or 126.
+        A failure before bash runs looks like one of bash: a message in the output, and exit code 1 or 126.
         """
         end = time.monotonic() + FORKING
 
         def attempt() -> None:
             try:
                 pid = -1 if job.abandoned else self.start_shell(arguments, fds, cwd, env, inherited)
-            except OSError as error:  # the limit of processes, or of memory: others may end and make room
+            except OSError as error:  # the limit of processes or memory: others may end soon
                 if time.monotonic() < end:
                     self.loop.after(0.02, attempt)
                     return
@@ -80,9 +80,9 @@ class Shells:
     def start_shell(
         self, arguments: list[bytes], fds: list[int], cwd: str | None, env: list[bytes], inherited: dict[int, int]
     ) -> int:
-        """Its process id. Raises `OSError` when there can be no more processes, or no more memory."""
+        """The process id of a new shell. Raises `OSError` at the limit of processes or memory."""
         moves = [(fd, target) for target, fd in [*enumerate(fds), *inherited.items()]]
-        texts = b"".join((*arguments, *env))  # a child of Python's says what it is that no program can be given
+        texts = b"".join((*arguments, *env))  # otherwise fork: its child reports what the kernel rejects
         simple = len(texts) < 1 << 20 and b"\0" not in texts and max(map(len, env), default=0) <= ARGUMENT
         if self.starter is not None and simple and self.enter(cwd):
             resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
@@ -99,7 +99,7 @@ class Shells:
         return pid
 
     def enter(self, cwd: str | None) -> bool:
-        """Go to the folder where a shell is to start."""
+        """Change to the folder in which a shell starts. False when `cwd` does not exist."""
         if cwd is not None:
             with contextlib.suppress(OSError, ValueError):
                 os.chdir(os.path.join(self.state.workdir, cwd))
@@ -114,11 +114,11 @@ class Shells:
     def become_shell(
         self, arguments: list[bytes], moves: list[tuple[int, int]], cwd: str | None, env: list[bytes]
     ) -> None:
-        """In a forked child: does what `Starter` does, or says why it cannot be done. Never returns."""
+        """Do in a forked child what `Starter` does, and report why that fails. Never returns."""
         failed, what = 126, "bash"
         try:
             os.setsid()
-            libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children, and can be found
+            libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children and can be found
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             above = [(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, COMMAND_FD + 1), target) for fd, target in moves]
@@ -141,7 +141,7 @@ class Shells:
             os._exit(failed)
 
     def fork(self) -> int:
-        """A child that goes before this process when memory runs out."""
+        """Fork a child that the kernel kills before this process when memory runs out."""
         if self.oom is not None:
             os.pwrite(self.oom[0], b"1000", 0)
         pid = -1
@@ -156,9 +156,9 @@ class Shells:
         return pid
 
     def settle(self, pid: int) -> None:
-        """A while after its start. What has become no program by then is slow, or was stopped, and must not stay so.
+        """Check that a new process has executed its program; wake it if it was stopped before that.
 
-        It shares this process' memory, and with it what anybody writes to its oom_score_adj.
+        Until then it shares this process' memory, and with it every value written to its oom_score_adj.
         """
         if self.starter is not None and pid in self.starter.kept:
             with contextlib.suppress(OSError), open("/proc/%d/stat" % pid, "rb") as file:
@@ -171,7 +171,7 @@ class Shells:
             os.pwrite(self.oom[0], self.oom[1], 0)
 
     def reap(self) -> None:
-        """Tell of all that have ended."""
+        """Report all children that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -182,5 +182,5 @@ class Shells:
             if self.starter is not None:
                 self.starter.kept.pop(pid, None)
             on_exit = self.children.pop(pid, None)
-            if on_exit is not None:  # otherwise an orphan that this process adopted
+            if on_exit is not None:  # None for an orphan that this process adopted
                 on_exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))

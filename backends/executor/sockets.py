@@ -1,4 +1,4 @@
-"""The Unix sockets over which the executor is reached."""
+"""The Unix sockets by which the owner reaches the executor."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def connection_maker(path: str) -> Callable[[], int]:
 
 
 def listener(address: str) -> tuple[int, Callable[[], int]]:
-    """The descriptor of a listening socket, and what accepts a connection to it."""
+    """The descriptor of a listening socket, and a function that accepts a connection."""
     import socket
 
     if address.startswith("fd:"):

@@ -1,4 +1,4 @@
-"""Starts programs without a copy of this process: a few system calls of machine code in place of `fork`."""
+"""Starting programs without `fork`: a few system calls in machine code."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ if TYPE_CHECKING:
 
 # Machine code, by machine: its number in an ELF header, START and BECOME.
 #
-# START is a function of (moves, argv, envp, score). It makes a process that shares this one's memory until it has
-# become a program, and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). What it does in the new process: setsid();
-# write(open(SCORE_FILE), score, 5); dup2() of every pair in `moves`, until a negative number; ioctl(0, TIOCSCTTY, 0),
-# which a terminal needs and nothing else minds; execve(argv[0], argv, envp); exit_group(127). Both processes are on
-# one stack at one time, so it uses none.
+# START is a function of (moves, argv, envp, score). It makes a process that shares this one's memory until its execve,
+# and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). The new process calls setsid(); write(open(SCORE_FILE),
+# score, 5); dup2() for every pair in `moves`, up to a negative number; ioctl(0, TIOCSCTTY, 0), which matters to
+# terminals only; execve(argv[0], argv, envp); exit_group(127). Both processes share one stack, so it uses none.
 #
 # BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
-# execve(argv[1], argv + 1, envp); and if that returns, write(2, MESSAGE) and exit_group(126).
+# execve(argv[1], argv + 1, envp); if that fails, write(2, MESSAGE) and exit_group(126).
 #
-# A line of code is a system call. What it is assembled from is in scripts/starter of the repository.
+# Each line of code is one system call. The assembly source is in scripts/starter of the repository.
 _CODE = {
     "x86_64": (
         62,
@@ -66,7 +65,7 @@ _NONE, _SCORE, _MESSAGE, _SCORE_FILE = bytes(8), b"1000", b"bash: cannot be star
 
 
 def own_oom_score() -> bytes:
-    """This process' oom_score_adj, as a child sees its own: that of PID 1 may be covered."""
+    """This process' oom_score_adj, read by a child: the file of PID 1 may be covered by a mount."""
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -82,25 +81,27 @@ def own_oom_score() -> bytes:
 
 
 class Starter:
-    """Starts shells in the same short time however large this process is.
+    """Starts shells in a short time that does not depend on the size of this process.
 
-    To `fork` it copies its page tables, and then every page that either process writes to: that costs more than all
-    else of a short command. After `vfork`, and so `posix_spawn`, this process would wait for the new one, which others
-    inside can stop for ever. Here neither happens; nothing of Python can run in the new process then, and what that has
-    to do to itself is done by code of its own. Source: clone(2), prctl(2), elf(5), memfd_create(2).
+    `fork` copies the page tables, and then every page that either process writes to: that takes longer than a short
+    command. After `vfork`, and so `posix_spawn`, this process waits for the new one, which processes inside can stop
+    for ever. Here neither happens. No Python can run in the new process, so machine code makes its system calls.
+    Sources: clone(2), prctl(2), elf(5), memfd_create(2).
 
-    While two processes share their memory, what is written to the oom_score_adj of one holds for the other. Whoever may
-    write to the new process' could so have the executor taken when memory runs out: each start puts it right again, and
-    a process that was stopped before it became a program goes on (`Shells.settle`).
+    Processes that share memory share their oom_score_adj. Commands may write that of the new process, and so make the
+    kernel prefer the executor when memory runs out. Each start therefore restores it, and a process that was stopped
+    before its execve is woken (`Shells.settle`).
     """
 
     def __init__(self) -> None:
-        """Raises `OSError` where it does not work; shells are forked then."""
+        """Raises `OSError` where it does not work. Shells are then forked."""
         machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
         if not machine or FILES[0] <= COMMAND_FD:
             raise OSError(errno.ENOSYS, "not on this machine")
-        reserved = (REPORT_FD, GO_FD, COMMAND_FD)  # taken, so that no other descriptor is in their way when they move
-        if any(os.path.lexists("/proc/self/fd/%d" % fd) for fd in reserved):  # inherited: the socket to listen on, say
+        reserved = (REPORT_FD, GO_FD, COMMAND_FD)  # reserve the numbers for what is moved there
+        if any(
+            os.path.lexists("/proc/self/fd/%d" % fd) for fd in reserved
+        ):  # it was inherited, such as a listening socket
             raise OSError(errno.EBUSY, "a descriptor is in use")
         for fd in reserved:
             os.dup2(0, fd, inheritable=False)
@@ -109,8 +110,8 @@ class Starter:
         size = headers + len(program)
         elf = b"\x7fELF" + bytes([2, 1, 1]).ljust(12, b"\0")
         elf += struct.pack("<HHIQQQIHHHHHH", 2, machine, 1, base + headers, 64, 0, 0, 64, 56, 2, 0, 0, 0)
-        elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, size, size, 0x10000)  # all of it, to be read and run
-        elf += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # a stack that is not to be run
+        elf += struct.pack("<IIQQQQQQ", 1, 5, 0, base, base, size, size, 0x10000)  # all of it: read, execute
+        elf += struct.pack("<IIQQQQQQ", 0x6474E551, 6, 0, 0, 0, 0, 0, 16)  # a stack without execute permission
         file = os.memfd_create("starter", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         code = (elf + program).ljust(size + -size % 16, b"\0")
         os.write(file, code + bytes.fromhex(start) + _SCORE_FILE)
@@ -129,7 +130,7 @@ class Starter:
         self.every = ctypes.create_string_buffer(b"\xff" * 128)
         self.before = ctypes.create_string_buffer(128)
         self.kept: dict[int, Any] = {}
-        """What a new process may still be reading, by its id."""
+        """Memory that a new process may still read, by its id."""
         pid = self.start([b"/dev/null/none"], [], [(0, 2)])
         status = os.waitpid(pid, 0)[1]
         if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
@@ -142,7 +143,7 @@ class Starter:
         argv = (ctypes.c_char_p * (len(arguments) + 2))(self.path, *arguments)
         envp = (ctypes.c_char_p * (len(env) + 1))(*env)
         block, restore = 0, 2
-        # A handler would need the stack. Not by libc's sigprocmask: that leaves out two signals of its own.
+        # A signal handler would use the stack. libc's sigprocmask does not block two signals of its own.
         libc.syscall(self.sigprocmask, block, self.every, self.before, 8)
         pid: int = self.function(pairs, argv, envp, self.score)
         libc.syscall(self.sigprocmask, restore, self.before, None, 8)

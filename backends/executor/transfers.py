@@ -1,4 +1,4 @@
-"""Files and folders that are moved part by part, by as many requests as that takes."""
+"""Transfers: files and folders that are moved part by part, one request a part."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from typing import TYPE_CHECKING
 
 from .files import Upload, open_regular
 from .folders import pack, unpack
+from .framing import CHUNK, failure
 from .kernel import F_SETPIPE_SZ, FILES, PR_SET_PDEATHSIG, libc
 from .processes import send_signal
-from .wire import CHUNK, failure
 
 if TYPE_CHECKING:
     from typing import IO
 
     from .executor import Executor
-    from .wire import Header
+    from .framing import Header
 
 STALL = 30.0
-"""Seconds without progress after which the process that packs or unpacks a folder is given up."""
+"""Seconds without progress after which the process that packs or unpacks a folder is killed."""
 
 
-class Transfer:
-    """A file or a folder that is open for requests that move it part by part."""
+class OpenTransfer:
+    """A file or a folder that is open for transfer."""
 
     def __init__(self, executor: Executor, path: str, number: int) -> None:
         self.loop, self.session = executor.loop, executor.session
 
     def pull(self, request: int) -> None:
-        raise OSError(errno.EBADF, "nothing can be pulled from it")
+        raise OSError(errno.EBADF, "this transfer cannot be pulled")
 
     def push(self, request: int, data: bytes) -> None:
-        raise OSError(errno.EBADF, "nothing can be pushed to it")
+        raise OSError(errno.EBADF, "this transfer cannot be pushed")
 
     def commit(self, request: int) -> None:
-        raise OSError(errno.EBADF, "there is nothing to commit")
+        raise OSError(errno.EBADF, "this transfer cannot be committed")
 
     def drop(self) -> None:
         raise NotImplementedError
 
 
-class Reading(Transfer):
+class FileReader(OpenTransfer):
     def __init__(self, executor: Executor, path: str, number: int) -> None:
         super().__init__(executor, path, number)
         self.file = open(open_regular(path), "rb", buffering=0)
@@ -55,7 +55,7 @@ class Reading(Transfer):
     def pull(self, request: int) -> None:
         data = b""
         while len(data) < CHUNK:
-            part = self.file.read(CHUNK - len(data))  # files of /proc give a page at a time
+            part = self.file.read(CHUNK - len(data))  # files of /proc return a page at a time
             data += part
             if not part:
                 break
@@ -65,7 +65,7 @@ class Reading(Transfer):
         self.file.close()
 
 
-class Writing(Transfer):
+class FileWriter(OpenTransfer):
     def __init__(self, executor: Executor, path: str, number: int) -> None:
         super().__init__(executor, path, number)
         self.upload = Upload(path)
@@ -85,8 +85,8 @@ class Writing(Transfer):
             self.upload.close(keep=False)
 
 
-class Child(Transfer):
-    """A folder, which a forked child of this process packs or unpacks through a pipe."""
+class FolderTransfer(OpenTransfer):
+    """A folder that a forked child packs or unpacks through a pipe."""
 
     def __init__(self, executor: Executor, path: str, number: int) -> None:
         super().__init__(executor, path, number)
@@ -111,14 +111,14 @@ class Child(Transfer):
         executor.shells.children[self.pid] = self.on_exit
 
     def make_pipe(self) -> tuple[int, int]:
-        """The child's end, and this one."""
+        """The ends of the child and of this process."""
         raise NotImplementedError
 
     def work(self, file: IO[bytes], path: str) -> None:
         raise NotImplementedError
 
     def be_child(self, pipe: int, path: str) -> None:
-        """Never returns. It is not dumpable, as its memory is that of the executor."""
+        """Never returns. The child stays undumpable: its memory is a copy of the executor's."""
         try:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             signal.set_wakeup_fd(-1)
@@ -130,7 +130,7 @@ class Child(Transfer):
                 self.work(file, path)
             os._exit(0)
         except BaseException as error:
-            if not isinstance(error, BrokenPipeError):  # nobody wants the rest
+            if not isinstance(error, BrokenPipeError):  # the transfer was dropped
                 os.write(1, json.dumps(failure(0, error)).encode())
         finally:
             os._exit(1)
@@ -142,15 +142,15 @@ class Child(Transfer):
         self.conclude()
 
     def error(self) -> OSError:
-        """Why the child did not finish its work."""
+        """Why the child failed."""
         if self.result is not None:
             return self.result
         report = os.pread(self.report.fileno(), 1 << 16, 0)
         try:
-            told = json.loads(report.decode())["error"]
+            reported = json.loads(report.decode())["error"]
         except ValueError:
             return OSError(errno.EIO, "the process that moves the folder was killed (exit code %s)" % self.exit_code)
-        return OSError(errno.EIO if told["errno"] is None else told["errno"], told["message"], told.get("path"))
+        return OSError(reported["errno"] or errno.EIO, reported["message"], reported.get("path"))
 
     def conclude(self) -> None:
         raise NotImplementedError
@@ -165,7 +165,7 @@ class Child(Transfer):
             self.loop.after(STALL, self.on_stall)
 
     def on_stall(self) -> None:
-        """Others inside may stop the child: then it is an error of the folder, and not of the sandbox."""
+        """Fail the transfer, not the sandbox, when a process inside has stopped the child."""
         self.watching = False
         if self.exit_code is not None or not self.is_waiting():
             return
@@ -189,7 +189,7 @@ class Child(Transfer):
             send_signal(self.pid, signal.SIGKILL)
 
 
-class Packing(Child):
+class FolderPacker(FolderTransfer):
     MODE = "wb"
 
     def __init__(self, executor: Executor, path: str, number: int) -> None:
@@ -236,7 +236,7 @@ class Packing(Child):
             self.session.send(failure(request, self.error()) if self.exit_code else {"id": request, "end": True})
 
 
-class Unpacking(Child):
+class FolderUnpacker(FolderTransfer):
     MODE = "rb"
 
     def __init__(self, executor: Executor, path: str, number: int) -> None:
@@ -276,7 +276,7 @@ class Unpacking(Child):
         except BlockingIOError:
             self.loop.watch(fd, select.EPOLLOUT, self.on_writable)
             return
-        except BrokenPipeError:  # it has failed, and says why as it ends
+        except BrokenPipeError:  # it has failed, and reports why at its end
             self.close_pipe()
         if self.pipe >= 0:
             self.loop.unwatch(self.pipe)

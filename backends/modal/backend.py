@@ -1,11 +1,11 @@
-"""Sandboxes at Modal: https://modal.com, by its SDK's asynchronous interface.
+"""Sandboxes at Modal (https://modal.com), by the asynchronous interface of its SDK.
 
-The executor is a Modal sandbox' entrypoint and listens on a socket that exists inside only. Its byte stream is one
-Modal exec of a relay, which copies between that socket and Modal's streams. Where a stream breaks, another exec takes
-its place and the connection goes on where it was, so that every command runs once.
+The executor is the entrypoint of a Modal sandbox and listens on a socket that exists inside only. Its byte stream is a
+Modal exec of a relay, which copies between that socket and Modal's streams. When a stream breaks, another exec replaces
+it and the connection continues, so every command runs once.
 
-What differs from other backends: commands are run by the image's root; `SandboxSpec.memory_bytes` is Modal's limit,
-and where Modal ends the whole sandbox for exceeding it, that is a `SandboxLost` with Modal's reason.
+Unlike with other backends, commands run as root of the image. Modal enforces `SandboxSpec.memory_bytes`; if it ends the
+whole sandbox for exceeding it, the caller gets a `SandboxLost` with Modal's reason.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    sandbox_title,
+)
 from backends.connection import GRACE, ByteStream, Connection
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
@@ -33,14 +41,14 @@ from .calls import (
     FIX,
     Shared,
     bounded,
-    is_refusal,
+    is_rejected,
     post_mortem,
     retried,
     terminate,
     text_of,
     why_ended,
 )
-from .stream import ExecStream, entrypoint, relay
+from .exec_stream import ExecStream, entrypoint, relay
 
 if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
     import modal
@@ -56,21 +64,21 @@ ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "TERM": "dumb",
 }
-"""Every variable that is set inside, before secrets and `SandboxSpec.env`."""
+"""Variables inside, before secrets and `SandboxSpec.env`."""
 
-_MARK = ("lachesis", "sandbox")  # tag of all that this module makes
+_MARK = ("lachesis", "sandbox")  # tag of all sandboxes of this module
 _LONGEST = 24 * 3600.0
-_MARGIN = 30  # seconds that Modal's timeout is later than the executor's: starting up is not part of a lifetime
-_CREATING = 120.0  # seconds for which Modal may refuse for now
+_MARGIN = 30  # seconds by which Modal's timeout exceeds the lifetime, which starts after the start-up
+_CREATING = 120.0  # seconds for which creating is retried
 _TAG = re.compile(r"[A-Za-z0-9._-]{1,63}\Z")
 
 
 class ModalBackend:
-    """Sandboxes at Modal, all of them in one Modal app.
+    """Sandboxes at Modal, all in one Modal app.
 
-    Limits: `cpus` and `memory_bytes` are sent as Modal's hard limits, `lifetime` (at most 24 h) as its timeout, None
-    leaves them to Modal. `pids` and `disk_bytes` are refused: Modal has no such setting. Variables of the image are
-    not set for commands; those of `secrets` that are listed are.
+    `cpus` and `memory_bytes` are Modal's hard limits, `lifetime` (at most 24 h) is its timeout; None is Modal's
+    default. `pids` and `disk_bytes` are rejected: Modal has no such limits. Commands get the listed variables of
+    `secrets`, and none of the image.
     """
 
     def __init__(
@@ -93,28 +101,28 @@ class ModalBackend:
         concurrency: int = 64,
         client: modal.Client | None = None,
     ) -> None:
-        """
+        """`client` is the Modal client to use, by default the one of Modal's settings.
+
         Args:
-            app_name: the app that sandboxes belong to, made with the first of them.
-            environment_name: the environment of the app and the secrets; None is the one that Modal's settings name.
-            image: what `SandboxSpec.image` is when that is None; None here is Modal's own `debian_slim`. A name is
-                pulled from a registry, `im-...` is an image that Modal has, as `snapshot` returns it.
-            add_python: version of Python (as "3.12") that is added to images from a registry.
-            image_setup: shell commands that are run once per image, on top of those from a registry.
+            app_name: the app of the sandboxes, created with the first of them.
+            environment_name: the environment of the app and the secrets. Default: that of Modal's settings.
+            image: the image of specs without one: a name in a registry, or `im-...` for an image at Modal, such as
+                `snapshot` returns. Default: Modal's `debian_slim`.
+            add_python: version of Python (such as "3.12") to add to images from a registry.
+            image_setup: shell commands to run once per image.
             registry_secret: name of the Modal secret with a private registry's credentials.
-            secrets: name of a Modal secret -> those of its variables that are set for the commands.
-            region, cloud, gpu: as `modal.Sandbox.create` takes them.
-            cpu_request: processors that are reserved; None reserves the limit.
-            memory_request: bytes that are reserved; None reserves the limit.
-            grace: seconds for which a broken connection may be restored; after that the sandbox ends itself.
+            secrets: name of a Modal secret -> its variables to set for commands.
+            region, cloud, gpu: as in `modal.Sandbox.create`.
+            cpu_request: processors to reserve. Default: the limit.
+            memory_request: bytes to reserve. Default: the limit.
+            grace: seconds within which a broken connection can be restored; then the sandbox ends itself.
             start_timeout: seconds that a sandbox may take to start, once its image is built.
-            concurrency: sandboxes that are created at the same time; more wait.
-            client: the client to use; None is the one that Modal's settings describe.
+            concurrency: sandboxes that are created at once.
         """
         if isinstance(secrets, str) or (secrets is not None and not isinstance(secrets, Mapping)):
-            raise ValueError("secrets maps the name of a Modal secret to the variables of it that commands may see")
+            raise ValueError("secrets maps the name of a Modal secret to a list of its variables")
         if concurrency < 1:
-            raise ValueError(f"concurrency has to be positive, not {concurrency}")
+            raise ValueError(f"concurrency must be positive, not {concurrency}")
         self.app_name, self.environment_name = app_name, environment_name
         self._image_name, self._add_python, self._image_setup = image, add_python, tuple(image_setup)
         self._registry_secret = registry_secret
@@ -124,7 +132,7 @@ class ModalBackend:
         self._cpu_request, self._memory_request = cpu_request, memory_request
         self._grace, self._start_timeout, self._concurrency = grace, start_timeout, concurrency
         self._client = client
-        # What is shared between the sandboxes of one event loop; nothing of asyncio's may be shared between loops.
+        # Shared by the sandboxes of one event loop: objects of asyncio belong to one loop.
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Shared] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
@@ -135,7 +143,7 @@ class ModalBackend:
         return "modal"
 
     async def check(self) -> Availability:
-        """Asks Modal whether it accepts the credentials. Creates nothing."""
+        """Ask Modal whether it accepts the credentials. Creates nothing."""
         client = await self._find_client()
         if isinstance(client, Availability):
             return client
@@ -143,27 +151,27 @@ class ModalBackend:
             async with asyncio.timeout(60):
                 await client.hello.aio()  # type: ignore[no-untyped-call]
         except Exception as error:
-            if is_refusal(error):
-                return Availability(False, f"Modal refuses the credentials: {text_of(error)}", FIX)
+            if is_rejected(error):
+                return Availability(False, f"Modal rejects the credentials: {text_of(error)}", FIX)
             return Availability(False, f"Modal cannot be reached: {text_of(error)}", "check the network, and try again")
         import modal
 
         return Availability(True, f"modal {modal.__version__}, app {self.app_name!r}")
 
     async def create(self, spec: SandboxSpec) -> ModalSandbox:
-        _refuse(spec)
+        _reject(spec)
         client = await self._connect()
         app = await self._app(create=True)
         image = await self._image(spec.image or self._image_name, app)
         id = new_id()
-        name = _title(id, spec.labels)
+        name = sandbox_title(id, spec.labels)
         async with self._shared().turns:
             try:
                 async with asyncio.timeout(self._start_timeout):
                     sandbox = await self._make(id, name, spec, app, image, client)
                     return await self._attach(sandbox, id, name, spec)
             except BaseException as error:
-                # Whether it exists is unknown, as the answer may be what was lost: it is looked for by its name.
+                # It may exist, if only the answer was lost: look for it by its name.
                 await finish(self._discard(id, client))
                 if isinstance(error, TimeoutError):
                     raise BackendError(f"{name} did not start within {self._start_timeout:g} s") from None
@@ -176,13 +184,13 @@ class ModalBackend:
         """See `Backend.reap`.
 
         Raises:
-            BackendError: some could not be ended; the others are.
+            BackendError: some could not be ended; all others were.
         """
         found = [(sandbox, info) for sandbox, info in await self._list(run_id) if everyone or info.orphan]
         await bounded(terminate(sandbox, f"sandbox {info.id}") for sandbox, info in found)
         return [info for _, info in found]
 
-    # what all sandboxes share
+    # shared by all sandboxes
 
     def _shared(self) -> Shared:
         loop = asyncio.get_running_loop()
@@ -225,10 +233,10 @@ class ModalBackend:
         return await self._shared().once(("app", create), look_up)
 
     async def _image(self, image: str | None, app: modal.App) -> modal.Image:
-        """The image, built: a sandbox then only names it.
+        """The image, built.
 
         Raises:
-            BackendUnavailable: there is no such image, or it cannot be built.
+            BackendUnavailable: it does not exist, or cannot be built.
         """
         client = await self._connect()
         import modal
@@ -263,7 +271,7 @@ class ModalBackend:
     async def _make(
         self, id: str, name: str, spec: SandboxSpec, app: modal.App, image: modal.Image, client: modal.Client
     ) -> modal.Sandbox:
-        """Create the sandbox once, however often Modal has to be asked."""
+        """Create the sandbox once, with retries."""
         import modal
 
         async def find() -> modal.Sandbox:
@@ -290,7 +298,7 @@ class ModalBackend:
                     block_network=not spec.network,
                     client=client,
                 )
-            except modal.exception.AlreadyExistsError:  # an earlier attempt's answer was lost
+            except modal.exception.AlreadyExistsError:  # the answer to an earlier attempt was lost
                 return await find()
 
         async def again() -> modal.Sandbox:
@@ -343,7 +351,7 @@ class ModalBackend:
         return ModalSandbox(connection, sandbox, id=id, name=name, workdir=workdir, python=inside.python)
 
     async def _secret_variables(self, sandbox: modal.Sandbox) -> dict[str, str]:
-        """Variables of the secrets: Modal gives them to what it starts itself, which commands are not."""
+        """Variables of the secrets. Modal sets them only for processes that it starts itself."""
         keys = [key for keys in self._secrets.values() for key in keys]
         if not keys:
             return {}
@@ -355,7 +363,7 @@ class ModalBackend:
         return found
 
     async def _discard(self, id: str, client: modal.Client) -> None:
-        """End the sandbox called `id` if there is one. What cannot be ended ends itself: nobody attaches to it."""
+        """End the sandbox `id` if it exists. If that fails, it ends itself for want of an owner."""
         import modal
 
         with contextlib.suppress(Exception):
@@ -373,7 +381,7 @@ class ModalBackend:
             app = await self._app(create=False)
         except BackendUnavailable as error:
             if isinstance(error.__cause__, modal.exception.NotFoundError):
-                return []  # the app is made with its first sandbox
+                return []  # the app is created with its first sandbox
             raise
         wanted = dict([_MARK]) | ({} if run_id is None else {"run_id": _tag(run_id)})
 
@@ -386,7 +394,7 @@ class ModalBackend:
                 tags = await retried(sandbox.get_tags.aio, f"the tags of {sandbox.object_id} cannot be read")
             except BackendUnavailable as error:
                 if isinstance(error.__cause__, modal.exception.NotFoundError):
-                    return None  # it ended meanwhile
+                    return None  # it has ended
                 raise
             owner = tags.get("owner", "")
             return sandbox, SandboxInfo(
@@ -416,28 +424,29 @@ class ModalSandbox(ExecutorSandbox):
 
     @property
     def object_id(self) -> str:
-        """Modal's own name for it: `sb-...`."""
+        """Its name at Modal: `sb-...`."""
         return self._sandbox.object_id
 
     async def snapshot(self) -> str:
-        """Keep the file system as an image at Modal, for 30 days.
+        """Save the file system as an image at Modal, for 30 days.
 
         Raises:
             SandboxLost: the sandbox is gone.
-            BackendError: Modal could not do it.
+            BackendError: Modal failed.
         """
         if self._connection.lost is not None:
             raise SandboxLost(self._connection.lost)
-        what = f"{self._name} could not be kept as an image"
-        image = await retried(lambda: self._sandbox.snapshot_filesystem.aio(timeout=300), what)
+        what = f"{self._name} could not be saved as an image"
+        keeping = retried(lambda: self._sandbox.snapshot_filesystem.aio(timeout=300), what)
+        image = await self._connection.guard(keeping)
         return image.object_id
 
     async def close(self) -> None:
         """See `Sandbox.close`.
 
         Raises:
-            BackendError: Modal could not be told, which calling again tries again; the sandbox ends by itself, with
-                its grace or its lifetime.
+            BackendError: Modal could not be reached; calling again retries. The sandbox ends by itself, after its grace
+                or its lifetime.
         """
         self._connection.fail(f"{self._name} was closed")
         if has_failed(self._end):
@@ -450,18 +459,18 @@ class ModalSandbox(ExecutorSandbox):
         return ending
 
     async def _watch(self) -> None:
-        """From the loss of the connection to the end of the sandbox: one without an owner only costs."""
+        """End the sandbox when its connection is lost: without one it only costs money."""
         await asyncio.wait([self._connection.ended])
         await terminate(self._sandbox, self._name)
 
 
 async def _sdk() -> Any:
-    """The SDK. Its import would hold up the event loop."""
+    """The SDK, imported in a thread: the import would block the event loop."""
     return await asyncio.to_thread(importlib.import_module, "modal")
 
 
-def _refuse(spec: SandboxSpec) -> None:
-    """Raises `BackendUnavailable` for what Modal cannot enforce."""
+def _reject(spec: SandboxSpec) -> None:
+    """Raise `BackendUnavailable` for what Modal cannot enforce."""
     unable = "backend 'modal' cannot enforce"
     if spec.pids is not None:
         raise BackendUnavailable(f"{unable} pids: Modal has no limit of processes. Next step: leave `pids` out")
@@ -476,13 +485,8 @@ def _refuse(spec: SandboxSpec) -> None:
         )
 
 
-def _title(id: str, labels: Mapping[str, str]) -> str:
-    shown = ", ".join(f"{key}={value}" for key, value in labels.items())
-    return f"sandbox {id}" + (f" ({shown})" if shown else "")
-
-
 def _tag(value: str) -> str:
-    """`value` itself where Modal accepts it as a tag, else something readable that is as good a key."""
+    """`value` if Modal accepts it as a tag, else a readable text with a digest."""
     if _TAG.match(value):
         return value
     digest = hashlib.sha256(value.encode()).hexdigest()[:12]

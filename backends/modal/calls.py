@@ -1,4 +1,4 @@
-"""Calls to Modal: which failures pass, how long they are borne, and why a sandbox has ended."""
+"""Calls to Modal: transient failures, retries, and why a sandbox has ended."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _log = logging.getLogger(__name__)
 
 FIX = "run `modal token new`, or set MODAL_TOKEN_ID and MODAL_TOKEN_SECRET"
 ENDING = 60.0
-"""Seconds for which ending a sandbox is tried."""
+"""Seconds for which ending a sandbox is retried."""
 
 
 class Shared:
-    """What the sandboxes of one event loop share."""
+    """State that the sandboxes of one event loop share."""
 
     def __init__(self, concurrency: int) -> None:
         self.turns = asyncio.Semaphore(concurrency)
         self._tasks: dict[tuple[str, Any], asyncio.Task[Any]] = {}
 
     async def once(self, key: tuple[str, Any], make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """The result of `make`, called once for all who ask at the same time or later, unless it failed."""
+        """The result of `make`, which is called once for all callers, and again only after a failure."""
         task = self._tasks.get(key)
         if task is None or has_failed(task):
             task = self._tasks[key] = asyncio.create_task(make())
@@ -45,14 +45,14 @@ def text_of(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def is_refusal(error: BaseException) -> bool:
+def is_rejected(error: BaseException) -> bool:
     from modal import exception
 
     return isinstance(error, exception.AuthError | exception.PermissionDeniedError)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later."""
+    """Whether the same call may succeed later."""
     from modal import exception
 
     passing = (
@@ -69,11 +69,11 @@ async def retried(
     again: Callable[[], Awaitable[T]] | None = None,
     patience: float = 60.0,
 ) -> T:
-    """Call until it succeeds, at first with `call`, then with `again`, while the failures look passing.
+    """Call until it succeeds, first `call` and then `again`, while failures are transient.
 
     Raises:
-        BackendUnavailable: Modal refuses it, `what` and why; the SDK's exception is the cause.
-        BackendError: `patience` seconds were not enough.
+        BackendUnavailable: another failure: `what` and why. The exception of the SDK is the cause.
+        BackendError: it still failed after `patience` seconds.
     """
     end = time.monotonic() + patience
     delay = 0.25
@@ -83,7 +83,7 @@ async def retried(
         except BackendError:
             raise
         except Exception as error:
-            if is_refusal(error):
+            if is_rejected(error):
                 raise BackendUnavailable(f"{what}: {text_of(error)}. Next step: {FIX}") from error
             if not is_transient(error):
                 raise BackendUnavailable(f"{what}: {text_of(error)}") from error
@@ -95,7 +95,7 @@ async def retried(
 
 
 async def bounded(work: Iterable[Awaitable[T]], limit: int = 16) -> list[T]:
-    """The results, `limit` at a time. All are tried; the first failure is raised after that."""
+    """Run all, `limit` at a time; returns the results. Raises the first failure when all have ended."""
     turns = asyncio.Semaphore(limit)
 
     async def one(awaitable: Awaitable[T]) -> T:
@@ -110,11 +110,11 @@ async def bounded(work: Iterable[Awaitable[T]], limit: int = 16) -> list[T]:
 
 
 async def terminate(sandbox: modal.Sandbox, name: str) -> None:
-    """End a sandbox and wait until it has. Raises `BackendError` when that cannot be done."""
+    """End a sandbox and wait for its end. Raises `BackendError` when that fails."""
     from modal import exception
 
     async def end() -> None:
-        # For one that has ended by its timeout, the SDK raises that.
+        # The SDK raises these for a sandbox that has ended already.
         with contextlib.suppress(exception.SandboxTimeoutError, exception.SandboxTerminatedError):
             await sandbox.terminate.aio(wait=True)
 
@@ -131,13 +131,11 @@ async def terminate(sandbox: modal.Sandbox, name: str) -> None:
 
 
 async def why_ended(sandbox: modal.Sandbox, lifetime: float) -> str | None:
-    """Why the sandbox has ended, None if it runs or cannot be asked about."""
+    """Why the sandbox has ended, None if it runs or Modal does not answer."""
     try:
         code = await sandbox.poll.aio()
     except Exception as error:
-        return (
-            f"Modal does not know it any more ({text_of(error)})" if type(error).__name__ == "NotFoundError" else None
-        )
+        return f"Modal no longer knows it ({text_of(error)})" if type(error).__name__ == "NotFoundError" else None
     if code is None:
         return None
     status, detail = _result(sandbox)
@@ -152,7 +150,7 @@ async def why_ended(sandbox: modal.Sandbox, lifetime: float) -> str | None:
 
 
 def _result(sandbox: modal.Sandbox) -> tuple[str, str]:
-    """Modal's status and message, empty where unknown. The SDK has them, and shows nothing but an exit code."""
+    """Modal's status and message, empty if unknown. The SDK receives them, but offers the exit code only."""
     try:
         from modal._utils.async_utils import synchronizer
 
@@ -164,7 +162,7 @@ def _result(sandbox: modal.Sandbox) -> tuple[str, str]:
 
 
 async def post_mortem(sandbox: modal.Sandbox, reason: str) -> str:
-    """`reason`, and what a sandbox that ended too early has left in writing."""
+    """`reason`, and the standard error of a sandbox that ended too early."""
     written = ""
     with contextlib.suppress(Exception):
         async with asyncio.timeout(5):

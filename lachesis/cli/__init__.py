@@ -13,6 +13,7 @@ from lachesis.errors import LachesisError
 VERBS = {
     "demo": "play a few problems with the embedded model and the reference policy",
     "doctor": "show what works on this machine, and how to install what is missing",
+    "export": "write the groups of a finished run in another format",
     "fake-server": "serve completions without a model, for tests and load measurements",
     "report": "write the HTML report of a groups file again",
     "sandboxes": "list the sandboxes of a backend, and remove those that killed runs left",

@@ -75,7 +75,7 @@ def _parse(line: bytes) -> Any:
 def _show(console: Console, found: Mapping[str, Totals]) -> None:
     for path, totals in found.items():
         status = "ok" if totals.ok else "WRONG"
-        of = f"{totals.samples:,} samples of {totals.rollouts:,} rollouts, {totals.refused:,} refused"
+        of = f"{totals.samples:,} samples of {totals.rollouts:,} rollouts, {totals.rejected:,} rejected"
         _say(console, f"{status:<6}{path}: {of}", style="green" if totals.ok else "red")
         table = Table(box=SIMPLE_HEAD, pad_edge=False)
         for column in ("", "tokens", "share"):

@@ -25,8 +25,8 @@ from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
+from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
-from lachesis.training.spool import Spool
 from lachesis.trajectories import sampling_problem
 
 
@@ -149,7 +149,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         Phase1CannotTrain: a server that reports no tokens.
         ServerConfigError: sampling settings whose logprobs would not be those of the policy, or a chat template that
             does not show the tools.
-        RunStopped: the run cannot go on; finished groups are in the spool.
+        RunStopped: the run cannot go on; finished groups are in the outbox.
     """
     _reject_phase_1(env)
     async with _tracking(env, "serve"), env.running(training=True):
@@ -206,7 +206,7 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
             weight=config.inference_weight,
             min_batch_allocation=config.min_batch_allocation,
         ),
-        spool=Spool(folder, _about_content(env, evaluation=False)),
+        outbox=Outbox(folder, _about_content(env, evaluation=False)),
         refused=folder / "refused.jsonl",
         settings=ServeSettings(
             max_workers=env.max_num_workers,

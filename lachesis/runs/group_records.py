@@ -7,15 +7,18 @@ null, since a rollout may have several samples: Phase 2 has them under `samples`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
 from lachesis.runs.item_keys import plain
-from lachesis.trajectories import to_trajectory_entry
+from lachesis.trajectories.builtin_exports import trajectory
+from lachesis.trajectories.exports import ExportLine
+from lachesis.trajectories.exports import rollout_messages as rollout_messages
+from lachesis.trajectories.sharegpt import SystemTurn
 
 SCHEMA = "lachesis.group/1"
 
@@ -122,30 +125,6 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
     }
 
 
-def rollout_messages(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The conversation of one of a group's rollouts."""
-    place = rollout["place"]
-    messages: list[dict[str, Any]] = rollout["messages"] if place is None else group["messages"][place]
-    return messages
-
-
-def trajectories_of(group: Mapping[str, Any], *, system: Literal["generated", "actual"]) -> Iterator[dict[str, Any]]:
+def trajectories_of(group: Mapping[str, Any], *, system: SystemTurn) -> list[dict[str, Any]]:
     """The ShareGPT trajectories of a group; rollouts without a single answer have none."""
-    for rollout in group["rollouts"]:
-        messages = rollout_messages(group, rollout)
-        if not any(message["role"] == "assistant" for message in messages):
-            continue
-        entry, _ = to_trajectory_entry(
-            messages,
-            group["tools"],
-            model=group["model"],
-            completed=rollout["completed"],
-            timestamp=group["timestamp"],
-            system=system,
-            environment=group["environment"],
-            item_key=group["item_key"],
-            rollout_id=rollout["rollout_id"],
-            outcome=rollout["outcome"],
-            reward=rollout["reward"],
-        )
-        yield entry
+    return [dict(line.content) for line in trajectory(group, system=system) if isinstance(line, ExportLine)]

@@ -1,6 +1,6 @@
 """The sink of `serve`: groups for a trainer, through the rollout API, each of them once.
 
-A finished group is built, written to the spool and only then posted (`lachesis.training.delivery`). A group that may
+A finished group is built, written to the outbox and only then posted (`lachesis.training.relay`). A group that may
 not be sent is written to another file with the reason. When enough groups are on their way, no new ones begin; those in
 flight are never cancelled to make room.
 """
@@ -12,6 +12,7 @@ import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -23,10 +24,11 @@ from lachesis.runs.failures import Job, RunStopped
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.results import ServeResult
-from lachesis.training.delivery import Delivery, DeliveryError, Pace
+from lachesis.training.outbox import Outbox, OutboxError
+from lachesis.training.outbox_state import Entry
+from lachesis.training.relay import OutboxRelay, Pace, RelayError
 from lachesis.training.rollout_api import EnvDescription, GroupError, RolloutApi, TrainerInfo, encode_json
-from lachesis.training.spool import AppendFile, Spool, SpoolError
-from lachesis.training.spool_state import Entry
+from lachesis.trajectories import JsonlError, JsonlWriter
 
 G = TypeVar("G")
 
@@ -40,7 +42,7 @@ class ServeSettings:
     max_workers: int
     """Groups in flight."""
     max_batches_offpolicy: int = 3
-    """Batches that may be on their way: in flight, in the spool and at the API together."""
+    """Batches that may be on their way: in flight, in the outbox and at the API together."""
     total_steps: int = -1
     """The trainer's step at which the run ends; -1 asks the trainer."""
     steps_per_eval: int = 100
@@ -51,7 +53,7 @@ class ServeSettings:
     item_pause: float = 5.0
     """Seconds before an item whose group broke is played again; four times as long the next time."""
     window: int = 1
-    """Batches that may wait at the API (see `lachesis.training.delivery`)."""
+    """Batches that may wait at the API (see `lachesis.training.relay`)."""
 
 
 class RolloutApiSink(Sink[G]):
@@ -70,7 +72,7 @@ class RolloutApiSink(Sink[G]):
         build: Callable[[G, TrainerInfo], Decision],
         api: RolloutApi,
         env: EnvDescription,
-        spool: Spool,
+        outbox: Outbox,
         refused: Path,
         settings: ServeSettings,
         console: Console,
@@ -81,26 +83,26 @@ class RolloutApiSink(Sink[G]):
         self.build = build
         self.api = api
         self.env = env
-        self.spool = spool
+        self.outbox = outbox
         self.settings = settings
         self.console = console
         self.on_step = on_step
         self.retry_pause = settings.item_pause
         self.evaluations = EvaluationSchedule(evaluate, every=settings.steps_per_eval, tell=self.tell)
-        self.delivery = Delivery(
+        self.relay = OutboxRelay(
             api,
-            spool,
+            outbox,
             env,
-            refuse=self._refuse_posted,
-            tell=self.tell,
-            changed=lambda: self._changed(),
+            on_refused=self._refuse_posted,
+            report=self.tell,
+            on_change=lambda: self._changed(),
             window=settings.window,
             pace=pace,
         )
         self._changed: Callable[[], None] = lambda: None
         self._delivering: asyncio.Task[None] | None = None
         self._refused_path = refused
-        self._refused: AppendFile | None = None
+        self._refused: JsonlWriter | None = None
         self._reasons: set[str] = set()
         self._step: int | None = None
 
@@ -109,7 +111,7 @@ class RolloutApiSink(Sink[G]):
 
     @property
     def done(self) -> set[str]:
-        return self.spool.state.keys
+        return self.outbox.state.keys
 
     @property
     def workers(self) -> int:
@@ -119,12 +121,12 @@ class RolloutApiSink(Sink[G]):
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
         self._changed = changed
         try:
-            await self.spool.open()
+            await self.outbox.open()
             try:
-                self._refused = await self.spool.run(AppendFile, self._refused_path)
-                if left := self.spool.state.undelivered:
-                    self.tell(f"continuing {self.spool.folder}: {left} groups are on their way")
-                self._delivering = delivering = asyncio.create_task(self.delivery.run())
+                self._refused = await self.outbox.run(partial(JsonlWriter, self._refused_path, fsync=True))
+                if left := self.outbox.state.undelivered:
+                    self.tell(f"continuing {self.outbox.folder}: {left} groups are on their way")
+                self._delivering = delivering = asyncio.create_task(self.relay.run())
                 delivering.add_done_callback(lambda _: changed())
                 try:
                     yield
@@ -132,23 +134,23 @@ class RolloutApiSink(Sink[G]):
                     await self._flush(delivering)
             finally:
                 if self._refused is not None:
-                    await self.spool.run(self._refused.close)
+                    await self.outbox.run(self._refused.close)
                 await self.api.close()
-                await self.spool.close()
-        except (DeliveryError, SpoolError) as error:
+                await self.outbox.close()
+        except (JsonlError, OutboxError, RelayError) as error:
             raise RunStopped(str(error)) from error
 
     async def _flush(self, delivering: asyncio.Task[None]) -> None:
         """Post what fits, and tell the API that the environment leaves."""
-        self.delivery.stop()
+        self.relay.stop()
         await asyncio.wait({delivering}, timeout=_FLUSH_SECONDS)
         delivering.cancel()
         await asyncio.wait({delivering})
         with suppress(TimeoutError):
             async with asyncio.timeout(_FLUSH_SECONDS):
-                await self.delivery.leave()
-        if unsent := self.spool.state.unsent:
-            self.tell(f"{unsent} finished groups stay in {self.spool.folder}; start again to post them")
+                await self.relay.leave()
+        if unsent := self.outbox.state.unsent:
+            self.tell(f"{unsent} finished groups stay in {self.outbox.folder}; start again to post them")
         if not delivering.cancelled() and (error := delivering.exception()) is not None:
             raise error
 
@@ -158,8 +160,8 @@ class RolloutApiSink(Sink[G]):
         assert self._delivering is not None
         if self._delivering.done():
             self._delivering.result()
-        known = self.spool.state.known
-        if known is None or self.delivery.status is None or known.step == self._step:
+        known = self.outbox.state.known
+        if known is None or self.relay.status is None or known.step == self._step:
             return
         self.evaluations.at_step(known.step, self._changed)
         self._step = self.step = known.step
@@ -171,7 +173,7 @@ class RolloutApiSink(Sink[G]):
 
     @property
     def settled(self) -> bool:
-        return self.evaluations.task is None and not self.spool.state.unsent
+        return self.evaluations.task is None and not self.outbox.state.unsent
 
     @property
     def background(self) -> set[asyncio.Task[None]]:
@@ -179,19 +181,19 @@ class RolloutApiSink(Sink[G]):
 
     def _trained(self) -> str:
         """Why the trainer needs no more groups; empty while it does."""
-        known = self.spool.state.known
-        if known is None or self.delivery.status is None:
+        known = self.outbox.state.known
+        if known is None or self.relay.status is None:
             return ""
         total = self._total()
         return f"the trainer has made {known.step} of {total} steps" if 0 <= total <= known.step else ""
 
     def _total(self) -> int:
-        known = self.spool.state.known
+        known = self.outbox.state.known
         total = self.settings.total_steps
         return total if total >= 0 or known is None else known.num_steps
 
     def room(self, busy: int) -> int:
-        settings, info, status = self.settings, self.delivery.info, self.delivery.status
+        settings, info, status = self.settings, self.relay.info, self.relay.status
         if info is None or status is None or self._trained():
             return 0
         workers = settings.max_workers
@@ -199,7 +201,7 @@ class RolloutApiSink(Sink[G]):
             workers = int(workers * settings.eval_limit_ratio) if settings.eval_handling == "LIMIT_TRAIN" else 0
         allocation = self.env.min_batch_allocation or 0.0
         sequences = settings.max_batches_offpolicy * info.batch_size
-        own = self.spool.state.undelivered + busy
+        own = self.outbox.state.undelivered + busy
         others = max(0, status.queue_size - status.self_queue_size)
         bound = max(1, int(sequences * (status.unallocated_fraction + allocation)) // self.env.group_size)
         needed = math.ceil(sequences * allocation / self.env.group_size)  # whatever the others have in the queue
@@ -208,14 +210,14 @@ class RolloutApiSink(Sink[G]):
     # Groups.
 
     def decide(self, group: G) -> Decision:
-        info = self.delivery.info
+        info = self.relay.info
         assert info is not None
         return self.build(group, info)
 
     async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
         if isinstance(decision, Kept):
             try:
-                await self.spool.append(
+                await self.outbox.append(
                     decision.content,
                     key=job.key,
                     tokens=decision.tokens,
@@ -226,7 +228,7 @@ class RolloutApiSink(Sink[G]):
                 tokens = decision.tokens + decision.undelivered
                 decision = LeftOut("malformed", str(error), tokens, decision.rewards, tracebacks=decision.tracebacks)
             else:
-                self.delivery.wake()
+                self.relay.wake()
                 return decision
         await self._leave_out(job.key, decision)
         return decision
@@ -234,7 +236,7 @@ class RolloutApiSink(Sink[G]):
     async def _leave_out(self, key: str, decision: LeftOut) -> None:
         line = {"key": key, "reason": decision.reason, "detail": decision.detail, "tokens": decision.tokens}
         await self._write_refused({**line, "rewards": list(decision.rewards), **decision.record})
-        await self.spool.left_out(key, decision.reason, decision.tokens)
+        await self.outbox.left_out(key, decision.reason, decision.tokens)
         if decision.reason not in self._reasons:
             # Every group may have the same fault: a server that does not stop where the template ends turns, say.
             self._reasons.add(decision.reason)
@@ -244,14 +246,14 @@ class RolloutApiSink(Sink[G]):
             )
 
     async def _refuse_posted(self, entry: Entry, reason: str) -> None:
-        group = await self.spool.payload(entry)
+        group = await self.outbox.payload(entry)
         await self._write_refused({**entry.to_record(), "reason": reason}, group)
         self.tell(f"a group is set aside in {self._refused_path}: {reason[:300]}")
 
     async def _write_refused(self, line: Mapping[str, Any], group: bytes = b"null") -> None:
         assert self._refused is not None
         refused = self._refused
-        await self.spool.run(lambda: refused.append(encode_json(line)[:-1] + b',"group":' + group + b"}\n", True))
+        await self.outbox.run(lambda: refused.write_line(encode_json(line)[:-1] + b',"group":' + group + b"}\n"))
 
     # Figures.
 
@@ -260,7 +262,7 @@ class RolloutApiSink(Sink[G]):
         return Standing(result.step, result.total, "step", result.line())
 
     def result(self, pipeline: Pipeline[G]) -> ServeResult:
-        state, tally = self.spool.state, pipeline.tally
+        state, tally = self.outbox.state, pipeline.tally
         return ServeResult(
             step=state.known.step if state.known is not None else 0,
             total=self._total(),
@@ -277,6 +279,6 @@ class RolloutApiSink(Sink[G]):
             rollouts=tally.rollouts,
             reward=tally.rewards / tally.scored if tally.scored else math.nan,
             playing=pipeline.playing,
-            trouble=self.delivery.trouble,
+            trouble=self.relay.trouble,
             reason=pipeline.reason,
         )

@@ -11,7 +11,7 @@ from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.training.groups import (
     GroupSettings,
-    Refused,
+    RejectedGroup,
     RolloutSamples,
     SplitRollouts,
     TrainingGroup,
@@ -68,7 +68,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
 
 
 def decision_of(
-    built: TrainingGroup | Refused,
+    built: TrainingGroup | RejectedGroup,
     *,
     rewards: Sequence[float | None],
     record: Mapping[str, Any] | None = None,

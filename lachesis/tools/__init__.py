@@ -1,9 +1,9 @@
 """What an agent can call: tools with schemas, toolsets of them, and one session of them for each rollout."""
 
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.dispatch import ToolCall, ToolResult, call_tool, call_tools, handle_function_call
-from lachesis.tools.registry import Tool, ToolError, ToolRegistry, ToolUnavailable, tool
-from lachesis.tools.session import SessionClosed, ToolSession, ToolSessions
+from lachesis.tools.dispatch import ToolResult, call_tool, call_tools, handle_function_call
+from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry, ToolUnavailable, tool
+from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
 from lachesis.tools.toolsets import (
     TOOLSETS,
     Toolset,
@@ -23,8 +23,7 @@ __all__ = [
     "TOOLSETS",
     "SessionClosed",
     "Tool",
-    "ToolCall",
-    "ToolError",
+    "ToolFailure",
     "ToolRegistry",
     "ToolResult",
     "ToolSession",

@@ -10,24 +10,17 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from backends.base import BackendError
+from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.registry import Tool, ToolError, ToolRegistry
-from lachesis.tools.schema import BadArguments, validate
-from lachesis.tools.session import SessionClosed, ToolSession, ToolSessions
 from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
+from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry
+from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
 
 Arguments = Mapping[str, Any] | str | None
 """What a completion carries: an object, or JSON text, which may turn out to be anything."""
-
-
-class ToolCall(NamedTuple):
-    """One call of a turn."""
-
-    name: str
-    arguments: Arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +73,7 @@ async def call_tool(
         text = value if isinstance(value, str) else to_json(value)
     except BackendError:
         raise
-    except (BadArguments, ToolError, SessionClosed) as error:
+    except (BadArguments, ToolFailure, SessionClosed) as error:
         return _failed(str(error), began)
     except _TimeLimit:
         return _failed(f"{tool.name} was stopped after its time limit of {tool.time_limit:g} s", began)
@@ -93,7 +86,7 @@ async def call_tool(
 
 
 async def call_tools(
-    calls: Sequence[ToolCall | tuple[str, Arguments]],
+    calls: Sequence[tuple[str, Arguments]],
     session: ToolSession,
     *,
     registry: ToolRegistry = BUILTIN_TOOLS,
@@ -149,11 +142,11 @@ def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) ->
     tool = registry.get(name) if isinstance(name, str) else None
     if tool is None or tool.name not in names:
         hint = did_you_mean(str(name), names)
-        raise ToolError(
+        raise ToolFailure(
             f"there is no tool {shortened(name)!r}{hint or '.'} The tools are: {', '.join(names) or 'none'}"
         )
     if (reason := tool.missing()) is not None:
-        raise ToolError(f"the tool {name!r} is not available here: {reason}")
+        raise ToolFailure(f"the tool {name!r} is not available here: {reason}")
     return tool
 
 
@@ -204,7 +197,7 @@ def _infrastructure(error: BaseException) -> BackendError | None:
     return None if error.__cause__ is None else _infrastructure(error.__cause__)
 
 
-def _batches(calls: Sequence[ToolCall | tuple[str, Arguments]], registry: ToolRegistry) -> list[list[Any]]:
+def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> list[list[Any]]:
     batches: list[list[Any]] = []
     open_batch = False
     for call in calls:

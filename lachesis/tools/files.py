@@ -9,9 +9,9 @@ from typing import Annotated
 from pydantic import Field
 
 from backends.base import Sandbox
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
 from lachesis.tools.text import did_you_mean
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 MAX_LINE_CHARS = 2000
 """Characters of one line that `read_file` shows."""
@@ -26,21 +26,21 @@ _CHUNK = 1 << 20
 _SNIFF = 8192
 
 
-async def file_error(sandbox: Sandbox, path: str, error: OSError) -> ToolError:
+async def file_error(sandbox: Sandbox, path: str, error: OSError) -> ToolFailure:
     """What to tell the model about `path`, with near names when it does not exist."""
     if isinstance(error, FileNotFoundError):
         folder, name = posixpath.split(path)
         names = await list_folder(sandbox, folder)
         if names is None:
-            return ToolError(f"no such file: {path} (the folder {folder} does not exist either)")
-        return ToolError(f"no such file: {path}{did_you_mean(name, names)}")
+            return ToolFailure(f"no such file: {path} (the folder {folder} does not exist either)")
+        return ToolFailure(f"no such file: {path}{did_you_mean(name, names)}")
     if isinstance(error, IsADirectoryError):
         entries = sorted(await list_folder(sandbox, path) or [])
         shown = ", ".join(entries[:50]) + (f" and {len(entries) - 50} more" if len(entries) > 50 else "")
-        return ToolError(f"{path} is a directory; it contains: {shown or 'nothing'}")
+        return ToolFailure(f"{path} is a directory; it contains: {shown or 'nothing'}")
     if isinstance(error, PermissionError):
-        return ToolError(f"permission denied: {path}")
-    return ToolError(f"{path}: {error.strerror or error}")
+        return ToolFailure(f"permission denied: {path}")
+    return ToolFailure(f"{path}: {error.strerror or error}")
 
 
 async def list_folder(sandbox: Sandbox, folder: str) -> list[str] | None:
@@ -78,10 +78,10 @@ async def read_file(
         while not page.full:
             data = await sandbox.read_bytes(absolute, offset=position, limit=_CHUNK)
             if position == 0 and b"\0" in data[:_SNIFF]:
-                raise ToolError(f"{absolute} is a binary file; look at it with the terminal, for example with xxd")
+                raise ToolFailure(f"{absolute} is a binary file; look at it with the terminal, for example with xxd")
             position += len(data)
             if position > MAX_SCAN:
-                raise ToolError(
+                raise ToolFailure(
                     f"these lines are beyond the first {MAX_SCAN} bytes of {absolute}; look at it with the terminal, "
                     f"for example with tail or with head -c"
                 )
@@ -150,7 +150,7 @@ class _Page:
         if self.ended and total == 0:
             return f"[{path} is empty]"
         if not self._shown:
-            raise ToolError(f"{path} has {total} lines; there is no line {self.first}")
+            raise ToolFailure(f"{path} has {total} lines; there is no line {self.first}")
         last = self.first + len(self._shown) - 1
         if not self.ended:
             note = f"[lines {self.first}-{last}; more follow, continue with offset={last + 1}]"

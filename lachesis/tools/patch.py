@@ -10,8 +10,8 @@ from typing import Literal
 from backends.base import Sandbox
 from lachesis.tools.edits import EditError, apply_hunks, parse_patch, replace_text, unified_diff
 from lachesis.tools.files import file_error
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 MAX_FILE_BYTES = 5_000_000
 """Larger files are not patched: use the terminal."""
@@ -63,9 +63,9 @@ class _Plan:
             except OSError as error:
                 raise await file_error(self._sandbox, path, error) from None
             if len(data) > MAX_FILE_BYTES:
-                raise ToolError(f"{path} is larger than {MAX_FILE_BYTES} bytes; edit it with the terminal")
+                raise ToolFailure(f"{path} is larger than {MAX_FILE_BYTES} bytes; edit it with the terminal")
             if b"\0" in data:
-                raise ToolError(f"{path} is a binary file and cannot be patched")
+                raise ToolFailure(f"{path} is a binary file and cannot be patched")
             self.before[path] = data
             self.after[path] = _File.decode(data)
         return self.after[path]
@@ -77,7 +77,7 @@ class _Plan:
 
     async def absent(self, path: str, instead: str) -> None:
         if await self.load(path) is not None:
-            raise ToolError(f"{path} exists already; {instead}")
+            raise ToolFailure(f"{path} exists already; {instead}")
 
     def changes(self) -> list[tuple[str, bytes | None]]:
         """Paths whose bytes change, writes before deletions: a move that fails halfway has lost nothing."""
@@ -86,7 +86,7 @@ class _Plan:
         return sorted(changed, key=lambda change: change[1] is None)
 
     async def check_aliases(self) -> None:
-        """Two names of one file would each be changed without the other's change. Raises `ToolError`."""
+        """Two names of one file would each be changed without the other's change. Raises `ToolFailure`."""
         paths = [path for path, _ in self.changes()]
         if len(paths) < 2:
             return
@@ -94,7 +94,7 @@ class _Plan:
         names: dict[bytes, str] = {}
         for path, real in zip(paths, resolved.stdout.split(b"\0"), strict=False):
             if (other := names.setdefault(real, path)) != path:
-                raise ToolError(f"{path} and {other} are the same file; change it under one name")
+                raise ToolFailure(f"{path} and {other} are the same file; change it under one name")
 
     async def write(self) -> None:
         """Write all changes; when the file system refuses one, put back those that were written."""
@@ -111,8 +111,8 @@ class _Plan:
                 try:
                     await self._write(done, self.before[done])
                 except OSError as second:
-                    raise ToolError(f"{path}: {error}; and {done} could not be put back: {second}") from None
-            raise ToolError(f"{path}: {error.strerror or error}; no file was changed") from None
+                    raise ToolFailure(f"{path}: {error}; and {done} could not be put back: {second}") from None
+            raise ToolFailure(f"{path}: {error.strerror or error}; no file was changed") from None
 
     async def _write(self, path: str, data: bytes | None) -> None:
         if data is not None:
@@ -154,17 +154,17 @@ async def patch(
     try:
         if mode == "replace":
             if path is None or old_string is None or new_string is None:
-                raise ToolError("mode 'replace' needs path, old_string and new_string")
+                raise ToolFailure("mode 'replace' needs path, old_string and new_string")
             note = await _plan_replace(plan, await session.path(path), old_string, new_string, replace_all)
         else:
             if patch is None:
-                raise ToolError("mode 'patch' needs patch")
+                raise ToolFailure("mode 'patch' needs patch")
             await _plan_patch(plan, session, patch)
     except EditError as error:
-        raise ToolError(f"{error}\nNo file was changed.") from None
+        raise ToolFailure(f"{error}\nNo file was changed.") from None
     changes = plan.changes()
     if not changes:
-        raise ToolError("the edit leaves every file as it is")
+        raise ToolFailure("the edit leaves every file as it is")
     await plan.check_aliases()
     await plan.write()
     diffs = [await asyncio.to_thread(_diff, path, plan.before[path], data) for path, data in changes]

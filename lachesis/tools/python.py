@@ -19,10 +19,10 @@ from typing import Annotated
 from pydantic import Field
 
 from backends.base import Process
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
 from lachesis.tools.terminal import MAX_TIMEOUT, OUTPUT_CHARS
 from lachesis.tools.text import HeadTail
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 _NOTE_CHARS = 500
 _READ = 65_536
@@ -63,7 +63,7 @@ class Repl:
     async def _start(self, session: ToolSession) -> Process:
         sandbox = await session.sandbox()
         if sandbox.python is None:
-            raise ToolError("this sandbox has no Python; use the terminal")
+            raise ToolFailure("this sandbox has no Python; use the terminal")
         command = f"exec {shlex.quote(sandbox.python)} -u -c {shlex.quote(_driver())}"
         self._process = await sandbox.start(command, cwd=await session.path("."))
         self._position = 0

@@ -16,9 +16,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from lachesis.tools.files import file_error
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
 from lachesis.tools.text import printable
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 MAX_LINE_CHARS = 400
 """Characters of a matching line that are shown."""
@@ -93,11 +93,11 @@ async def search_files(
         context: Lines to show before and after each match.
     """
     if not pattern or "\0" in pattern + (file_glob or ""):
-        raise ToolError("the pattern is empty or contains a NUL character")
+        raise ToolFailure("the pattern is empty or contains a NUL character")
     if len(pattern) + len(file_glob or "") > MAX_PATTERN_CHARS:
-        raise ToolError(f"pattern and file_glob may have {MAX_PATTERN_CHARS} characters; shorten them")
+        raise ToolFailure(f"pattern and file_glob may have {MAX_PATTERN_CHARS} characters; shorten them")
     if "\n" in pattern and target == "content":
-        raise ToolError("the pattern contains a line break; lines are searched one by one")
+        raise ToolFailure("the pattern contains a line break; lines are searched one by one")
     sandbox = await session.sandbox()
     root = await session.path(path)
     base = await session.path(".")
@@ -124,11 +124,11 @@ async def search_files(
         raise await file_error(sandbox, root, FileNotFoundError(root))
     if done.exit_code == _BAD_PATTERN:
         reason = done.stderr.decode(errors="replace").strip().removeprefix("grep: ")
-        raise ToolError(f"invalid regular expression {pattern!r}: {reason}")
+        raise ToolFailure(f"invalid regular expression {pattern!r}: {reason}")
     if done.exit_code == _NO_GREP:
-        raise ToolError("this sandbox has no grep and find; search_files needs them")
+        raise ToolFailure("this sandbox has no grep and find; search_files needs them")
     if done.exit_code != 0 and not done.timed_out:
-        raise ToolError(f"the search failed: {printable(done.stderr).strip() or f'exit code {done.exit_code}'}")
+        raise ToolFailure(f"the search failed: {printable(done.stderr).strip() or f'exit code {done.exit_code}'}")
     complete = not done.timed_out and len(done.stdout) < _MAX_BYTES
     if target == "files" or output_mode == "files_only":
         found = [_name(each, base) for each in done.stdout.split(b"\0")[:-1]]

@@ -7,9 +7,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
 from lachesis.tools.text import cap_text, printable, to_json
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 OUTPUT_CHARS = 50_000
 """Characters of a command's output that reach the model."""
@@ -47,16 +47,16 @@ async def terminal(
         workdir: Directory to run this one command in, instead of the current one.
     """
     if not command.strip():
-        raise ToolError("the command is empty")
+        raise ToolFailure("the command is empty")
     if "\0" in command:
-        raise ToolError("a command cannot contain a NUL character")
+        raise ToolFailure("a command cannot contain a NUL character")
     sandbox = await session.sandbox()
     cwd = None
     if workdir is not None:
         cwd = await session.path(workdir)
         found = await sandbox.exec(f"[ -d {shlex.quote(cwd)} ]", timeout=30, cwd="/")
         if found.exit_code != 0:
-            raise ToolError(f"workdir {workdir!r} is not a directory")
+            raise ToolFailure(f"workdir {workdir!r} is not a directory")
     if background:
         return await _start(session, command, cwd)
     limit = timeout or session.terminal_timeout
@@ -79,6 +79,6 @@ async def _start(session: ToolSession, command: str, cwd: str | None) -> str:
     if len(mine) >= MAX_BACKGROUND:
         running = [each for each in mine if (await each.status()).exit_code is None]
         if len(running) >= MAX_BACKGROUND:
-            raise ToolError(f"{len(running)} background processes are running already; kill some with `process`")
+            raise ToolFailure(f"{len(running)} background processes are running already; kill some with `process`")
     process = await sandbox.start(command, cwd=cwd)
     return to_json({"output": "started in the background", "session_id": process.id, "exit_code": None, "error": None})

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
 from lachesis.tools.text import to_json
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 Status = Literal["pending", "in_progress", "completed", "cancelled"]
 
@@ -33,12 +33,12 @@ class TodoList:
         self.items: dict[str, dict[str, str]] = {}
 
     def update(self, changes: list[TodoItem], *, merge: bool) -> None:
-        """Replace the list, or change and add items. All or nothing. Raises `ToolError`."""
+        """Replace the list, or change and add items. All or nothing. Raises `ToolFailure`."""
         items = {key: dict(item) for key, item in self.items.items()} if merge else {}
         seen: set[str] = set()
         for change in changes:
             if change.id in seen:
-                raise ToolError(f"two items have the id {change.id!r}; nothing was changed")
+                raise ToolFailure(f"two items have the id {change.id!r}; nothing was changed")
             seen.add(change.id)
             item = items.get(change.id, {"id": change.id, "status": "pending"})
             if change.content is not None:
@@ -46,10 +46,10 @@ class TodoList:
             if change.status is not None:
                 item["status"] = change.status
             if "content" not in item:
-                raise ToolError(f"item {change.id!r} is new and needs a content; nothing was changed")
+                raise ToolFailure(f"item {change.id!r} is new and needs a content; nothing was changed")
             items[change.id] = {key: item[key] for key in ("id", "content", "status")}
         if len(items) > MAX_TODOS:
-            raise ToolError(f"a list has at most {MAX_TODOS} items, not {len(items)}; nothing was changed")
+            raise ToolFailure(f"a list has at most {MAX_TODOS} items, not {len(items)}; nothing was changed")
         self.items = items
 
 

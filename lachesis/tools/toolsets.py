@@ -9,8 +9,8 @@ from typing import Any
 
 from lachesis.errors import LachesisError
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.registry import ToolRegistry, ToolUnavailable
 from lachesis.tools.text import did_you_mean
+from lachesis.tools.tool_registry import ToolRegistry, ToolUnavailable
 
 ALL = ("all", "*")
 """Names that stand for every tool."""

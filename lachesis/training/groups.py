@@ -1,7 +1,7 @@
-"""Finished groups as Atropos' rollout API takes them: `tokens`, `masks`, `scores`, `inference_logprobs` and the rest.
+"""Finished groups in the shape of Atropos' rollout API: `tokens`, `masks`, `scores`, `inference_logprobs` and the rest.
 
-A group goes out whole and proven, or not at all: `build_group` gives a `TrainingGroup`, or a `Refused` that says why.
-Nothing here knows how a rollout is played or how a group travels.
+A group is sent whole and verified, or not at all: `build_group` returns a `TrainingGroup`, or a `RejectedGroup` with
+the reason.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ CERTIFICATE: Final = "lachesis"
 
 
 class SplitRollouts(StrEnum):
-    """What happens to a rollout that splits into several samples (an edit, a compaction, a sub-agent, a retry)."""
+    """The treatment of a rollout with several samples (after an edit, a compaction, a sub-agent, a retry)."""
 
     LONGEST = "longest"
-    """One sample a rollout goes out, the one that trains the most tokens; the others are counted as undelivered. Groups
-    have exactly `group_size` sequences: what the stock rollout API packs into batches."""
+    """Send one sample a rollout, the one that trains the most tokens; count the others as undelivered. Groups have
+    exactly `group_size` sequences, which the stock rollout API can pack into batches."""
     ADVANTAGES = "advantages"
-    """All samples go out, with the advantages of their tokens and the group's true size in `group_overrides`. Needs a
-    rollout API that takes groups of any size and a trainer that reads `advantages`: the stock API keeps a group that
-    is larger than `group_size` for ever, and Atropos' example trainer makes its own advantages from the scores."""
+    """Send all samples, with the advantages of their tokens and the number of samples in `group_overrides`. Needs a
+    rollout API that takes groups of any size and a trainer that reads `advantages`: the stock API never hands out a
+    group larger than `group_size`, and Atropos' example trainer computes its own advantages from the scores."""
 
 
-class Refusal(StrEnum):
-    """Why a group is not sent."""
+class RejectReason(StrEnum):
+    """Why a group is rejected."""
 
     INCOMPLETE = "incomplete"
     """Not `group_size` rollouts, or one of them has no reward or no sampled token."""
     BAD_SCORE = "bad_score"
-    """A reward is not finite, or beyond `LARGEST_REWARD`: the stock API would lose the whole batch over it."""
+    """A reward is not finite, or beyond `LARGEST_REWARD`: the stock API would lose the whole batch because of it."""
     UNPROVEN = "unproven"
-    """A sample fails `verify`, or the samples of a rollout do not add up."""
+    """A sample fails `verify`, or the samples of a rollout are incomplete."""
     MIXED_TEMPERATURES = "mixed_temperatures"
-    """One sequence was sampled at two temperatures; a trainer divides all of its logits by one."""
+    """One sequence was sampled at two temperatures; a trainer divides all its logits by one."""
     TOO_LONG = "too_long"
-    """A sequence is not shorter than what the trainer takes."""
+    """A sequence reaches the trainer's limit."""
     MALFORMED_MESSAGES = "malformed_messages"
     """A message has no role; the API answers such a group with 422."""
     SAME_SCORES = "same_scores"
@@ -60,43 +60,43 @@ class Refusal(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RolloutSamples:
-    """What one rollout brings to its group."""
+    """The contribution of one rollout to its group."""
 
     rollout_id: str
     reward: float | None
-    """None where it was left out of the scoring."""
+    """None: not scored."""
     samples: Sequence[TokenSample]
     messages: Sequence[Mapping[str, Any]] | None = None
-    """The conversation as it was kept, as OpenAI messages; None to send none."""
+    """The conversation as OpenAI messages; None: send none."""
     turn_rewards: Sequence[float] | None = None
     """One for each turn; travels in the `overrides` of the rollout's samples."""
 
     @property
     def sampled(self) -> int:
-        """Tokens that its models sampled."""
+        """Tokens sampled in the whole rollout."""
         return self.samples[0].sampled if self.samples else 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
-    """What decides the shape of a group, and whether it is sent."""
+    """The settings that decide the shape of a group, and whether it is sent."""
 
     group_size: int
     """Rollouts of a complete group."""
     split_rollouts: SplitRollouts = SplitRollouts.LONGEST
     ensure_scores_are_not_same: bool = True
     max_token_len: int = -1
-    """A sequence has to be shorter. 0 or less: any length."""
+    """Every sequence must be shorter. 0 or less: no limit."""
     normalise_advantages: bool = False
-    """Divide advantages by the group's standard deviation. Only for `SplitRollouts.ADVANTAGES`, as is the next."""
+    """Divide advantages by the group's standard deviation. Only for `SplitRollouts.ADVANTAGES`, like the next."""
     loss_average: LossAverage = LossAverage.SAMPLE
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RejectedGroup:
     """A group that is not sent."""
 
-    reason: Refusal
+    reason: RejectReason
     detail: str
     """Which rollout, what exactly, and what to set where a setting helps."""
     undelivered: Mapping[str, int] = field(default_factory=dict)
@@ -105,22 +105,22 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class TrainingGroup:
-    """A group that may be sent: every sample is proven, and every list has one entry for each of them."""
+    """A group that may be sent: every sample is verified, and every list has one entry a sample."""
 
     samples: tuple[TokenSample, ...]
     scores: tuple[float, ...]
     """The reward of each sample's rollout."""
     messages: tuple[list[dict[str, Any]], ...] | None = None
     advantages: tuple[float, ...] | None = None
-    """What each trained token of a sample carries; None leaves it to the trainer."""
+    """The advantage of each trained token of a sample; None leaves it to the trainer."""
     undelivered: Mapping[str, int] = field(default_factory=dict)
-    """Sampled tokens of each rollout that were left out on purpose; rollouts without any are not named."""
+    """Sampled tokens left out on purpose, by rollout; rollouts without any are absent."""
     turn_rewards: tuple[Sequence[float] | None, ...] | None = None
-    """Of each sample's rollout; None where no rollout has any."""
+    """Of each sample's rollout; None if no rollout has any."""
 
     @property
     def delivered(self) -> int:
-        """Tokens that it trains."""
+        """Trained tokens in it."""
         return sum(sample.trained for sample in self.samples)
 
     def to_atropos(self, env_id: int | None = None) -> dict[str, Any]:
@@ -147,14 +147,14 @@ class TrainingGroup:
                 | ({} if turns is None else {"turn_rewards": list(turns)})
                 for sample, temperature, turns in zip(self.samples, temperatures, turn_rewards, strict=True)
             ],
-            # Never null: Atropos' own BaseEnv calls get() on it.
+            # Never null: Atropos' BaseEnv calls get() on it.
             "group_overrides": {} if self.advantages is None else {"group_size": len(self.samples)},
             "images": None,
             "env_id": env_id,
         }
 
     def to_record(self) -> dict[str, Any]:
-        """Plain JSON, each long list once; `lachesis verify` reads it."""
+        """Plain JSON that holds each long list once; `lachesis verify` reads it."""
         return {
             "schema": SCHEMA,
             "scores": list(self.scores),
@@ -190,7 +190,7 @@ class TrainingGroup:
 
 
 def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
-    """The samples of a group as a trainer gets it from `GET /batch`, certificates included, ready to be verified.
+    """The samples, with certificates, of a group as a trainer receives it from `GET /batch`.
 
     Raises:
         ValueError: the group was not made by `TrainingGroup.to_atropos`.
@@ -208,18 +208,18 @@ def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
         raise ValueError(f"a group without the certificates of its samples: {error!r}") from error
 
 
-def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup | Refused:
-    """The group as it goes out, or why it does not. CPU-bound, some milliseconds for each 32k tokens."""
-    refusal = _incomplete(rollouts, settings) or _bad_score(rollouts) or _unproven(rollouts)
-    if refusal is None:
+def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup | RejectedGroup:
+    """The group as it is sent, or the reason why not. CPU-bound: some milliseconds for each 32k tokens."""
+    rejection = _incomplete(rollouts, settings) or _bad_score(rollouts) or _unproven(rollouts)
+    if rejection is None:
         group = _shape(rollouts, settings)
-        refusal = _mixed_temperatures(group) or _too_long(group, settings) or _malformed_messages(group)
-        if refusal is None and settings.ensure_scores_are_not_same and len(set(group.scores)) == 1:
+        rejection = _mixed_temperatures(group) or _too_long(group, settings) or _malformed_messages(group)
+        if rejection is None and settings.ensure_scores_are_not_same and len(set(group.scores)) == 1:
             detail = f"all {len(rollouts)} rewards are {group.scores[0]:g}; env.ensure_scores_are_not_same allows it"
-            refusal = Refusal.SAME_SCORES, detail
-        if refusal is None:
+            rejection = RejectReason.SAME_SCORES, detail
+        if rejection is None:
             return group
-    return Refused(*refusal, {rollout.rollout_id: rollout.sampled for rollout in rollouts})
+    return RejectedGroup(*rejection, {rollout.rollout_id: rollout.sampled for rollout in rollouts})
 
 
 def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup:
@@ -256,17 +256,17 @@ def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> Train
     )
 
 
-_Found = tuple[Refusal, str] | None
+_Found = tuple[RejectReason, str] | None
 
 
 def _incomplete(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> _Found:
     if len(rollouts) != settings.group_size:
-        return Refusal.INCOMPLETE, f"{len(rollouts)} rollouts, but the group size is {settings.group_size}"
+        return RejectReason.INCOMPLETE, f"{len(rollouts)} rollouts, but the group size is {settings.group_size}"
     for rollout in rollouts:
         if rollout.reward is None:
-            return Refusal.INCOMPLETE, f"rollout {rollout.rollout_id} has no reward"
+            return RejectReason.INCOMPLETE, f"rollout {rollout.rollout_id} has no reward"
         if not rollout.samples:
-            return Refusal.INCOMPLETE, f"rollout {rollout.rollout_id} has no sampled tokens"
+            return RejectReason.INCOMPLETE, f"rollout {rollout.rollout_id} has no sampled tokens"
     return None
 
 
@@ -274,7 +274,7 @@ def _bad_score(rollouts: Sequence[RolloutSamples]) -> _Found:
     for rollout in rollouts:
         if rollout.reward is not None and not abs(rollout.reward) <= LARGEST_REWARD:
             detail = f"rollout {rollout.rollout_id} has reward {rollout.reward!r}; return a finite number or None"
-            return Refusal.BAD_SCORE, detail
+            return RejectReason.BAD_SCORE, detail
     return None
 
 
@@ -282,15 +282,18 @@ def _unproven(rollouts: Sequence[RolloutSamples]) -> _Found:
     for rollout in rollouts:
         for sample in rollout.samples:
             if sample.rollout_id != rollout.rollout_id:
-                return Refusal.UNPROVEN, f"rollout {rollout.rollout_id} has a sample of {sample.rollout_id or 'nobody'}"
+                return (
+                    RejectReason.UNPROVEN,
+                    f"rollout {rollout.rollout_id} has a sample of {sample.rollout_id or 'nobody'}",
+                )
     totals = verify_records(sample.to_record() for rollout in rollouts for sample in rollout.samples)
     if totals.ok and totals.rollouts == len(rollouts):
         return None
     if totals.ok:
-        return Refusal.UNPROVEN, f"two of the {len(rollouts)} rollouts have the same id"
+        return RejectReason.UNPROVEN, f"two of the {len(rollouts)} rollouts have the same id"
     first = totals.problems[0]
     more = f" (and {totals.problem_count - 1} more)" if totals.problem_count > 1 else ""
-    return Refusal.UNPROVEN, f"rollout {first.rollout_id}: {first.reason}{more}"
+    return RejectReason.UNPROVEN, f"rollout {first.rollout_id}: {first.reason}{more}"
 
 
 def _mixed_temperatures(group: TrainingGroup) -> _Found:
@@ -299,7 +302,7 @@ def _mixed_temperatures(group: TrainingGroup) -> _Found:
         if len(found) > 1:
             listed = ", ".join(f"{temperature:g}" for temperature in sorted(found))
             return (
-                Refusal.MIXED_TEMPERATURES,
+                RejectReason.MIXED_TEMPERATURES,
                 f"rollout {sample.rollout_id}: one sequence with temperatures {listed}; use one for all turns",
             )
     return None
@@ -309,10 +312,10 @@ def _too_long(group: TrainingGroup, settings: GroupSettings) -> _Found:
     longest = max(group.samples, key=lambda sample: len(sample.tokens))
     if 0 < settings.max_token_len <= len(longest.tokens):
         detail = (
-            f"rollout {longest.rollout_id} has a sequence of {len(longest.tokens)} tokens; the trainer takes less than "
-            f"{settings.max_token_len}; lower env.max_token_length or raise the trainer's max_token_len"
+            f"rollout {longest.rollout_id} has a sequence of {len(longest.tokens)} tokens; the trainer takes fewer "
+            f"than {settings.max_token_len}; lower env.max_token_length or raise the trainer's max_token_len"
         )
-        return Refusal.TOO_LONG, detail
+        return RejectReason.TOO_LONG, detail
     return None
 
 
@@ -320,12 +323,12 @@ def _malformed_messages(group: TrainingGroup) -> _Found:
     for sample, messages in zip(group.samples, group.messages or (), strict=False):
         for at, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
-                return Refusal.MALFORMED_MESSAGES, f"rollout {sample.rollout_id}: message {at} has no role"
+                return RejectReason.MALFORMED_MESSAGES, f"rollout {sample.rollout_id}: message {at} has no role"
     return None
 
 
 def _plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies in which `content` is there and is not null: the API takes no others."""
+    """Copies in which `content` is present and not null: the API takes no others."""
     plain = [dict(message) for message in messages]
     for message in plain:
         if message.get("content") is None:

@@ -1,10 +1,10 @@
-"""Client of Atropos' rollout API (`run-api`, its wire unchanged), and groups as the bytes that it takes.
+"""Client of Atropos' rollout API (`run-api`, its wire unchanged), and the encoding of groups for it.
 
-The stock API keeps all its state in memory, has no name for its own incarnation and no idempotency key. One of its
-habits is dangerous: a group that reaches a fresh process before a trainer has registered there leaves it unusable. Both
-are met with the same means: one kept-alive connection at a time, and a group travels only over the very connection on
-which the API has just vouched for the environment's registration (`RolloutApi.send`). A new process is a new
-connection, so a group never reaches a process that does not know its environment.
+The stock API keeps all its state in memory, and neither its process nor a request has an id. A group that reaches a new
+process before a trainer has registered there makes that process unusable. The client therefore keeps one connection
+alive, and sends a group only over the connection on which the API has just confirmed the registration of the
+environment (`RolloutApi.send`). A new process means a new connection, so no group reaches a process that does not know
+its environment.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ from typing import Any
 import aiohttp
 import orjson
 
+from lachesis.errors import LachesisError
 from lachesis.inference.scoped import Closing
 
 CHUNK = 1 << 16
-"""Bytes that are handed to the socket at once."""
+"""Bytes written to the socket at once."""
 
 SLICE = 8192
-"""Numbers that are encoded at once. orjson holds the GIL while it works: this is what bounds the wait of the loop."""
+"""Numbers encoded at once. orjson holds the GIL while it works, so this bounds how long the event loop waits."""
 
 PER_TOKEN = ("tokens", "masks", "advantages", "ref_logprobs", "inference_logprobs")
 REQUIRED = ("tokens", "masks", "scores", "inference_logprobs")
 
 _CONNECT_TIMEOUT = 15.0
 _NOT_NOW = frozenset({408, 425, 429})
-"""What something in front of the API says when it is busy: no word about the group."""
+"""A proxy in front of the API is busy. These say nothing about the group."""
 _GROUP_ID = re.compile(rb'"group_id"\s*:\s*"([^"\\]*)"')
 _ENV_ID = re.compile(rb'"env_id"\s*:\s*(\d+)')
 _EMPTY = re.compile(rb'"tokens"\s*:\s*\[\s*\]')
 
 
-class GroupError(ValueError):
+class GroupError(LachesisError, ValueError):
     """A group that no trainer could use; the message names the field and the reason."""
 
 
-class RolloutApiError(Exception):
-    """Base of what the rollout API does wrong. `url` is its address."""
+class RolloutApiError(LachesisError):
+    """Base of the errors of the rollout API. `url` is its address."""
 
     def __init__(self, url: str, reason: str) -> None:
         self.url = url
@@ -53,7 +54,7 @@ class RolloutApiError(Exception):
 
 
 class ApiDown(RolloutApiError):
-    """No answer, a 5xx, or a "not now": may pass by itself, so it is asked again. `status` is that of a 5xx."""
+    """No answer, a 5xx, or a busy proxy: worth another try. `status` is that of a 5xx."""
 
     def __init__(self, url: str, reason: str, *, status: int | None = None) -> None:
         self.status = status
@@ -61,7 +62,7 @@ class ApiDown(RolloutApiError):
 
 
 class ApiRefused(RolloutApiError):
-    """A 4xx: asking again would not help. `body` says why."""
+    """A 4xx: another try would not help. `body` gives the reason."""
 
     def __init__(self, url: str, status: int, body: str) -> None:
         self.status = status
@@ -70,38 +71,38 @@ class ApiRefused(RolloutApiError):
 
 
 class UnknownEnv(RolloutApiError):
-    """The API cannot tell the status of this env_id: it was restarted, reset, or every environment is disconnected."""
+    """The API has no status for this env_id: it was restarted, reset, or every environment has disconnected."""
 
 
 class ConnectionReplaced(RolloutApiError):
-    """The connection that the registration was checked on is gone. Nothing was sent: check again first."""
+    """The connection on which the registration was confirmed is gone. Nothing was sent: confirm it again first."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnvDescription:
-    """What an environment tells the API about itself."""
+    """The registration of an environment."""
 
     desired_name: str
     max_token_length: int
     group_size: int
     weight: float = 1.0
     min_batch_allocation: float | None = None
-    """Share of each batch, 0 to 1, that has to come from this environment."""
+    """Share of each batch, 0 to 1, that must come from this environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerInfo:
-    """What the trainer has registered with."""
+    """The registration of the trainer."""
 
     batch_size: int
     """Sequences a step."""
     max_token_len: int
-    """Tokens from which on a sequence is too long."""
+    """A sequence of this many tokens is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What the API says to a registered environment."""
+    """The answer of the API to the registration of an environment."""
 
     env_id: int
     wandb_name: str
@@ -116,7 +117,7 @@ class EnvStatus:
     """The API's view of one environment. Sizes are in groups of the environment's own size."""
 
     current_step: int
-    """Batches that were formed, those of the trainer's start included."""
+    """Batches formed so far, from the `starting_step` of the trainer."""
     queue_size: int
     self_queue_size: int
     unallocated_fraction: float
@@ -126,26 +127,26 @@ class EnvStatus:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """Who sent the group that the API has received last; None where it does not say."""
+    """The sender of the group that the API received last; None where the API does not say."""
 
     env_id: int | None
     group_id: str | None
     empty: bool
-    """This process has received no group yet."""
+    """The API process has received no group yet."""
 
 
 class RolloutApi(Closing):
-    """One rollout API. All requests go one after the other over one connection.
+    """A client of one rollout API. Requests go one after the other over one connection.
 
     Args:
-        timeout: seconds for one answer. The API has one event loop, which forms and encodes whole batches.
+        timeout: seconds for one answer. The API forms and encodes whole batches in its event loop.
         send_timeout: seconds for a group to be sent and answered.
     """
 
     def __init__(self, url: str, *, timeout: float = 120.0, send_timeout: float = 600.0) -> None:
         self.url = url.rstrip("/")
         self.connection = 0
-        """Counts connections: as long as it stays the same, so does the API's process."""
+        """Counts connections. While the number stays the same, so does the API process."""
         self._timeout = timeout
         self._send_timeout = send_timeout
         self._session: aiohttp.ClientSession | None = None
@@ -183,10 +184,10 @@ class RolloutApi(Closing):
         )
 
     async def status_env(self, env_id: int) -> EnvStatus:
-        """How far the trainer is, and what waits in the queue.
+        """The step of the trainer and the length of the queue.
 
         Raises:
-            UnknownEnv: a 5xx; the stock API has no other word for an id that it does not know.
+            UnknownEnv: a 5xx, the stock API's answer to an id that it does not know.
         """
         try:
             answer = await self._json("GET", "/status-env", {"env_id": env_id})
@@ -204,12 +205,12 @@ class RolloutApi(Closing):
         )
 
     async def latest(self) -> Latest:
-        """Whose group came last. The answer holds that whole group, so this is for cases of doubt."""
+        """The sender of the last group. The answer holds that whole group, so ask only when in doubt."""
         raw = await self._request("GET", "/latest_example", None)
         return await asyncio.to_thread(_latest, raw)
 
     async def disconnect(self, env_id: int, *, connection: int) -> None:
-        """Tell that nothing more will come, so that no batch waits for this environment; as `send` does."""
+        """Announce that nothing more will come, so that no batch waits for us. `connection` as in `send`."""
         await self._json("POST", "/disconnect-env", {"env_id": env_id}, connection=connection)
 
     async def send(self, body: bytes, *, connection: int) -> int:
@@ -222,7 +223,7 @@ class RolloutApi(Closing):
         Raises:
             ConnectionReplaced: nothing was sent.
             ApiRefused: the group was not taken.
-            ApiDown: unknown whether it was taken.
+            ApiDown: the group may have been taken or not.
         """
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Content-Length": str(len(body))}
         raw = await self._request("POST", "/scored_data", _chunks(body), headers=headers, connection=connection)
@@ -262,7 +263,7 @@ class RolloutApi(Closing):
         timeout = self._timeout if connection is None else self._send_timeout
         async with self._turn:
             if connection is not None and connection != self.connection:
-                raise ConnectionReplaced(self.url, "the API was reconnected to")
+                raise ConnectionReplaced(self.url, "the connection was replaced")
             try:
                 async with self._open().request(
                     method,
@@ -306,9 +307,9 @@ class RolloutApi(Closing):
 
 
 def encode_group(group: Mapping[str, Any]) -> list[bytes]:
-    """A group in Atropos' shape as JSON, in pieces that are joined. Call it in a thread.
+    """A group in Atropos' shape as JSON, in pieces to be joined. Call it in a thread.
 
-    Each piece takes a millisecond or two, between which other threads run.
+    Each piece takes a millisecond or two; other threads run in between.
 
     Raises:
         GroupError: a field is missing, lengths differ, or a number is not finite.
@@ -324,7 +325,7 @@ def encode_group(group: Mapping[str, Any]) -> list[bytes]:
 
 
 def check_shape(group: Mapping[str, Any]) -> None:
-    """What the stock API does not look at, and trainers fail over.
+    """Check what the stock API does not check and trainers fail over.
 
     Raises:
         GroupError: names the field.
@@ -346,7 +347,7 @@ def check_shape(group: Mapping[str, Any]) -> None:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON, with U+FFFD for half surrogate pairs: models write them, and an API that holds one cannot send its batch.
+    """JSON, with U+FFFD for lone surrogates: models produce them, and an API that holds one cannot encode its batch.
 
     Raises:
         GroupError: not JSON.
@@ -361,7 +362,7 @@ def encode_json(value: Any) -> bytes:
 
 
 def compress(body: Iterable[bytes]) -> bytes:
-    """gzip, level 1: a tenth of level 9's time for a tenth more bytes. zlib gives up the GIL. Call it in a thread."""
+    """gzip, level 1: a tenth of level 9's time for a tenth more bytes. zlib releases the GIL. Call it in a thread."""
     gzip = zlib.compressobj(level=1, wbits=31)
     return b"".join([*(gzip.compress(piece) for piece in body), gzip.flush()])
 
@@ -387,7 +388,7 @@ def _encode(name: str, value: Any, *, numbers: bool) -> Iterator[bytes]:
 
 
 def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
-    if numbers and b"null" in piece:  # what orjson makes of nan and infinity
+    if numbers and b"null" in piece:  # orjson's form of nan and infinity
         raise GroupError(f"{name} holds a number that is not finite")
     return piece
 
@@ -403,7 +404,7 @@ def _clean(value: Any) -> Any:
 
 
 def _latest(raw: bytes) -> Latest:
-    # Found from the end, where the API puts them: the lists before them are megabytes, and a search holds the GIL.
+    # Search from the end, where the API puts them: the lists before take megabytes, and a search holds the GIL.
     end = raw[max(0, raw.rfind(b'"group_overrides"')) :]
     env_ids, group = _ENV_ID.findall(end), _GROUP_ID.search(end)
     return Latest(
@@ -414,7 +415,7 @@ def _latest(raw: bytes) -> Latest:
 
 
 async def _chunks(body: bytes) -> AsyncIterator[bytes]:
-    """Piece by piece: aiohttp hands bytes to the socket in one go, and the loop waits for the copy."""
+    """In pieces: aiohttp copies a bytes object to the socket at once, and the event loop waits."""
     view = memoryview(body)
     for start in range(0, len(body), CHUNK):
         yield bytes(view[start : start + CHUNK])

@@ -1,11 +1,11 @@
-"""What happened in a rollout: messages, their history, and the files that it is written down in.
+"""Records of rollouts: messages and their history, token samples, trajectory files.
 
     history = MessageHistory([{"role": "user", "content": "Which Python is installed?"}])
     history.append(response)                                # a dict, a Message, a ChatResponse or a ToolResponse
     conversion = to_conversations(history, tools)           # ShareGPT turns, and warnings
     save_trajectory(conversion, model="...", completed=True)
 
-A leaf of the project: it imports no other room, and nothing outside of the standard library.
+A leaf of the project: it imports no other package of it. `exports` and `builtin_exports` are imported separately.
 """
 
 from lachesis.trajectories.advantages import (
@@ -15,9 +15,8 @@ from lachesis.trajectories.advantages import (
     sample_advantage,
     token_advantages,
 )
-from lachesis.trajectories.certificate import Problem, RecordVerifier, Totals, verify, verify_records
 from lachesis.trajectories.editing import StaleMessage
-from lachesis.trajectories.entries import Export, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
 from lachesis.trajectories.errors import (
     DuplicateCallId,
     MalformedMessage,
@@ -40,7 +39,6 @@ from lachesis.trajectories.messages import (
     ToolCall,
     ToolResponse,
     Usage,
-    message_from_openai,
 )
 from lachesis.trajectories.nodes import Discarded, Node
 from lachesis.trajectories.samples import (
@@ -48,7 +46,7 @@ from lachesis.trajectories.samples import (
     MalformedSample,
     NoTokens,
     SampledHistory,
-    Span,
+    SampledSpan,
     TokenSample,
     logprobs_digest,
     samples,
@@ -57,6 +55,7 @@ from lachesis.trajectories.saving import load_trajectories, save_trajectory
 from lachesis.trajectories.sharegpt import Conversion, ConversionWarning, WarningKind, system_prompt, to_conversations
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of, sampling_problem
 from lachesis.trajectories.validation import validate_messages
+from lachesis.trajectories.verification import Problem, RecordVerifier, Totals, verify, verify_records
 
 __all__ = [
     "LARGEST_REWARD",
@@ -66,9 +65,9 @@ __all__ = [
     "ChatResponse",
     "Conversion",
     "ConversionWarning",
+    "ConvertedEntry",
     "Discarded",
     "DuplicateCallId",
-    "Export",
     "FinishReason",
     "JsonlError",
     "JsonlWriter",
@@ -86,8 +85,8 @@ __all__ = [
     "RecordVerifier",
     "RoleOrder",
     "SampledHistory",
+    "SampledSpan",
     "SampledTokens",
-    "Span",
     "StaleMessage",
     "TokenPrefix",
     "TokenSample",
@@ -106,7 +105,6 @@ __all__ = [
     "has_incomplete_scratchpad",
     "load_trajectories",
     "logprobs_digest",
-    "message_from_openai",
     "read_lines",
     "rollout_advantages",
     "sample_advantage",

@@ -1,6 +1,6 @@
-"""Advantages of rollouts, and how they reach the tokens of samples.
+"""Advantages of rollouts and of the tokens of their samples.
 
-A rollout is scored once, so it counts once in its group's baseline, however many samples it splits into.
+A rollout has one reward, so it counts once in the baseline of its group, however many samples it splits into.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from typing import Final
 from lachesis.trajectories.samples import TokenSample
 
 LARGEST_REWARD: Final = 1e100
-"""Rewards of a larger magnitude are refused: sums of their squares are no longer numbers."""
+"""Rewards of a larger magnitude are rejected: the sum of their squares overflows."""
 
 
 class LossAverage(StrEnum):
-    """How a trainer averages the loss of a batch, on which depends what makes a rollout count once."""
+    """How a trainer averages the loss of a batch. It decides how samples are scaled so that a rollout counts once."""
 
     SAMPLE = "sample"
-    """The mean over sequences of the mean over the trained tokens of each: samples carry advantage times weight."""
+    """The mean over sequences of the mean over their trained tokens: samples carry advantage times weight."""
     TOKEN = "token"
-    """The mean, or the sum, over all trained tokens of the batch: samples carry the advantage as it is."""
+    """The mean or the sum over all trained tokens of the batch: samples carry the advantage unchanged."""
 
 
 def rollout_advantages(rewards: Sequence[float | None], *, normalise: bool = False) -> list[float | None]:
-    """Reward minus the mean reward of the group's scored rollouts; None where the rollout has no reward.
+    """The reward minus the mean reward of the group's scored rollouts; None where a rollout has no reward.
 
     Args:
-        rewards: one for each rollout of the group, not for each sample.
+        rewards: one for each rollout of the group (not for each sample).
         normalise: divide by the population standard deviation.
 
     Where all scored rewards are equal, every advantage is exactly 0.
@@ -39,20 +39,20 @@ def rollout_advantages(rewards: Sequence[float | None], *, normalise: bool = Fal
     """
     for at, reward in enumerate(rewards):
         if reward is not None and not abs(reward) <= LARGEST_REWARD:
-            raise ValueError(f"reward {at} is {reward!r}; a rollout without a finite reward is left out with None")
+            raise ValueError(f"reward {at} is {reward!r}; use None for a rollout without a finite reward")
     scored = [float(reward) for reward in rewards if reward is not None]
     if not scored or min(scored) == max(scored):
-        # Not by subtraction: the mean of equal numbers can be off by a bit, which a division makes an advantage of 1.
+        # Not by subtraction: the mean of equal numbers can be off by one bit, which a division turns into 1.
         return [None if reward is None else 0.0 for reward in rewards]
     mean = math.fsum(scored) / len(scored)
-    # hypot, not squares: those of rewards that differ by very little are 0.
+    # hypot, not squares: the squares of tiny differences underflow to 0.
     spread = math.hypot(*(reward - mean for reward in scored)) if normalise else 1.0
     scale = math.sqrt(len(scored)) if normalise else 1.0
     return [None if reward is None else (reward - mean) / spread * scale for reward in rewards]
 
 
 def sample_advantage(sample: TokenSample, advantage: float, average: LossAverage = LossAverage.SAMPLE) -> float:
-    """What every trained token of `sample` carries, `advantage` being the one of its rollout."""
+    """The advantage of every trained token of `sample`, from the advantage of its rollout."""
     return advantage * sample.weight if average is LossAverage.SAMPLE else advantage
 
 

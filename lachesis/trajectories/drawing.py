@@ -1,4 +1,4 @@
-"""Pictures of a message history: a tree of boxes and a list of edges, then Mermaid's or Graphviz' words for them."""
+"""Drawings of a message history: a tree of boxes and a list of edges, written for Mermaid or Graphviz."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 class Kind(Enum):
-    """What a box stands for; the value is its Mermaid class."""
+    """The kind of a box; the value is its Mermaid class."""
 
     MESSAGE = "messageNode"
     """A message that was written into the conversation."""
     RESPONSE = "responseNode"
-    """A completion or a tool result, with boxes in it."""
+    """A completion or a tool result, with inner boxes."""
     METADATA = "metadataNode"
     """A part of a completion or tool result."""
     BRANCH = "branchNode"
-    """A discarded branch with its nodes in it."""
+    """A discarded branch with its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def _picture(history: MessageHistory, width: int) -> tuple[list[Box], list[Edge]
 
 
 def _boxes(history: MessageHistory, prefix: str, width: int, edges: list[Edge], drawn: set[int]) -> list[Box]:
-    """The boxes of one history; a sub-agent's is drawn inside, so this recurses over sub-agents, not over turns."""
+    """The boxes of one history. Sub-agents are drawn inside, so this recurses over sub-agents, not over turns."""
     ids = {id(node): f"{prefix}m{number}" for number, node in enumerate(history.all_nodes())}
 
     def box(node: Node) -> Box:
@@ -198,7 +198,7 @@ def _shortened(text: str, width: int) -> str:
 
 
 def _walk(boxes: Iterable[Box]) -> Iterator[tuple[int, Box, bool]]:
-    """(depth, box, whether this is where its frame closes) in the order in which they are written."""
+    """(depth, box, whether its frame closes here) in the order of writing."""
     left = [(0, box, False) for box in reversed([*boxes])]
     while left:
         depth, box, closes = left.pop()
@@ -221,7 +221,7 @@ def _last(box: Box | None) -> str | None:
 
 
 def _mermaid_text(lines: Iterable[str]) -> str:
-    """Whatever could be markup, for Mermaid or for the HTML that it makes, goes in as a character code."""
+    """Characters that Mermaid or HTML could interpret are written as character codes."""
     return "<br/>".join("".join(_mermaid_character(c) for c in line) for line in lines)
 
 

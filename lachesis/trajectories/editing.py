@@ -1,7 +1,7 @@
-"""Dicts and lists that write through: what `history[i]` gives, so that messages can be edited in place.
+"""Dicts and lists that write through: `history[i]` returns them, so that messages can be edited in place.
 
-They hold plain values and are dicts and lists, so json, orjson, jinja2 and `==` take them for plain ones. Each change
-is tried on the message as a whole; one that makes it malformed changes nothing.
+They are dicts and lists of plain values, so json, orjson, jinja2 and `==` treat them as such. Each change is validated
+on the whole message; a change that makes the message malformed has no effect.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from lachesis.errors import LachesisError
 from lachesis.trajectories.errors import MalformedMessage
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.nodes import Node, Origin
 
 Rewrite: TypeAlias = Callable[[Node, int, dict[str, Any]], Node]
-"""Puts a message in place of a node at an index and gives the new node; raises StaleMessage, MessageError."""
+"""Replaces the node at an index by one for a message and returns it; raises StaleMessage, MessageError."""
 
 
-class StaleMessage(RuntimeError):
+class StaleMessage(LachesisError, RuntimeError):
     """A write to a message that is no longer part of its conversation."""
 
 
@@ -82,9 +83,9 @@ class _EditableList(list[Any]):
 
 
 class MessageView(_EditableDict):
-    """One message of a history, to be read and written like the dict that it is.
+    """One message of a history, as a dict that writes through.
 
-    It follows its message through edits elsewhere. Copies (`copy.deepcopy`, pickles) are plain and write nowhere.
+    It follows its message through edits elsewhere. Copies (`copy.deepcopy`, pickles) are plain dicts.
     """
 
     __slots__ = ("__weakref__", "_node", "_place", "_rewrite")
@@ -98,7 +99,7 @@ class MessageView(_EditableDict):
 
     @property
     def origin(self) -> Origin:
-        """What the message, as it stands, came with."""
+        """The completion or tool result of the message in its present form."""
         return self._node.origin
 
     def _moved(self, node: Node, place: int) -> None:
@@ -106,7 +107,7 @@ class MessageView(_EditableDict):
 
     def _write(self, part: _EditableDict | _EditableList, operation: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not _holds(self, part):
-            raise StaleMessage("this part was taken out of its message; read it from the history again")
+            raise StaleMessage("this part was removed from its message; read it from the history again")
         before = part.copy()
         try:
             result = operation(part, *args, **kwargs)
@@ -114,9 +115,9 @@ class MessageView(_EditableDict):
         except BaseException as error:
             _replace(part, before)
             if isinstance(error, RecursionError):
-                raise MalformedMessage("holds itself, or is nested too deep", index=self._place) from None
+                raise MalformedMessage("contains itself, or is nested too deeply", index=self._place) from None
             raise
-        _fill(self, self._node.item, self, set())  # in canonical form, and with every container writing through
+        _fill(self, self._node.item, self, set())  # in canonical form, with containers that write through
         if operation is dict.setdefault:
             return part.get(args[0])  # type: ignore[union-attr]
         return result if result is part else thaw(result)
@@ -145,7 +146,7 @@ def _replace(part: _EditableDict | _EditableList, content: Any) -> None:
 
 
 def _fill(part: _EditableDict | _EditableList, content: Any, view: MessageView, used: set[int]) -> None:
-    """Makes `part` say `content`; containers within it that someone may hold stay the same objects."""
+    """Set `part` to `content`; containers in it that callers may hold stay the same objects."""
     if isinstance(part, dict):
         present = dict(part)
         _replace(part, {key: _adopted(present.get(key), value, view, used) for key, value in content.items()})

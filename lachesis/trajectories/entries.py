@@ -1,6 +1,6 @@
-"""Whole lines of trajectory files: the three variants that Hermes Agent writes.
+"""Lines of trajectory files: the three variants of Hermes Agent.
 
-A conversation in which a tool call had to be written with other arguments than the model's is never marked completed.
+A conversation with a tool call whose arguments had to be replaced is never marked completed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from lachesis.trajectories.messages import MessageLike
 from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, Tools, to_conversations, tool_function
 
 
-class Export(NamedTuple):
-    """An entry, ready for a JSONL file, and what it does not keep as it was."""
+class ConvertedEntry(NamedTuple):
+    """An entry for a JSONL file, and warnings about changes to its content."""
 
     entry: dict[str, Any]
     warnings: tuple[ConversionWarning, ...]
@@ -28,17 +28,18 @@ def to_dataset_entry(
     completed: bool = True,
     system: SystemTurn = "actual",
     source: str = "hermes-agent",
-) -> Export:
-    """`{conversations, tools, source}`: the conversation as it was, with the tool definitions beside it as JSON text.
+) -> ConvertedEntry:
+    """`{conversations, tools, source}`, with the tool definitions as JSON text.
 
-    The system turn is the conversation's own, turns without reasoning have no think block, and tool results are bare.
+    The system turn is that of the conversation, turns without reasoning have no think block, and tool results are bare
+    text.
     """
     tools = list(tools)
     conversations, warnings = to_conversations(
         messages, tools, completed=completed, system=system, empty_think=False, tool_payload="raw"
     )
     definitions = dump_json([{"type": "function", "function": dict(tool_function(tool))} for tool in tools])
-    return Export({"conversations": conversations, "tools": definitions, "source": source}, warnings)
+    return ConvertedEntry({"conversations": conversations, "tools": definitions, "source": source}, warnings)
 
 
 def to_trajectory_entry(
@@ -50,14 +51,14 @@ def to_trajectory_entry(
     timestamp: datetime | str | None = None,
     system: SystemTurn = "generated",
     **metadata: Any,
-) -> Export:
+) -> ConvertedEntry:
     """`{conversations, timestamp, model, completed}` and the keys of `metadata`.
 
-    `timestamp` defaults to now, in local time without a zone, as the format has it.
+    `timestamp` defaults to now, in local time without a zone, as in the format.
     """
     conversion = to_conversations(messages, tools, completed=completed, system=system)
     entry = trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
-    return Export(merge(entry, metadata), conversion.warnings)
+    return ConvertedEntry(merge(entry, metadata), conversion.warnings)
 
 
 def to_batch_entry(
@@ -74,11 +75,11 @@ def to_batch_entry(
     all_tools: Iterable[str],
     system: SystemTurn = "generated",
     **extra: Any,
-) -> Export:
+) -> ConvertedEntry:
     """The line of a batch run.
 
-    `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row of its own,
-    zeros where the run did not use it, so that all lines of a file have the same columns.
+    `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row, with zeros for
+    an unused tool, so that all lines of a file have the same columns.
     """
     conversion = to_conversations(messages, tools, completed=completed, system=system)
     names = dict.fromkeys([*all_tools, *tool_stats])
@@ -96,13 +97,13 @@ def to_batch_entry(
         "tool_stats": stats,
         "tool_error_counts": {name: row["failure"] for name, row in stats.items()},
     }
-    return Export(merge(entry, extra), conversion.warnings)
+    return ConvertedEntry(merge(entry, extra), conversion.warnings)
 
 
 def trajectory_entry(
     conversations: Sequence[Mapping[str, str]], model: str, completed: bool, timestamp: datetime | str | None = None
 ) -> dict[str, Any]:
-    """The four keys that every trajectory line has, around turns that exist already."""
+    """The four keys of every trajectory line, for existing turns."""
     if timestamp is None:
         timestamp = datetime.now()
     if isinstance(timestamp, datetime):
@@ -116,8 +117,8 @@ def trajectory_entry(
 
 
 def merge(entry: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
-    """`entry` with further keys; ValueError where one would replace a key of its own."""
+    """`entry` with further keys; ValueError where one would replace a key of the entry."""
     taken = sorted(set(entry) & set(extra))
     if taken:
-        raise ValueError(f"metadata may not replace the entry's own keys: {', '.join(taken)}")
+        raise ValueError(f"metadata cannot replace keys of the entry: {', '.join(taken)}")
     return {**entry, **extra}

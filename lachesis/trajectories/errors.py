@@ -1,12 +1,14 @@
-"""What can be wrong with a message, or with a list of them."""
+"""Errors of messages and of lists of messages."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lachesis.errors import LachesisError
 
-class MessageError(ValueError):
-    """A message, or a list of them, that is not OpenAI-shaped. `index` is its place in the list, where it has one."""
+
+class MessageError(LachesisError, ValueError):
+    """A message, or a list of messages, that is not OpenAI-shaped. `index` is the place in the list, if any."""
 
     def __init__(self, reason: str, *, index: int | None = None) -> None:
         self.reason = reason
@@ -14,7 +16,7 @@ class MessageError(ValueError):
         super().__init__(reason if index is None else f"message {index}: {reason}")
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions are rebuilt from `args` alone, which would lose what is keyword-only: they cross process pools.
+        # Process pools pickle exceptions, and pickle rebuilds them from `args` alone, without the keywords.
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
@@ -27,7 +29,7 @@ class UnknownRole(MessageError):
 
 
 class RoleOrder(MessageError):
-    """A system message stands anywhere but first."""
+    """A system message is not the first message."""
 
 
 class DuplicateCallId(MessageError):
@@ -35,7 +37,7 @@ class DuplicateCallId(MessageError):
 
 
 class UnansweredToolCall(MessageError):
-    """Tool calls of the assistant message `index` have no result where one is due. `ids` are the calls."""
+    """Tool calls of the assistant message `index` have no results. `ids` are the calls."""
 
     def __init__(self, reason: str, *, ids: Iterable[str] = (), index: int | None = None) -> None:
         super().__init__(reason, index=index)
@@ -43,4 +45,4 @@ class UnansweredToolCall(MessageError):
 
 
 class UnexpectedToolResult(MessageError):
-    """A tool message answers a call that was not made, is no longer open, or has been answered already."""
+    """A tool message answers a call that does not exist, is no longer open, or has a result already."""

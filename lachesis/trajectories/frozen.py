@@ -11,22 +11,22 @@ from typing import Any, NoReturn, TypeVar
 T = TypeVar("T")
 
 _HINT = (
-    "recorded messages cannot be edited through what an iteration or a slice gives; history[index] gives a dict that "
-    "writes through, copy.deepcopy() one of your own"
+    "messages from an iteration or a slice of a history are read-only; edit history[index], which writes through, or a "
+    "copy.deepcopy()"
 )
 
 
-def _refuse(self: object, *args: Any, **kwargs: Any) -> NoReturn:
+def _reject(self: object, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(_HINT)
 
 
 class FrozenDict(dict[str, Any]):
-    """A dict whose every mutation raises TypeError. Build with `freeze`, which also copies what is inside."""
+    """A dict whose mutations raise TypeError. `freeze` builds one and copies the values."""
 
     __slots__ = ()
 
-    __setitem__ = __delitem__ = __ior__ = _refuse
-    clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = _reject
+    clear = pop = popitem = setdefault = update = _reject
 
     def __copy__(self) -> dict[str, Any]:
         return dict(self)
@@ -39,12 +39,12 @@ class FrozenDict(dict[str, Any]):
 
 
 class FrozenList(list[Any]):
-    """A list whose every mutation raises TypeError. Build with `freeze`, which also copies what is inside."""
+    """A list whose mutations raise TypeError. `freeze` builds one and copies the items."""
 
     __slots__ = ()
 
-    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
-    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _reject
+    append = clear = extend = insert = pop = remove = reverse = sort = _reject
 
     def __copy__(self) -> list[Any]:
         return list(self)
@@ -57,10 +57,10 @@ class FrozenList(list[Any]):
 
 
 def freeze(value: Any) -> Any:
-    """A read-only deep copy of a JSON value. TypeError for what JSON cannot hold."""
+    """A read-only deep copy of a JSON value. TypeError for any other value."""
     if value is None or isinstance(value, (str, bool, int, float)):
         return value
-    if isinstance(value, (dict, Mapping)):  # an abstract base class is slow to ask
+    if isinstance(value, (dict, Mapping)):  # isinstance is slow with an abstract base class
         return freeze_dict(value)
     if isinstance(value, (list, tuple)):
         return FrozenList([freeze(item) for item in value])

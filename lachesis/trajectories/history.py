@@ -1,18 +1,18 @@
-"""What a model was shown and what it said: a list to its user, an immutable graph inside.
+"""The message history of a rollout: a list for its users, an immutable graph inside.
 
-Every node knows its parent, and the head is one leaf. Appending adds a node; an edit makes new nodes from its place on
-and leaves the old ones as a branch. So nothing that was recorded is ever changed or lost, and every completion stays
-reachable in the exact context in which it was sampled.
+Every node points to its parent, and the head is one leaf. Appending adds a node. An edit adds nodes from its place on
+and keeps the old ones as a branch. No record is ever changed or lost, and every completion stays reachable in the exact
+context in which it was sampled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
 from operator import index as as_index
-from typing import Any, NamedTuple, SupportsIndex, overload
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, overload
 from weakref import WeakValueDictionary
 
-from lachesis.trajectories import drawing, pickling
+from lachesis.trajectories import drawing
 from lachesis.trajectories.editing import MessageView, StaleMessage
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.messages import ChatResponse, Message, MessageLike, OpenAIMessage, ToolResponse, as_message
@@ -21,7 +21,7 @@ from lachesis.trajectories.tokens import TokenPrefix
 
 
 class _Written(NamedTuple):
-    """A message on its way into the history, and the node that it copies, edits or replaces."""
+    """A message to be recorded, and the node that it copies, edits or replaces."""
 
     message: Message
     origin: Origin = None
@@ -29,19 +29,19 @@ class _Written(NamedTuple):
 
 
 class MessageHistory(MutableSequence[OpenAIMessage]):
-    """A conversation with the face of a list of OpenAI dicts.
+    """A conversation that behaves as a list of OpenAI dicts.
 
-    It can be used as a list: indices, slices, iteration, `in`, `+`, `==` (with any list of messages), `append`,
-    `insert`, `del`, `pop`, assignment to indices and slices. `history[2]["content"] = text` edits a message, as do
-    changes further in (`history[4]["tool_calls"][0]["function"]["arguments"] = text`); every change is checked as a
-    whole, and MessageError names the index where a message would be malformed. Iteration and slices give read-only
-    dicts. Messages are kept in one canonical form, in which `content` is always present, nulls are left out and
-    reasoning stands under `reasoning`; `==` compares in that form, and what says the same is no edit.
+    It supports indices, slices, iteration, `in`, `+`, `==` (with any list of messages), `append`, `insert`, `del`,
+    `pop`, and assignment to indices and slices. `history[2]["content"] = text` edits a message, and so does
+    `history[4]["tool_calls"][0]["function"]["arguments"] = text`. Each change is validated as a whole; MessageError
+    names the index of a message that would be malformed. Iteration and slices return read-only dicts. Messages have one
+    canonical form: `content` is always present, nulls are left out, and reasoning is under `reasoning`. `==` compares
+    in that form, and an assignment of an equal message is not an edit.
 
-    An edit costs O(messages behind it): these become copies, context that no longer counts as sampled
-    (`Node.sampled`), and what they copy goes to `discarded`. `completions()` still has everything.
+    An edit costs O(messages after it). It copies these as context, which no longer counts as sampled (`Node.sampled`),
+    and the originals go to `discarded`. `completions()` still has everything.
 
-    Ephemeral messages (system prompts, prefill) do not belong here; whoever sends the request adds them there.
+    Ephemeral messages (system prompts, prefill) do not belong here; the sender of a request adds them.
     Not thread-safe: one rollout, one history.
     """
 
@@ -49,10 +49,10 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     def __init__(self, messages: Iterable[MessageLike] = ()) -> None:
         self._path: list[Node] = []  # root to head; the graph itself lives in the nodes' parent pointers
-        self._nodes: list[Node] = []  # all, in the order in which they were made
+        self._nodes: list[Node] = []  # all, in the order of creation
         self._discarded: list[Discarded] = []
-        self._homes: dict[int, Node] = {}  # id of an origin or of a completion's ids -> the node that it came in with
-        self._prompts: dict[int, tuple[TokenPrefix, Node | None]] = {}  # id of a prompt -> what it was the prompt of
+        self._homes: dict[int, Node] = {}  # id of an origin or of a completion's tokens -> its first node
+        self._prompts: dict[int, tuple[TokenPrefix, Node | None]] = {}  # id of a prompt -> the prompt and its head
         self._views: WeakValueDictionary[Node, MessageView] | None = None
         self.extend(messages)
 
@@ -66,7 +66,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     @overload
     def __getitem__(self, index: slice) -> list[OpenAIMessage]: ...
     def __getitem__(self, index: SupportsIndex | slice) -> OpenAIMessage | list[OpenAIMessage]:
-        """A dict that writes through (for an index), or read-only dicts (for a slice)."""
+        """A dict that writes through for an index, read-only dicts for a slice."""
         if isinstance(index, slice):
             return [node.item for node in self._path[index]]
         return self._view(self._place(index))
@@ -80,7 +80,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
             yield node.item
 
     def index(self, value: Any, start: int = 0, stop: int | None = None) -> int:
-        """The first place from `start` to before `stop` where a message equals `value`, else ValueError."""
+        """The first index from `start` to before `stop` of a message that equals `value`, else ValueError."""
         for place in range(*slice(start, stop).indices(len(self._path))):
             if self._path[place].item == value:
                 return place
@@ -96,7 +96,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     __hash__ = None  # type: ignore[assignment]
 
     def __add__(self, other: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """A plain list for one request; the history stays as it is."""
+        """A plain list for one request; the history does not change."""
         return [*self, *other]
 
     def __radd__(self, other: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -111,15 +111,15 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return f"<MessageHistory of {len(self)} messages{dropped}>"
 
     def append(self, message: MessageLike) -> None:
-        """Adds one message at the head. Raises MessageError, naming the index, where it is malformed.
+        """Adds one message at the head. Raises MessageError, which names the index, where it is malformed.
 
-        A completion counts as sampled here (`Node.sampled`) unless its tokens, or an earlier appearance in this
-        history, say that its context was another one.
+        A completion counts as sampled here (`Node.sampled`) unless its tokens, or an earlier record of it in this
+        history, show another context.
         """
         self._push(self._written(message, len(self._path)))
 
     def extend(self, messages: Iterable[MessageLike]) -> None:
-        """Adds all of the messages, or none where one of them is malformed."""
+        """Adds all messages, or none where one is malformed."""
         for written in self._all_written(messages, len(self._path)):
             self._push(written)
 
@@ -169,12 +169,12 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
             self._edit(start, tail, f"deletion of {len(places)} messages from {start} on")
 
     def insert(self, index: SupportsIndex, message: MessageLike) -> None:
-        """Adds a message before `index`. What stood there and behind it is copied behind the new one."""
+        """Adds a message before `index`. The messages from `index` on are copied after it."""
         place, _, _ = slice(index, None).indices(len(self._path))
         self._edit(place, [self._written(message, place), *self._path[place:]], f"insertion at {place}")
 
     def pop(self, index: SupportsIndex = -1) -> OpenAIMessage:
-        """Deletes a message and gives it as a plain dict."""
+        """Deletes a message and returns it as a plain dict."""
         node = self._path[self._place(index)]
         del self[index]
         message: OpenAIMessage = thaw(node.item)
@@ -187,7 +187,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._edit(0, self._path[::-1], "reverse")
 
     def rewind(self, length: int, reason: str) -> None:
-        """Takes the conversation back to its first `length` messages. What is dropped goes to `discarded`."""
+        """Shortens the conversation to its first `length` messages. The others go to `discarded`."""
         if not 0 <= length <= len(self._path):
             raise ValueError(f"cannot rewind to {length} messages: the history has {len(self._path)}")
         self._edit(length, [], reason)
@@ -196,7 +196,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     @property
     def head(self) -> Node | None:
-        """The leaf at which the conversation stands; None while it is empty."""
+        """The last node of the current path; None while it is empty."""
         return self._path[-1] if self._path else None
 
     def nodes(self) -> tuple[Node, ...]:
@@ -204,16 +204,16 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return tuple(self._path)
 
     def all_nodes(self) -> tuple[Node, ...]:
-        """Every node of every branch, in the order in which they were made: parents and sources come first."""
+        """Every node of every branch in the order of creation: parents and sources come first."""
         return tuple(self._nodes)
 
     def responses(self) -> Iterator[ChatResponse]:
-        """The completions on the current path, first to last, also those that stand there as context only."""
+        """The completions on the current path, first to last, also those that are only context there."""
         return (node.origin for node in tuple(self._path) if isinstance(node.origin, ChatResponse))
 
     def completions(self) -> tuple[ChatResponse, ...]:
-        """Every completion ever recorded here, whatever became of it, in order, and each once: of all branches, of
-        what a fork took over, and of sub-agents (`ToolResponse.chat`), which stand where their result came in."""
+        """Every completion ever recorded, in order and each once: of all branches, of the history that this one was
+        forked from, and of sub-agents (`ToolResponse.chat`), which come at the place of their result."""
         found: dict[int, ChatResponse] = {}
         seen = {id(self)}
         below: list[Iterator[Node]] = [iter(self._nodes)]
@@ -221,7 +221,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
             for node in below[-1]:
                 origin = node.origin
                 if isinstance(origin, ChatResponse):
-                    # A message can be replaced in a response (dataclasses.replace): its tokens stay the same ones.
+                    # dataclasses.replace may change the message of a response; the tokens stay the same object.
                     found.setdefault(id(origin.tokens.after if origin.tokens is not None else origin), origin)
                 elif isinstance(origin, ToolResponse) and origin.chat is not None and id(origin.chat) not in seen:
                     seen.add(id(origin.chat))
@@ -233,35 +233,35 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
 
     @property
     def discarded(self) -> tuple[Discarded, ...]:
-        """The branches that were left or not followed, in that order."""
+        """The branches that the conversation left or did not follow, in that order."""
         return tuple(self._discarded)
 
     def branch(self, response: ChatResponse, reason: str) -> Node:
-        """Records a completion that was sampled behind the head and is not gone on with: one of n, a failed attempt.
+        """Records a completion that was sampled after the head but is not continued: one of n, a failed attempt.
 
-        The conversation stays where it is; the node is the only one of a new entry of `discarded`. Appending the same
-        response behind the same head goes on with it after all.
+        The head does not move; the node is the only one of a new entry of `discarded`. Appending the same response
+        after the same head continues it.
         """
         node = self._made(self._written(response, len(self._path)))
         self._discarded.append(Discarded(reason, len(self._path), (node,)))
         return node
 
     def record_prompt(self, prompt: TokenPrefix) -> None:
-        """Notes that `prompt` stands for the conversation as it is now.
+        """Records `prompt` as the prompt for the conversation in its present form.
 
-        It then decides whether a completion of this very prompt was sampled in the context that it is appended to,
-        also where the conversation was edited in between, or `prompt` shares no piece with earlier ones.
+        A completion of this prompt then counts as sampled where the conversation is still the same, also if it was
+        edited in between or if `prompt` shares no piece with earlier prompts.
         """
         self._prompts[id(prompt)] = prompt, self.head
 
     def to_mermaid(self, *, width: int = 60) -> str:
         """The graph as a Mermaid flowchart: messages, completions with their metadata, tool results with a sub-agent's
-        chat, discarded branches by their reason; dashed lines lead to what a node copies, edits or replaces. Texts are
-        cut to `width` characters."""
+        chat, discarded branches with their reasons. A dashed line leads to the node that a node copies, edits or
+        replaces. Texts are cut to `width` characters."""
         return drawing.to_mermaid(self, width=width)
 
     def to_dot(self, *, width: int = 60) -> str:
-        """The graph as `to_mermaid` draws it, in Graphviz' language."""
+        """The graph of `to_mermaid` in the language of Graphviz."""
         return drawing.to_dot(self, width=width)
 
     # Copies
@@ -271,7 +271,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return [node.message.to_openai(reasoning_field) for node in self._path]
 
     def fork(self) -> MessageHistory:
-        """A history that shares everything recorded so far and grows on its own."""
+        """A history that shares all records so far and grows independently."""
         other = MessageHistory()
         other._path = list(self._path)
         other._nodes = list(self._nodes)
@@ -284,20 +284,15 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return self.fork()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> MessageHistory:
-        return self.fork()  # the nodes are immutable
+        return self.fork()  # nodes are immutable
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (_unpickled, (pickling.flatten(self),))
-
-    def _restore(self, nodes: list[Node], path: list[Node], discarded: list[Discarded]) -> None:
-        self._nodes, self._path, self._discarded = nodes, path, discarded
-        for node in nodes:
-            self._note(node)
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a MessageHistory cannot be pickled; pickle its to_openai(), or the records of its samples()")
 
     # How nodes are made
 
     def _written(self, given: MessageLike, index: int, replaces: Node | None = None) -> _Written:
-        """`given`, read. A completion or tool result of this history is known by identity, as response or as item."""
+        """Parse `given`. A completion or tool result of this history is recognised by identity, as response or item."""
         origin: Origin = None
         if isinstance(given, (ChatResponse, ToolResponse)):
             origin = given
@@ -306,7 +301,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return _Written(as_message(given, index), origin, self._home(origin) or replaces)
 
     def _home(self, origin: Origin) -> Node | None:
-        """The node that a completion, told by its tokens, or a tool result was first recorded in."""
+        """The first node of a completion (identified by its tokens) or of a tool result."""
         if isinstance(origin, ChatResponse) and origin.tokens is not None:
             return self._homes.get(id(origin.tokens.after))
         return self._homes.get(id(origin))
@@ -330,14 +325,14 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         origin = node.origin
         if origin is None:
             return
-        self._homes.setdefault(id(origin), node)  # the node keeps it alive, so its id stays taken
+        self._homes.setdefault(id(origin), node)  # the node keeps it alive, so the id is not reused
         if isinstance(origin, ChatResponse) and origin.tokens is not None:
             self._homes.setdefault(id(origin.tokens.after), node)
             if node.sampled:
                 self._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
 
     def _is_sampled_here(self, response: ChatResponse) -> bool:
-        """Whether the head is the context that `response` was sampled in, as far as identities can tell."""
+        """Whether `response` was sampled in the context of the head, as far as identities show."""
         head = self.head
         if response.tokens is None:
             home = self._homes.get(id(response))
@@ -345,11 +340,11 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         prompt = response.tokens.prompt
         if id(prompt) in self._prompts:
             return _same_context(self._prompts[id(prompt)][1], head)
-        # Only turns with the same tools and template can be gone on from; others are rendered anew.
-        nearest, behind = nearest_sampled(head, response.tokens.context)
-        # A prompt adds one piece to what it continues, a few where context is spliced in or an answer is opened. Many
-        # more than the messages explain hold turns that are not on this path.
-        pieces_left = 2 * behind + 2
+        # A prompt continues only turns with the same tools and template; others are rendered anew.
+        nearest, later = nearest_sampled(head, response.tokens.context)
+        # A prompt adds one piece to the ids that it continues, a few where context is inserted or an answer is opened.
+        # Many more pieces than messages contain turns that are not on this path.
+        pieces_left = 2 * later + 2
         for piece in prompt.lineage():
             if id(piece) in self._homes:
                 return piece is nearest
@@ -368,7 +363,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         return place % length
 
     def _edit(self, start: int, tail: Sequence[Node | _Written], reason: str) -> None:
-        """Lets the path end in `tail` from `start` on: nodes in their place stay, all others are made or copied."""
+        """Replace the path from `start` on by `tail`: nodes in their place stay, the others are created or copied."""
         kept = 0
         for entry, node in zip(tail, self._path[start:], strict=False):
             if entry is not node and not (isinstance(entry, _Written) and _is_no_edit(entry, node)):
@@ -425,7 +420,7 @@ def _is_no_edit(written: _Written, node: Node) -> bool:
 
 
 def _same_context(one: Node | None, other: Node | None) -> bool:
-    """Whether two nodes end the same conversation, with the same completion as the last sampled one."""
+    """Whether two nodes end the same conversation with the same last sampled completion."""
     if one is None or other is None or one is other:
         return one is other
     return one.digest == other.digest and nearest_sampled(one)[0] is nearest_sampled(other)[0]
@@ -442,7 +437,3 @@ def _same(node: Node, item: Any) -> bool:
 
 def _named(start: int, stop: int) -> str:
     return f"message {start}" if stop == start + 1 else f"messages {start} to {stop - 1}"
-
-
-def _unpickled(flat: pickling.FlatHistories) -> MessageHistory:
-    return pickling.unflatten(flat)[0]

@@ -1,10 +1,10 @@
-"""JSON lines that survive a crash and several writers.
+"""JSON Lines files that survive crashes and concurrent writers.
 
-After any `kill -9` a file holds whole lines and at most one torn tail, and the next writer moves that tail out of the
-way (to `<name>.torn`) before it writes.
+After any `kill -9` a file holds whole lines and at most one torn line at its end. The next writer moves that line to
+`<name>.torn` before it writes.
 
-A line is written by one `write` on a descriptor in append mode, under an exclusive lock (`flock`), so that processes of
-one machine can share a file. Writing blocks: call it in a thread where an event loop runs.
+A line is one `write` on a descriptor in append mode under an exclusive lock (`flock`), so that processes of one machine
+can share a file. Writing blocks: with an event loop, call it in a thread.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 class JsonlError(LachesisError):
-    """A JSONL file that cannot be read or written: names the file, the reason and, where there is one, a next step."""
+    """A JSONL file cannot be read or written. The message names the file, the reason and, if any, the next step."""
 
     def __init__(self, path: StrPath, reason: str, *, line: int | None = None) -> None:
         self.path = Path(path)
@@ -42,9 +42,9 @@ class JsonlError(LachesisError):
 
 
 class JsonlWriter:
-    """Appends objects to a file, one a line. Safe to share between threads, and between processes by path.
+    """Appends objects to a file, one per line. Threads may share a writer, processes may share a file.
 
-    Missing folders are created. With `fsync`, `write` returns when the line is on the disk. Raises JsonlError.
+    Missing folders are created. With `fsync`, `write` returns when the line is on disk. Raises JsonlError.
     """
 
     def __init__(self, path: StrPath, *, fsync: bool = False) -> None:
@@ -56,22 +56,25 @@ class JsonlWriter:
         with self._lock:
             fd = self._open()
             with self._exclusive(fd):
-                self._mend(fd)
+                self._move_torn_tail(fd)
 
     def write(self, obj: Any) -> None:
-        """Appends one line, whole or not at all."""
-        line = self._encode(obj)
+        """Appends one object, whole or not at all."""
+        self.write_line(self._encode(obj))
+
+    def write_line(self, line: bytes) -> None:
+        """Appends an encoded object, which ends with a newline, whole or not at all."""
         with self._lock:
             fd = self._open()
             with self._exclusive(fd):
-                self._mend(fd)  # another writer may have died since: this costs two system calls
+                self._move_torn_tail(fd)  # another writer may have crashed; costs two system calls
                 start = os.fstat(fd).st_size
                 try:
                     _write_all(fd, line)
                     if self._fsync:
                         os.fsync(fd)
                 except OSError as error:
-                    with suppress(OSError):  # the next writer mends what stays
+                    with suppress(OSError):  # else the next writer moves it
                         os.ftruncate(fd, start)
                     raise self._error("cannot write", error) from error
 
@@ -92,21 +95,21 @@ class JsonlWriter:
 
     def _encode(self, obj: Any) -> bytes:
         try:
-            # Piece by piece: `json.dumps` does a whole group in one go, in which no other thread of the process runs.
+            # Piece by piece: `json.dumps` holds the GIL for a whole group.
             text = "".join(_ENCODER.iterencode(obj))
         except (TypeError, ValueError) as error:
             raise JsonlError(self.path, f"the object cannot become JSON: {error}") from error
-        # Half a surrogate pair has no UTF-8; its backslash form is what JSON calls it.
+        # Half of a surrogate pair has no UTF-8; its backslash form is its JSON escape.
         return text.encode("utf-8", "backslashreplace") + b"\n"
 
     def _open(self) -> int:
-        # A lock belongs to the open file: a child process that inherited ours would not be kept out by it.
+        # A lock belongs to the open file: a forked child would share it.
         if self._fd is None or self._pid != os.getpid():
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
                 if self._fsync and not os.fstat(self._fd).st_size:
-                    sync_folder(self.path.parent)  # a file that is on the disk, and in no folder there, is lost
+                    sync_folder(self.path.parent)  # a new file is lost while its folder is not on disk
             except OSError as error:
                 raise self._error("cannot open for writing", error) from error
             self._pid = os.getpid()
@@ -124,14 +127,14 @@ class JsonlWriter:
         finally:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
-    def _mend(self, fd: int) -> None:
-        """Leaves the file empty or with a newline at its end."""
+    def _move_torn_tail(self, fd: int) -> None:
+        """Afterwards the file is empty or ends with a newline."""
         size = os.fstat(fd).st_size
         if not size or os.pread(fd, 1, size - 1) == b"\n":
             return
         try:
             tail = _tail(fd, size)
-            if _is_whole(tail):  # written by hand, say: only the newline is missing
+            if _is_whole(tail):  # only the newline is missing, for example after an edit by hand
                 _write_all(fd, b"\n")
                 return
             torn = os.open(f"{self.path}.torn", os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -160,8 +163,8 @@ def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:
 def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
     """The objects of a file, one at a time; blank lines are skipped.
 
-    Raises JsonlError, with the line's number, at a line that is not JSON. With `torn_tail` a broken last line without a
-    newline, as a crash or a writer at work leaves it, ends the file instead.
+    Raises JsonlError, with the number of the line, at a line that is not JSON. With `torn_tail`, an incomplete last
+    line, as a crashed or running writer leaves it, ends the file instead.
     """
     try:
         with Path(path).open("rb") as file:
@@ -169,14 +172,14 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
                 if not line.strip():
                     continue
                 try:
-                    # Not orjson: it turns integers over 64 bits into floats and refuses lone surrogates.
+                    # Not orjson: it turns integers over 64 bits into floats and rejects lone surrogates.
                     value = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
                 except (ValueError, RecursionError) as error:
                     if line.endswith(b"\n"):
                         raise JsonlError(path, f"not JSON: {error}", line=number) from error
                     if torn_tail:
                         return
-                    reason = "the last line is torn; pass torn_tail=True to read what is before it"
+                    reason = "the last line is torn: its writer was killed or still writes; torn_tail=True skips it"
                     raise JsonlError(path, reason, line=number) from error
                 yield value
     except OSError as error:
@@ -184,26 +187,26 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
 
 
 def sync_folder(path: StrPath) -> None:
-    """When this returns, the names of the files in it are on the disk. Raises OSError."""
+    """Flush the file names of a folder to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what some network file systems say who have nothing to do here
+        if error.errno != errno.EINVAL:  # some network file systems have nothing to flush
             raise
     finally:
         os.close(fd)
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    """One `write` as a rule; more where the system takes only a part (a nearly full disk, over 2 GiB)."""
+    """Usually one `write`; more where the system takes only a part (a nearly full disk, over 2 GiB)."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def _tail(fd: int, size: int) -> bytes:
-    """What stands after the last newline."""
+    """The bytes after the last newline."""
     tail = b""
     while size and b"\n" not in tail:
         start = max(0, size - _CHUNK)

@@ -1,8 +1,8 @@
 """From ShareGPT entries back to API messages.
 
-Reading is the inverse of writing for all that the format holds. It does not hold: trailing white space of the
-assistant's text, where reasoning stood (it comes back in `reasoning`), the spelling of arguments and JSON results
-(they come back in Python's default spacing), ids of calls without a structured result (they come back as `call_<n>`).
+Reading is the inverse of writing for everything that the format holds. It loses trailing white space of the assistant's
+text, the field of the reasoning (reading returns `reasoning`), the spacing of arguments and JSON results (reading
+returns Python's default), and the ids of calls without a structured result (reading returns `call_<n>`).
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _THINK = re.compile(r"<think>(.*?)</think>\n?", re.DOTALL)
 
 
 def from_sharegpt(entry: Mapping[str, Any]) -> list[OpenAIMessage]:
-    """The API messages of an entry of any variant, reasoning under `reasoning`.
+    """The API messages of an entry of any variant, with reasoning under `reasoning`.
 
-    A generated system turn is left out: it belongs to the format, not to the conversation (`tools_from_sharegpt` reads
-    its tools). Raises MessageError, naming the turn, for what is not in the format.
+    A generated system turn belongs to the format and is left out; `tools_from_sharegpt` reads its tools. Raises
+    MessageError, which names the turn, for a turn that is not in the format.
     """
     turns: Sequence[Mapping[str, str]] = entry["conversations"]
     reader = _Reader(_known_ids(turns))
@@ -50,7 +50,7 @@ def from_sharegpt(entry: Mapping[str, Any]) -> list[OpenAIMessage]:
 
 
 def tools_from_sharegpt(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """OpenAI tool definitions of an entry: those of its `tools`, else those of its generated system turn."""
+    """The OpenAI tool definitions of an entry: from its `tools`, else from its generated system turn."""
     if isinstance(entry.get("tools"), str):
         return list(json.loads(entry["tools"]))
     signatures = conversation_tools(entry["conversations"]) or []
@@ -59,7 +59,7 @@ def tools_from_sharegpt(entry: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 class _Reader:
-    """Collects messages, and pairs calls with results. One entry, one reader."""
+    """Collects the messages of one entry, and pairs calls with results."""
 
     def __init__(self, known_ids: set[str]) -> None:
         self.messages: list[OpenAIMessage] = []
@@ -78,8 +78,8 @@ class _Reader:
         if blocks:
             first = blocks[0].start()
             if not content[first:].strip():
-                # The newline between the text and the calls is the format's. Text elsewhere, which only other writers
-                # have, is kept as it stands.
+                # The newline between the text and the calls belongs to the format. Text elsewhere, which only other
+                # writers produce, is kept unchanged.
                 content = content[:first].removesuffix("\n")
             message["tool_calls"] = calls
         if content or not calls:
@@ -134,7 +134,7 @@ class _Reader:
 
 
 def _structured(payload: str) -> dict[str, Any] | None:
-    """The result that a payload holds in the JSON form, None where the payload is bare text."""
+    """The result in a payload of the JSON form; None where the payload is bare text."""
     if not payload.startswith("{"):
         return None
     try:
@@ -145,7 +145,7 @@ def _structured(payload: str) -> dict[str, Any] | None:
 
 
 def _known_ids(turns: Sequence[Mapping[str, str]]) -> set[str]:
-    """Ids in the entry that look like those that are made up: none of them may be given out again."""
+    """Ids of the entry that look like generated ones and must not be generated again."""
     return {known for turn in turns if turn.get("from") == "tool" for known in _MADE_UP.findall(str(turn.get("value")))}
 
 

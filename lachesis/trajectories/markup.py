@@ -1,9 +1,9 @@
-"""The tags of the trajectory format of Hermes Agent, and how text that merely spells them is kept apart from them.
+"""The tags of the trajectory format of Hermes Agent, and the escapes for text that contains the same characters.
 
 * Inside JSON (`<tool_call>`, structured `<tool_response>`, the tool list) the `<` of a tag becomes `\\u003c`, which
-  every JSON reader turns back.
-* In free text (what the assistant wrote, raw tool results) it becomes `&lt;`, and an `&lt;` that already stood before
-  such a tag becomes `&amp;lt;`: `unescape_text(escape_text(t)) == t` for every text.
+  JSON readers decode.
+* In free text (the assistant's text, raw tool results) it becomes `&lt;`, and an `&lt;` before such a tag becomes
+  `&amp;lt;`: `unescape_text(escape_text(t)) == t` for every text.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ EMPTY_THINK = "<think>\n</think>\n"
 
 
 class NotJson(ValueError):
-    """Text that is not JSON, or JSON that would not survive being written again (NaN, infinities)."""
+    """Text that is not JSON, or JSON that cannot be written again (NaN, infinities)."""
 
 
 def dump_json(value: Any) -> str:
-    """JSON as the format spells it: Python's default spacing, no ASCII escapes except those that hide a tag."""
+    """JSON as the format writes it: Python's default spacing, no ASCII escapes except those that hide a tag."""
     return _JSON_TAG.sub(r"\\u003c", json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def load_json(text: str, *, unique_keys: bool = False) -> Any:
-    """The value of a JSON text, or NotJson. `unique_keys` refuses objects in which a key stands twice."""
+    """The value of a JSON text, or NotJson. `unique_keys` rejects objects with a repeated key."""
     try:
-        value = json.loads(text, parse_constant=_refuse, object_pairs_hook=_unique if unique_keys else None)
-        # Two levels deeper than it will stand when it is written; 1e999 has become an infinity.
+        value = json.loads(text, parse_constant=_reject, object_pairs_hook=_unique if unique_keys else None)
+        # The written form is nested two levels deeper. 1e999 was read as infinity.
         json.dumps([[value]], allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
     return value
 
 
-def _refuse(constant: str) -> Any:
+def _reject(constant: str) -> Any:
     raise NotJson(f"{constant} is not JSON")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        raise NotJson("a key stands twice in an object")
+        raise NotJson("a key is repeated in an object")
     return mapping
 
 
 def escape_text(text: str, *, think: bool = False) -> str:
-    """Free text in which no tag of a block stands as a tag; with `think`, no think tag either."""
+    """Free text with the tags of blocks escaped; with `think`, also the think tags."""
     tag = _BLOCK_AND_THINK if think else _BLOCK
     text = re.sub(f"&((?:amp;)*lt;{tag})", r"&amp;\1", text)
     return re.sub(f"<(?={tag})", "&lt;", text)
@@ -73,7 +73,7 @@ def convert_scratchpad_to_think(text: str) -> str:
 
 
 def has_incomplete_scratchpad(text: str) -> bool:
-    """Whether a scratchpad was opened and not closed: the model was cut off while it thought."""
+    """Whether the last scratchpad is not closed: the model was cut off while it reasoned."""
     return text.rfind("<REASONING_SCRATCHPAD>") > text.rfind("</REASONING_SCRATCHPAD>")
 
 
@@ -83,9 +83,9 @@ def think_block(reasoning: str) -> str:
 
 
 def split_think(text: str) -> tuple[str, str]:
-    """What stands in the think blocks that `text` begins with, and the rest.
+    """The content of the think blocks at the start of `text`, and the rest.
 
-    Only a whole block at the very beginning is one. A tag that text, code or an argument mentions further on is text.
+    Only whole blocks at the very start count. A tag further on, in prose, code or an argument, is text.
     """
     thoughts: list[str] = []
     end = 0
@@ -96,10 +96,10 @@ def split_think(text: str) -> tuple[str, str]:
 
 
 def split_opened_think(text: str) -> tuple[str, str]:
-    """What stands before an end tag that no tag opens, and the rest.
+    """The text before an end tag without a start tag, and the rest.
 
-    Chat templates of reasoning models open the block in the prompt, so that the completion begins within it. Only an
-    end tag that ends its line is one: a sentence that mentions it goes on.
+    Chat templates of reasoning models open the block in the prompt, so that the completion begins inside it. Only an
+    end tag at the end of a line counts: a sentence that mentions the tag goes on.
     """
     end = _END_OF_THINK.search(text)
     if end is None or "<think>" in text[: end.start()]:

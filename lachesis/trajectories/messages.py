@@ -1,7 +1,7 @@
-"""Immutable messages, and the plain OpenAI dicts that they stand for.
+"""Immutable messages, and their conversion from and to plain OpenAI dicts.
 
-One invariant: `Message.from_openai(m).to_openai()` says what `m` said. Arguments of tool calls stay the text that the
-model wrote; nothing here parses and re-serialises them. Fields that the classes do not name travel in `extra`.
+One invariant: `Message.from_openai(m).to_openai()` has the content of `m`. The arguments of a tool call stay the text
+that the model wrote; nothing here parses and re-serialises them. Fields that the classes do not name are in `extra`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ __all__ = [
     "ToolResponse",
     "Usage",
     "as_message",
-    "message_from_openai",
 ]
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
@@ -42,15 +41,15 @@ ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 OpenAIMessage: TypeAlias = dict[str, Any]
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
-"""Where servers put reasoning, in the order in which they are believed; the last is a list of `{"text": ...}`."""
+"""The fields in which servers send reasoning, in order of preference; the last is a list of `{"text": ...}`."""
 
 
 _NOTHING = FrozenDict()
-"""Most messages and calls have no further fields; they all share this one."""
+"""Shared by all messages and calls without further fields, which are most of them."""
 
 
 class FinishReason(StrEnum):
-    """Why the server stopped. Never invented: what a server does not say is `UNKNOWN`."""
+    """Why the server stopped. Never inferred: without a reason from the server it is `UNKNOWN`."""
 
     STOP = "stop"
     """The model ended its turn."""
@@ -61,25 +60,25 @@ class FinishReason(StrEnum):
     CONTENT_FILTER = "content_filter"
     """The server withheld the rest."""
     UNKNOWN = "unknown"
-    """The server gave none, or one that this list does not have (kept in `ChatResponse.raw_finish_reason`)."""
+    """The server gave no reason, or another one, which is in `ChatResponse.raw_finish_reason`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call that the model asked for. `arguments` is the JSON text as the model wrote it, valid or not."""
+    """One tool call of a message. `arguments` is the JSON text as the model wrote it, valid or not."""
 
     id: str
     name: str
     arguments: str
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
-    """What else the server said of the call (e.g. a provider's signature that it wants back)."""
+    """Further fields of the call, for example a signature that the provider expects back."""
 
     @classmethod
     def from_openai(cls, call: Any, *, at: str = "tool_calls[0]", index: int | None = None) -> ToolCall:
         """Reads `{"id", "type": "function", "function": {"name", "arguments"}}`. `at` is its name in errors.
 
-        Arguments are text in this format. Servers that send an object are met half-way: it is kept as compact JSON,
-        and null, which some send for a call without arguments, is kept as `{}`.
+        The format has arguments as text. An object, which some servers send, becomes compact JSON; null, which some
+        send for a call without arguments, becomes `{}`.
         """
         if not isinstance(call, Mapping):
             raise MalformedMessage(f"{at} is {_kind(call)}, not an object", index=index)
@@ -87,7 +86,7 @@ class ToolCall:
             raise MalformedMessage(f"{at} has type {call['type']!r}; only 'function' is supported", index=index)
         call_id = call.get("id")
         if not isinstance(call_id, str) or not call_id:
-            raise MalformedMessage(f"{at} has no id (a text that its result will name)", index=index)
+            raise MalformedMessage(f"{at} has no id (a text that its result names)", index=index)
         function = call.get("function")
         if not isinstance(function, Mapping):
             raise MalformedMessage(f"{at}.function is {_kind(function)}, not an object", index=index)
@@ -123,15 +122,17 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     reasoning: str | None = None
-    """What the model thought before it answered; kept apart from `content`, sent back only as the server takes it."""
+    """The model's reasoning before the answer; a request contains it only in the field that the server takes."""
     extra: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
-    """Fields of the API message that this class does not name, as they came (nulls left out)."""
+    """Further fields of the API message, unchanged, without nulls."""
 
     @classmethod
     def from_openai(cls, message: Any, index: int | None = None) -> Message:
         """Reads one API message; `index` is its place in the list, for errors.
 
-        Reasoning is taken from the first of `REASONING_FIELDS` that holds any. Raises UnknownRole or MalformedMessage.
+        Reasoning is read from the first field of `REASONING_FIELDS` that is not empty.
+
+        Raises UnknownRole or MalformedMessage.
         """
         if not isinstance(message, Mapping):
             raise MalformedMessage(f"is {_kind(message)}, not an object", index=index)
@@ -142,7 +143,7 @@ class Message:
         assistant = role == "assistant"
         for key in ("tool_calls", *REASONING_FIELDS):
             if not assistant and message.get(key):
-                raise MalformedMessage(f"{key} in a {role} message; only the assistant has them", index=index)
+                raise MalformedMessage(f"{key} in a {role} message; only assistant messages have them", index=index)
         if message.get("function_call"):
             raise MalformedMessage("function_call is the retired form of tool_calls; use tool_calls", index=index)
         tool_call_id = message.get("tool_call_id")
@@ -167,8 +168,8 @@ class Message:
     def to_openai(self, reasoning_field: str | None = None) -> OpenAIMessage:
         """A new plain dict, free to edit.
 
-        Reasoning is left out unless `reasoning_field` names the key that it goes under: "reasoning" for the internal
-        full form, what the server takes ("reasoning_content" or "reasoning") for a request to one that wants it back.
+        Reasoning is left out unless `reasoning_field` names its key: "reasoning" for the internal full form, or the
+        field in which a server takes it back ("reasoning_content" or "reasoning").
         """
         plain: OpenAIMessage = {"role": self.role}
         if self.tool_call_id is not None:
@@ -198,7 +199,7 @@ _NAMED = ("role", "content", "tool_calls", "tool_call_id", "name", "function_cal
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the server counted them; None where it did not say."""
+    """Token counts of the server; None where it sent none."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -206,42 +207,42 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ChatResponse:
-    """One completion by the model, and how it came about."""
+    """One completion by the model, with its metadata."""
 
     message: Message
     finish_reason: FinishReason
     raw_finish_reason: str | None = None
     model: str | None = None
-    """The model that the server says answered."""
+    """The model's name in the server's answer."""
     usage: Usage = Usage()
     latency: float = 0.0
-    """Seconds from the request to the whole answer, without earlier failed attempts."""
+    """Seconds from the request to the complete answer, without failed attempts before it."""
     attempts: int = 1
-    """Requests that it took, failed ones included."""
+    """Number of requests, failed ones included."""
     server: str = ""
     """Base URL of the server that answered."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters as they were sent."""
+    """The sampling parameters of the request."""
     malformed_calls: tuple[str, ...] = ()
-    """Raw text of tool calls that were begun and are no usable calls."""
+    """The raw text of tool calls that cannot be parsed."""
     tokens: SampledTokens | None = field(default=None, repr=False)
-    """What was sampled, token by token; None where the server does not tell (Phase 1)."""
+    """The sampled tokens; None where the server does not report them (Phase 1)."""
     model_version: str | None = None
-    """The weights that it was sampled from, as the server names them; None where it does not."""
+    """The server's name for the weights; None where it gives none."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolResponse:
-    """The result of one tool call, as the model gets to see it."""
+    """The result of one tool call, as the model sees it."""
 
     message: Message
     tool: str
     duration: float = 0.0
     """Seconds."""
     error: str | None = None
-    """Why the call failed, None when it did not."""
+    """Why the call failed; None where it did not."""
     chat: MessageHistory | None = field(default=None, repr=False, compare=False)
-    """The whole conversation of a sub-agent, where the tool was one. Its samples belong to the same rollout."""
+    """The conversation of the sub-agent, if the tool was one. Its samples belong to the same rollout."""
 
     @property
     def length(self) -> int:
@@ -253,13 +254,8 @@ MessageLike: TypeAlias = Message | ChatResponse | ToolResponse | Mapping[str, An
 Messages: TypeAlias = Sequence[Mapping[str, Any]]
 
 
-def message_from_openai(message: Any, index: int | None = None) -> Message:
-    """`Message.from_openai` as a function."""
-    return Message.from_openai(message, index)
-
-
 def as_message(item: MessageLike, index: int | None = None) -> Message:
-    """The message of whatever stands for one: a Message, a response that carries one, or a plain OpenAI dict."""
+    """The message of a Message, of a response, or of a plain OpenAI dict."""
     if isinstance(item, Message):
         return item
     if isinstance(item, (ChatResponse, ToolResponse)):

@@ -1,4 +1,4 @@
-"""The nodes that a message history is made of: immutable, content-addressed, each knowing its parent."""
+"""The nodes of a message history: immutable, content-addressed, each with a pointer to its parent."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _canonical = json.JSONEncoder(ensure_ascii=False, sort_keys=True, separators=(",
 
 
 class Item(FrozenDict):
-    """A node's message as a read-only OpenAI dict. It knows where the message came from, so that one that is put back
-    into its history is known by identity, not by what it says."""
+    """A node's message as a read-only OpenAI dict. It carries the origin of the message, so that a history recognises
+    its own items by identity, not by content."""
 
     __slots__ = ("origin",)
     origin: Origin
@@ -28,23 +28,22 @@ class Item(FrozenDict):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Node:
-    """One message in its context. Nodes are compared by identity: two samples may say the same and still be two.
+    """One message in its context. Nodes are compared by identity: two completions with the same text are two nodes.
 
-    What follows from the message (`item`, `digest`, `address`) is made when it is first asked for, which for most nodes
-    of most rollouts is late or never.
+    `item`, `digest` and `address` are computed at first use, which for most nodes is late or never.
     """
 
     parent: Node | None = field(repr=False)
     message: Message
-    """Nothing in it can change any more."""
+    """Deeply immutable."""
     origin: Origin
-    """The completion or tool result that the message came with; None for what was written into the conversation, edits
+    """The completion or tool result of the message; None for messages that were written into the conversation, edits
     included."""
     sampled: bool = False
-    """The origin is a completion, and these very ancestors are the context that it was sampled in. False for a
-    completion that became context: behind an edit, or appended somewhere else."""
+    """The origin is a completion, and the ancestors of this node are the context in which it was sampled. False for a
+    completion that became context: after an edit, or appended somewhere else."""
     source: Node | None = field(default=None, repr=False)
-    """The node that this one is a copy or an edit of, or that it took the place of."""
+    """The node that this node copies, edits or replaces."""
     _item: Item | None = field(default=None, repr=False)
     _digest: str | None = field(default=None, init=False, repr=False)
     _address: str | None = field(default=None, init=False, repr=False)
@@ -59,15 +58,15 @@ class Node:
         sampled: bool = True,
         source: Node | None = None,
     ) -> Node:
-        """The node that says `message` after `parent`. `sampled` only counts where `origin` is a completion.
+        """A node for `message` after `parent`. `sampled` is ignored unless `origin` is a completion.
 
-        TypeError for a message that holds what JSON cannot hold.
+        TypeError for a message with values that JSON cannot hold.
         """
         return cls(parent, _settled(message), origin, sampled and isinstance(origin, ChatResponse), source)
 
     @classmethod
     def copied(cls, parent: Node | None, source: Node) -> Node:
-        """`source` once more, as context behind `parent`."""
+        """A copy of `source` as context after `parent`."""
         return cls(parent, source.message, source.origin, False, source, source._item)
 
     @property
@@ -83,10 +82,8 @@ class Node:
 
     @property
     def digest(self) -> str:
-        """Address of the content: a hash over the parent's digest and the message. Equal digests, equal conversations.
-
-        Kept from the first time on: each node of a conversation is hashed once.
-        """
+        """The address of the content: a hash over the parent's digest and the message. Equal digests mean equal
+        conversations. Each node is hashed once."""
         line: list[Node] = []
         node: Node | None = self
         while node is not None and node._digest is None:
@@ -102,8 +99,8 @@ class Node:
 
     @property
     def address(self) -> str:
-        """Address of the node with all that is known of it: a hash over the parent's address, the message, the
-        origin's metadata, token ids and logprobs. A sub-agent's chat, which can still grow, is left out."""
+        """The address of the node with its metadata: a hash over the parent's address, the message, the origin's
+        metadata, token ids and logprobs, without a sub-agent's chat, which can still grow."""
         line: list[Node] = []
         node: Node | None = self
         while node is not None and node._address is None:
@@ -118,14 +115,14 @@ class Node:
         return before
 
     def says(self, message: Message) -> bool:
-        """Whether the message is `message`, to the letter."""
-        # == alone takes 1, 1.0 and True for the same.
+        """Whether the message equals `message` exactly."""
+        # == alone treats 1, 1.0 and True as equal.
         return message == self.message and _digest_of(message) == _digest_of(self.message)
 
 
 @dataclass(frozen=True, slots=True)
 class Discarded:
-    """A branch that the conversation left, or never followed: the nodes from position `at` on, first to last."""
+    """A branch that the conversation left or never followed: the nodes from position `at` on, first to last."""
 
     reason: str
     at: int
@@ -133,19 +130,19 @@ class Discarded:
 
 
 def nearest_sampled(node: Node | None, context: str | None = None) -> tuple[TokenPrefix | None, int]:
-    """The ids up to and with the nearest completion that stands where it was sampled, from `node` upwards; and how
-    many messages stand behind it. With `context`, only completions of that `SampledTokens.context` count."""
-    behind = 0
+    """The ids up to and including the nearest sampled completion, from `node` upwards, and the number of messages after
+    it. With `context`, only completions with that `SampledTokens.context` count."""
+    later = 0
     while node is not None:
         tokens = node.origin.tokens if node.sampled and isinstance(node.origin, ChatResponse) else None
         if tokens is not None and context in (None, tokens.context):
-            return tokens.after, behind
-        node, behind = node.parent, behind + 1
-    return None, behind
+            return tokens.after, later
+        node, later = node.parent, later + 1
+    return None, later
 
 
 def _settled(message: Message) -> Message:
-    """The message with nothing in it that can change: itself, unless its maker left a dict or a list in it."""
+    """The message, deeply immutable: itself, unless it contains a plain dict or list."""
     content = message.content
     texts: set[type] = {type(message.tool_call_id), type(message.name), type(message.reasoning)}
     extras: set[type] = {type(message.extra)}
@@ -178,7 +175,7 @@ _FROZEN: Final = frozenset({FrozenDict})
 
 def _digest_of(message: Message) -> bytes:
     plain = message.to_openai(reasoning_field="reasoning")
-    # A model can write half a surrogate pair: let it pass.
+    # A model can write half of a surrogate pair.
     return blake2b(_canonical(plain).encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

@@ -1,8 +1,8 @@
-"""What a trainer gets of a rollout: every sampled token once, in the context that it was sampled in.
+"""The token samples of a rollout: every sampled token once, in the context in which it was sampled.
 
-The pieces of a rollout's tokens form a tree (`TokenPrefix`). A sample is one path of it, from the root to a sampled
-piece that no other sampled piece stands behind. Where two paths share a sampled piece, the first one trains it and the
-others show it masked. Nothing here compares text or ids: two completions that say the same are two.
+The pieces of a rollout's tokens form a tree (`TokenPrefix`). A sample is one path of the tree, from the root to a
+sampled piece without a sampled descendant. Where two paths share a sampled piece, the first one trains it and the
+others mask it. Nothing here compares text or ids: two completions with the same text are two completions.
 """
 
 from __future__ import annotations
@@ -14,27 +14,28 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
+from lachesis.errors import LachesisError
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.messages import ChatResponse
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, Floats, SampledTokens, TokenPrefix
 
 SAMPLE_SCHEMA: Final = "lachesis.sample/1"
-"""Value of `schema` in the record of a sample."""
+"""The value of `schema` in the record of a sample."""
 
 
-class NoTokens(ValueError):
-    """A completion came without token ids, so nobody knows what was sampled."""
+class NoTokens(LachesisError, ValueError):
+    """A completion has no token ids, so the sampled tokens are unknown."""
 
 
-class MalformedSample(ValueError):
-    """A record that is no sample: names the field and what it holds."""
+class MalformedSample(LachesisError, ValueError):
+    """A record that is not a sample. The message names the field and its value."""
 
 
 class SampledHistory(Protocol):
-    """What samples are made of; `MessageHistory` is one."""
+    """The input of `samples`; `MessageHistory` is one."""
 
     def completions(self) -> Sequence[ChatResponse]:
-        """Every completion that was sampled, on all branches and by sub-agents, in the order of sampling."""
+        """Every completion of all branches and sub-agents, in the order of sampling."""
         ...
 
     def responses(self) -> Iterable[ChatResponse]:
@@ -43,25 +44,25 @@ class SampledHistory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class SampledSpan:
     """One completion that a sample trains: `tokens[start:end]`."""
 
     turn: int
-    """Which completion of the rollout it is, in the order of sampling, from 0."""
+    """The number of the completion in the rollout, in the order of sampling, from 0."""
     start: int
     end: int
     prefix_digest: str
-    """`digest_of(tokens[:start])` of the prompt as it was recorded: what the model was given."""
+    """`digest_of(tokens[:start])`, recorded from the prompt that the model was given."""
     digest: str
     """`digest_of(tokens[:end])`."""
     logprobs_digest: str
     """`logprobs_digest` of `logprobs[start:end]`."""
     model: str | None
     model_version: str | None
-    """The weights, as the server names them; None where it does not."""
+    """The server's name for the weights; None where it gives none."""
     finish_reason: str
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """Sampling parameters and the kind of the logprobs; see `sampling_problem`."""
+    """The sampling parameters and the kind of logprobs; see `sampling_problem`."""
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -73,7 +74,7 @@ class Span:
         return record
 
     @classmethod
-    def from_record(cls, record: Any, at: str = "span") -> Span:
+    def from_record(cls, record: Any, at: str = "span") -> SampledSpan:
         """Reads `to_record()`; `at` is its name in errors. Raises MalformedSample."""
         if not isinstance(record, Mapping):
             raise MalformedSample(f"{at} is {_kind(record)}, not an object")
@@ -82,37 +83,37 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TokenSample:
-    """One sequence for a trainer. It ends with its last sampled token; what followed was never a context."""
+    """One sequence for a trainer. It ends with its last sampled token; later tokens were never a context."""
 
     tokens: list[int]
     masks: list[int]
-    """The token id where it is trained, -100 elsewhere. As long as `tokens`."""
+    """The token id where the token is trained, -100 elsewhere. As long as `tokens`."""
     logprobs: list[float]
-    """Natural logarithms as the engine reported them where it is trained, 1.0 elsewhere. As long as `tokens`."""
-    spans: tuple[Span, ...]
-    """The completions that it trains, in order, disjoint."""
+    """The engine's natural logarithm where the token is trained, 1.0 elsewhere. As long as `tokens`."""
+    spans: tuple[SampledSpan, ...]
+    """The completions that the sample trains, in order and disjoint."""
     rollout_id: str
     weight: float
-    """Its share of the tokens that the rollout sampled. The weights of a rollout add up to 1, and weighting the mean
-    loss of each sample with them gives the mean loss of a sampled token of the rollout, however it splits."""
+    """The sample's share of the tokens of the rollout. The weights of a rollout add up to 1, and the mean losses of its
+    samples, weighted with them, add up to the mean loss of a sampled token of the rollout, however it splits."""
     outcome: str
     """How the rollout ended."""
     index: int
-    """Which of the rollout's samples it is, from 0."""
+    """The number of the sample in its rollout, from 0."""
     count: int
-    """Samples of the rollout."""
+    """The number of samples of the rollout."""
     sampled: int
-    """Tokens that were sampled in the whole rollout, in all of its samples."""
+    """The tokens that the whole rollout sampled."""
     end_of_turn: tuple[int, ...] = ()
-    """Ids that end a turn of the model."""
+    """The ids that end a turn of the model."""
 
     @property
     def trained(self) -> int:
-        """Tokens that it trains."""
+        """The number of tokens that the sample trains."""
         return sum(map(len, self.spans))
 
     def certificate(self) -> dict[str, Any]:
-        """The record without the three lists: what proves them."""
+        """The record without the three lists: the fields that verify them."""
         return {
             "schema": SAMPLE_SCHEMA,
             "rollout_id": self.rollout_id,
@@ -131,7 +132,7 @@ class TokenSample:
 
     @classmethod
     def from_record(cls, record: Any) -> TokenSample:
-        """Reads `to_record()`. What the three lists hold is looked at by `verify` only. Raises MalformedSample."""
+        """Reads `to_record()`; only `verify` checks the items of the three lists. Raises MalformedSample."""
         if not isinstance(record, Mapping):
             raise MalformedSample(f"is {_kind(record)}, not an object")
         if record.get("schema") != SAMPLE_SCHEMA:
@@ -140,18 +141,19 @@ class TokenSample:
         spans, end_of_turn = read.pop("spans"), read.pop("end_of_turn")
         if any(type(token) is not int for token in end_of_turn):
             raise MalformedSample(f"end_of_turn is {_short(end_of_turn)}, not a list of token ids")
-        found = tuple(Span.from_record(span, f"spans[{at}]") for at, span in enumerate(spans))
+        found = tuple(SampledSpan.from_record(span, f"spans[{at}]") for at, span in enumerate(spans))
         return cls(**read, spans=found, end_of_turn=tuple(end_of_turn))
 
 
 def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "") -> list[TokenSample]:
-    """The fewest sequences that train every sampled token of a rollout exactly once, behind its very prefix.
+    """The fewest sequences that train every sampled token of a rollout exactly once, each after its exact prefix.
 
-    The path of the head comes first and trains what it shares with others; then they come in the order of sampling. A
-    completion that is listed twice counts once; one without a single token makes no sample. O(tokens of the samples).
+    The path of the head comes first and trains the completions that it shares with others. The other paths follow in
+    the order of sampling. A completion that is listed twice counts once; one without tokens makes no sample.
+    O(tokens of the samples).
 
     Raises:
-        NoTokens: a completion has no tokens. They are never made up from its text.
+        NoTokens: a completion has no tokens. Tokens are never made from its text.
     """
     completions = _completions(history)
     open_: dict[TokenPrefix, tuple[int, ChatResponse, SampledTokens]] = {
@@ -164,7 +166,7 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
         tokens: list[int] = []
         masks: list[int] = []
         logprobs: list[float] = []
-        spans: list[Span] = []
+        spans: list[SampledSpan] = []
         end_of_turn: dict[int, None] = {}
         for piece in reversed(list(leaf.lineage())):
             ids = piece.own_ids
@@ -173,11 +175,11 @@ def samples(history: SampledHistory, *, rollout_id: str = "", outcome: str = "")
                 masks += [MASKED] * len(ids)
                 logprobs += [MASKED_LOGPROB] * len(ids)
             else:
-                turn, response, told = trained
-                spans.append(_span(turn, response, told))
+                turn, response, completion = trained
+                spans.append(_span(turn, response, completion))
                 masks += ids
-                logprobs += told.logprobs[:]
-                end_of_turn.update(dict.fromkeys(told.end_of_turn))
+                logprobs += completion.logprobs[:]
+                end_of_turn.update(dict.fromkeys(completion.end_of_turn))
             tokens += ids
         found.append(
             TokenSample(
@@ -201,7 +203,7 @@ def logprobs_digest(logprobs: Iterable[float]) -> str:
     """Hex digest of logprobs: blake2b over their little-endian float64.
 
     Raises:
-        TypeError, OverflowError: one is no number, or none that a float64 can hold.
+        TypeError, OverflowError: a value is not a number, or does not fit a float64.
     """
     values = array("d")
     if isinstance(logprobs, Floats):
@@ -219,15 +221,15 @@ def _completions(history: SampledHistory) -> list[tuple[ChatResponse, SampledTok
         if response.tokens is None:
             raise NoTokens(
                 f"completion {turn} (model {response.model or 'unnamed'}, server {response.server or 'unnamed'}) has "
-                "no token ids, so there is nothing to train on; sample it with a server of Phase 2, that is, one that "
-                "takes token ids and reports the ids and logprobs that it sampled"
+                "no token ids, so there is nothing to train on; use a Phase 2 server, one that takes token ids and "
+                "reports the sampled ids and logprobs"
             )
         found.setdefault(response.tokens.after, (response, response.tokens))
     return list(found.values())
 
 
 def _leaves(sampled: Iterable[TokenPrefix]) -> list[TokenPrefix]:
-    """The pieces that none of the others stands behind, in the same order."""
+    """The pieces without a descendant among the others, in the same order."""
     pieces = list(sampled)
     passed: set[TokenPrefix] = set()
     for piece in pieces:
@@ -245,15 +247,15 @@ def _head_first(leaves: list[TokenPrefix], history: SampledHistory) -> list[Toke
             head = response.tokens.after
     if head is None:
         return leaves
-    # The head itself is no leaf where the conversation was taken back to it: then a path through it.
+    # After a rewind the head itself is not a leaf: take a path through it.
     first = next((leaf for leaf in leaves if any(piece is head for piece in leaf.lineage())), None)
     if first is None:
         return leaves
     return [first, *(leaf for leaf in leaves if leaf is not first)]
 
 
-def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> Span:
-    return Span(
+def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> SampledSpan:
+    return SampledSpan(
         turn=turn,
         start=tokens.prompt.length,
         end=tokens.after.length,

@@ -1,7 +1,4 @@
-"""Trajectory files: where a finished rollout is written down, and how it is read again.
-
-File names and lines are those of the trajectory format of Hermes Agent.
-"""
+"""Trajectory files, with the file names and lines of the trajectory format of Hermes Agent."""
 
 from __future__ import annotations
 
@@ -29,11 +26,11 @@ def save_trajectory(
     fsync: bool = False,
     **metadata: Any,
 ) -> Path:
-    """Appends one line and returns the file that it went to.
+    """Appends one line and returns the path of its file.
 
-    `trajectory` is what `to_conversations` returns, or its ShareGPT turns. Completed ones go to
-    `trajectory_samples.jsonl`, others to `failed_trajectories.jsonl`, all to `filename` where it is given; relative to
-    `directory`. A malformed `Conversion` is a failed one, whatever `completed` says. `metadata` are further keys.
+    `trajectory` is the result of `to_conversations`, or its ShareGPT turns. Completed trajectories go to
+    `trajectory_samples.jsonl` in `directory`, others to `failed_trajectories.jsonl`, all to `filename` if it is given.
+    A malformed `Conversion` counts as failed. `metadata` are further keys.
     """
     if isinstance(trajectory, Conversion):
         completed = completed and not trajectory.malformed
@@ -45,6 +42,6 @@ def save_trajectory(
 
 
 def load_trajectories(path: StrPath, *, completed: bool | None = None, torn_tail: bool = False) -> list[dict[str, Any]]:
-    """The entries of a file; with `completed`, only those that are (or are not) completed."""
+    """The entries of a file; with `completed`, only the completed ones, or only the others."""
     entries = read_lines(path, torn_tail=torn_tail)
     return [entry for entry in entries if completed is None or bool(entry.get("completed")) is completed]

@@ -1,8 +1,8 @@
-"""Conversations in ShareGPT form, as the trajectory format of Hermes Agent defines it.
+"""Conversations in the ShareGPT form that the trajectory format of Hermes Agent defines.
 
-With the defaults every `gpt` turn begins with exactly one think block, every tool call is one `<tool_call>` block of
+With the defaults, every `gpt` turn begins with exactly one think block, every tool call is one `<tool_call>` block of
 JSON, and all results that follow an assistant message share one `tool` turn, in the order of the calls. Text that
-spells the format's own tags survives the way out and back (`markup`). What cannot be kept as it was is in `warnings`.
+contains tags of the format survives a round trip (`markup`). `warnings` name every other change.
 """
 
 from __future__ import annotations
@@ -54,21 +54,21 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class WarningKind(StrEnum):
-    """What a conversion could not keep as it was."""
+    """Kinds of changes that a conversion made to the content."""
 
     ARGUMENTS_REPLACED = "arguments_replaced"
-    """Arguments that are no JSON object; `{}` stands in their place. Such a trajectory is never marked completed."""
+    """Arguments that are not a JSON object, replaced by `{}`. Such a trajectory is never marked completed."""
     TEXT_ESCAPED = "text_escaped"
-    """The assistant's text, or a raw tool result, spells a tag of the format; it is written as `&lt;...`."""
+    """A tag of the format in the assistant's text or in a raw tool result, written as `&lt;...`."""
     PART_OMITTED = "part_omitted"
-    """A content part that is not text (an image, audio); its type stands in its place, in brackets."""
+    """A content part that is not text (an image, audio), replaced by its type in brackets."""
     CHARACTER_REPLACED = "character_replaced"
-    """Half of a surrogate pair, which UTF-8 cannot hold; U+FFFD stands in its place."""
+    """Half of a surrogate pair, which UTF-8 cannot hold, replaced by U+FFFD."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionWarning:
-    """One thing that was not kept as it was. `index` is the message's place in the list that was converted."""
+    """One change. `index` is the place of the message in the converted list."""
 
     kind: WarningKind
     index: int
@@ -79,14 +79,14 @@ class ConversionWarning:
 
 
 class Conversion(NamedTuple):
-    """ShareGPT turns (`{"from", "value"}`), and what was not kept as it was."""
+    """ShareGPT turns (`{"from", "value"}`), and the changes to their content."""
 
     conversations: list[Turn]
     warnings: tuple[ConversionWarning, ...]
 
     @property
     def malformed(self) -> bool:
-        """Whether a tool call stands there with other arguments than the model wrote."""
+        """Whether the arguments of a tool call were replaced."""
         return any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in self.warnings)
 
 
@@ -99,14 +99,14 @@ def to_conversations(
     empty_think: bool = True,
     tool_payload: ToolPayload = "json",
 ) -> Conversion:
-    """Turns API messages into ShareGPT turns.
+    """Converts API messages to ShareGPT turns.
 
-    `completed=False` allows a conversation that broke off before all of its tool calls were answered.
-    `system`: the function-calling prompt with `tools`, the conversation's own system message, or no system turn.
-    `empty_think`: give an empty think block to each `gpt` turn that has no reasoning.
-    `tool_payload`: results as JSON (`tool_call_id`, `name`, `content`), or as the bare text of the result.
+    `completed=False` allows a conversation whose last tool calls have no results.
+    `system`: the function-calling prompt with `tools`, the system message of the conversation, or no system turn.
+    `empty_think`: write an empty think block into each `gpt` turn without reasoning.
+    `tool_payload`: results as JSON (`tool_call_id`, `name`, `content`), or as bare text.
 
-    Raises MessageError where `messages` are no valid conversation.
+    Raises MessageError where `messages` are not a valid conversation.
     """
     read = [as_message(message, index) for index, message in enumerate(messages)]
     validate_messages(read, complete=completed)
@@ -129,7 +129,7 @@ def to_conversations(
         else:
             while index < len(read) and read[index].role == "tool":
                 index += 1
-            # Calls carry no id in this format: a reader can only pair them with their results by order.
+            # Calls have no id in this format: a reader pairs them with their results by order.
             results = sorted(enumerate(read[first:index], first), key=lambda r: calls[r[1].tool_call_id or ""][0])
             blocks = [writer.result(at, result, calls[result.tool_call_id or ""][1]) for at, result in results]
             writer.add(first, "tool", "\n".join(blocks))
@@ -143,7 +143,7 @@ def system_prompt(tools: Tools) -> str:
             "name": function["name"],
             "description": function.get("description", ""),
             "parameters": function.get("parameters", {}),
-            "required": None,  # the canonical format has the key and no value
+            "required": None,  # the format has the key without a value
         }
         for function in map(tool_function, tools)
     ]
@@ -151,7 +151,7 @@ def system_prompt(tools: Tools) -> str:
 
 
 def tool_function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The function of an OpenAI tool definition; a bare function is itself."""
+    """The function of an OpenAI tool definition, or a bare function itself."""
     function = tool.get("function", tool)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
         raise ValueError(f"a tool definition without a name: {json.dumps(tool, default=repr)[:200]}")
@@ -159,7 +159,7 @@ def tool_function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class _Writer:
-    """Collects turns and warnings. One conversion, one writer."""
+    """Collects the turns and warnings of one conversion."""
 
     def __init__(self, empty_think: bool, tool_payload: ToolPayload) -> None:
         self.turns: list[Turn] = []
@@ -169,7 +169,7 @@ class _Writer:
 
     def add(self, index: int, role: str, value: str) -> None:
         if _SURROGATE.search(value):
-            # Two halves that stand together are one character; a half alone is none.
+            # Two adjacent halves are one character; a single half is none.
             value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
             self._warn(WarningKind.CHARACTER_REPLACED, index, "half of a surrogate pair replaced by U+FFFD")
         self.turns.append({"from": role, "value": value})
@@ -192,9 +192,9 @@ class _Writer:
         if not native and not own:
             own, content = split_opened_think(content)
         if message.tool_calls and content.lstrip().startswith("<think>"):
-            # The model went from its thought straight to a call, and the server took the call out of the text.
+            # The model went from its reasoning straight to a call, which the server removed from the text.
             own, content = "\n".join(filter(None, (own, inside(content.lstrip().removeprefix("<think>"))))), ""
-        # Some servers send the reasoning apart and leave it in the content, too.
+        # Some servers send the reasoning in its field and in the content.
         reasoning = f"{native}\n{own}" if native and own and native.strip() != own.strip() else native or own
         value = think_block(reasoning) if reasoning else EMPTY_THINK if self._empty_think else ""
         if reasoning:
@@ -215,7 +215,7 @@ class _Writer:
                 content = load_json(text, unique_keys=True)
             except NotJson:
                 content = text
-        # A raw result in the very shape of a structured one would be taken for it; one wrapping more keeps it apart.
+        # A raw result of the same shape as a structured one is wrapped, so that readers can tell them apart.
         if self._tool_payload == "json" or is_structured_result(content):
             payload = dump_json(dict(zip(RESULT_KEYS, (message.tool_call_id, call.name, content), strict=True)))
         else:
@@ -241,19 +241,19 @@ class _Writer:
 
     def _warn_if_escaped(self, index: int, text: str, escaped: str) -> None:
         if text != escaped:
-            self._warn(WarningKind.TEXT_ESCAPED, index, "text that spells a tag of the format is written as &lt;")
+            self._warn(WarningKind.TEXT_ESCAPED, index, "a tag of the format in the text is written as &lt;")
 
     def _warn(self, kind: WarningKind, index: int, detail: str) -> None:
         self.warnings.append(ConversionWarning(kind, index, detail))
 
 
 def is_structured_result(value: Any) -> bool:
-    """Whether a value is a tool result as the JSON form writes it."""
+    """Whether a value is a tool result of the JSON form."""
     return isinstance(value, dict) and set(value) == set(RESULT_KEYS)
 
 
 def conversation_tools(conversations: Sequence[Mapping[str, str]]) -> list[dict[str, Any]] | None:
-    """The function signatures of a generated system turn, or None where the conversation does not begin with one."""
+    """The function signatures of a generated system turn; None where the conversation begins with none."""
     first = conversations[0] if conversations else {}
     text = first.get("value")
     if first.get("from") != "system" or not isinstance(text, str):

@@ -1,7 +1,7 @@
-"""Token ids as an append-only chain with a running digest: what a model was given, and what it sampled after that.
+"""Token ids as an append-only chain with a running digest: a prompt, and the ids that were sampled after it.
 
-One invariant: `TokenPrefix.digest` depends on the ids alone, not on how the chain was cut into pieces. So whoever holds
-the ids of a sample can prove offline that a span of it was sampled behind exactly these ids.
+One invariant: `TokenPrefix.digest` depends on the ids alone, not on how the chain is cut into pieces. The ids of a
+sample are therefore enough to verify, offline, the exact prefix after which a span of it was sampled.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ import orjson
 _DIGEST_SIZE: Final = 16
 _UINT: Final = next(code for code in "IL" if array(code).itemsize == 4)
 MASKED: Final = -100
-"""Mask of a position that is not trained; where it is, the mask is the token id. Atropos' convention."""
+"""The mask of a position that is not trained; elsewhere the mask is the token id. Atropos' convention."""
 MASKED_LOGPROB: Final = 1.0
-"""Logprob of a position that is not trained: no real one is positive. Atropos' convention."""
+"""The logprob of a position that is not trained: a real logprob is never positive. Atropos' convention."""
 
 
 def digest_of(ids: Iterable[int]) -> str:
     """Hex digest of token ids: blake2b over their little-endian 32-bit words.
 
     Raises:
-        ValueError: an id is no unsigned 32-bit number.
+        ValueError: an id is not an unsigned 32-bit number.
     """
     return blake2b(_little_endian(_words(ids)), digest_size=_DIGEST_SIZE).hexdigest()
 
@@ -37,25 +37,25 @@ def digest_of(ids: Iterable[int]) -> str:
 class TokenPrefix:
     """Immutable token ids: those of `parent`, then `own_ids`. Extending costs O(new ids) and shares the rest.
 
-    Compared by identity: two prefixes may hold the same ids and still belong to two samplings. Threads may read one at
-    the same time.
+    Compared by identity: two prefixes may hold the same ids and belong to two samplings. Several threads may read one
+    prefix at the same time.
     """
 
     __slots__ = ("_held", "_state", "length", "parent")
 
     def __init__(self, ids: Iterable[int] = (), parent: TokenPrefix | None = None) -> None:
         self.parent = parent
-        # Packed ids, or bytes: their JSON text, which is all that is kept from the first `to_json` on. Thousands of
-        # rollouts are in memory, and what was sent is asked for as numbers once, at the end. The swap is one
-        # assignment; who reads takes the attribute once.
+        # Packed ids, or bytes: their JSON text, which replaces them at the first `to_json`. Memory holds thousands of
+        # rollouts, and the ids of a prompt are needed as numbers once, at the end. The replacement is one assignment,
+        # and readers read the attribute once.
         self._held: array[int] | bytes = _words(ids)
         self._state: blake2b | None = None
         own = len(self._held)
         self.length: int = own if parent is None else parent.length + own
-        """Token ids in all."""
+        """The number of token ids."""
 
     def extend(self, ids: Iterable[int]) -> TokenPrefix:
-        """These ids and then `ids`."""
+        """These ids followed by `ids`."""
         return TokenPrefix(ids, self)
 
     def __len__(self) -> int:
@@ -66,7 +66,7 @@ class TokenPrefix:
 
     @property
     def digest(self) -> str:
-        """`digest_of(self.ids)`. Found when it is asked for, and kept: each piece of a chain is hashed once."""
+        """`digest_of(self.ids)`, computed at first use and kept: each piece of a chain is hashed once."""
         line = []
         piece: TokenPrefix | None = self
         while piece is not None and piece._state is None:
@@ -84,7 +84,7 @@ class TokenPrefix:
         if not isinstance(held, bytes):
             return held.tolist()
         found: list[int] = orjson.loads(b"[%b]" % held)
-        # Samples want the ids and the digests of a chain, root first: that is the same text to be read.
+        # Samples read the ids and the digests of a chain, root first: parsing the text once serves both.
         if self._state is None and (self.parent is None or self.parent._state is not None):
             self._hash(_little_endian(_words(found)))
         return found
@@ -102,11 +102,11 @@ class TokenPrefix:
         return found
 
     def to_json(self) -> bytes:
-        """All ids as a compact JSON list: what a request for the next turn needs, at the cost of the new ids only."""
+        """All ids as a compact JSON list, for the next request. Only the ids of new pieces are encoded."""
         return b"".join(self.json_pieces())
 
     def json_pieces(self) -> list[bytes]:
-        """`to_json()` in pieces that are shared with this prefix, so that keeping them costs next to nothing."""
+        """`to_json()` in pieces that are shared with this prefix, so that keeping them takes almost no memory."""
         pieces = [b"]"]
         piece: TokenPrefix | None = self
         while piece is not None:
@@ -136,7 +136,7 @@ class TokenPrefix:
         return held
 
     def _hash(self, packed: bytes) -> None:
-        """Sets the state, when that of the parent is there."""
+        """Compute the state. The parent must have its own."""
         if self.parent is None:
             state = blake2b(digest_size=_DIGEST_SIZE)
         else:
@@ -149,28 +149,24 @@ class TokenPrefix:
         held = self._held
         return _little_endian(held if not isinstance(held, bytes) else _words(self.own_ids))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        # Flat: pickling parent pointers would recurse once per turn.
-        return (_chain, (tuple(piece._packed() for piece in self.lineage()),))
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SampledTokens:
-    """The token side of one completion, as the engine reported it. Compared by identity: each was sampled once."""
+    """The tokens of one completion, as the engine reported them. Compared by identity: each was sampled once."""
 
     after: TokenPrefix
-    """Prompt ids, then the sampled ids as the last piece: `after.parent` is the prompt."""
+    """The prompt ids, then the sampled ids as the last piece: `after.parent` is the prompt."""
     logprobs: Sequence[float] = field(repr=False)
-    """Natural logarithms, one for each sampled id, of the distribution that `sampling` describes."""
+    """One natural logarithm for each sampled id, of the distribution that `ChatResponse.sampling` describes."""
     end_of_turn: tuple[int, ...] = ()
-    """Ids that end a turn of this model: at most one of them ends `ids`, and the next prompt does not repeat it."""
+    """Ids that end a turn of this model. At most one of them ends `ids`, and the next prompt does not repeat it."""
     context: str = ""
-    """Digest of what else the prompt depends on: chat template, tokenizer, tools. Only a prompt with the same one may
-    continue these ids."""
+    """A digest of the chat template, the tokenizer and the tools. Only a prompt with an equal one may continue these
+    ids."""
 
     def __post_init__(self) -> None:
         if self.after.parent is None:
-            raise ValueError("sampled ids need the prompt that they were sampled after as parent, be it an empty one")
+            raise ValueError("sampled ids need their prompt as parent; it may be empty")
         if len(self.logprobs) != self.after.own_length:
             raise ValueError(f"{self.after.own_length} sampled ids, but {len(self.logprobs)} logprobs")
         object.__setattr__(self, "logprobs", Floats(self.logprobs))
@@ -182,7 +178,7 @@ class SampledTokens:
 
     @property
     def prompt(self) -> TokenPrefix:
-        """What the model was given."""
+        """The ids that the model was given."""
         assert self.after.parent is not None
         return self.after.parent
 
@@ -204,7 +200,7 @@ class Floats(Sequence[float]):
         try:
             self._values = pack(f"{len(values)}d", *values)  # half the time of an array's
         except StructError:
-            self._values = array("d", values).tobytes()  # says what is wrong with them
+            self._values = array("d", values).tobytes()  # its error names the wrong value
 
     @property
     def packed(self) -> bytes:
@@ -229,16 +225,13 @@ class Floats(Sequence[float]):
     def __repr__(self) -> str:
         return repr(list(self))
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (Floats, (list(self),))
-
 
 def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
-    """Why these logprobs are not those that a trainer computes for its policy, and what to set; else None.
+    """Why these logprobs differ from those that a trainer computes, and the setting to change; else None.
 
-    `sampling` names what the engine was told (absent: off) and, under `logprobs`, what it reports: "raw" logits at
-    temperature 1, "temperature" for logits divided by the temperature, "processed" for the final distribution. A
-    trainer computes the softmax of all logits, divided by the temperature that goes to it with the sample.
+    `sampling` holds the parameters that were sent to the engine (absent: off) and, under `logprobs`, what the engine
+    reports: "raw" for logits at temperature 1, "temperature" for logits divided by the temperature, "processed" for the
+    final distribution. A trainer computes the softmax of all logits, divided by the temperature of the sample.
     """
     reported = sampling.get("logprobs")
     if reported not in ("raw", "temperature", "processed"):
@@ -247,7 +240,7 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
     if not isinstance(temperature, (int, float)) or not -_ABSURD < temperature < _ABSURD:
         return "the temperature was not sent, so it is unknown; set env.agent_temperature"
     if temperature <= 0:
-        return f"temperature {temperature:g} is no sampling; set env.agent_temperature to 1.0"
+        return f"temperature {temperature:g} does not sample; set env.agent_temperature to 1.0"
     if temperature != 1 and reported == "raw":
         return (
             f"sampled at temperature {temperature:g}, but the server reports logprobs at temperature 1; set "
@@ -309,7 +302,7 @@ def _words(ids: Iterable[int]) -> array[int]:
     try:
         return array(_UINT, ids)
     except (OverflowError, TypeError) as error:
-        raise ValueError(f"token ids have to be whole numbers from 0 to 4294967295: {error}") from None
+        raise ValueError(f"token ids must be whole numbers from 0 to 4294967295: {error}") from None
 
 
 def _little_endian(words: array[int]) -> bytes:
@@ -317,19 +310,3 @@ def _little_endian(words: array[int]) -> bytes:
         words = words[:]
         words.byteswap()
     return words.tobytes()
-
-
-def _unpack(data: bytes) -> array[int]:
-    words = array(_UINT)
-    words.frombytes(data)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words
-
-
-def _chain(pieces: Sequence[bytes]) -> TokenPrefix:
-    prefix: TokenPrefix | None = None
-    for piece in reversed(pieces):
-        prefix = TokenPrefix(_unpack(piece), prefix)
-    assert prefix is not None
-    return prefix

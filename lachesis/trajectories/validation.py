@@ -1,8 +1,8 @@
-"""Is a list of messages a conversation that an OpenAI-shaped server could have had?
+"""Validation of a list of messages as a conversation with an OpenAI-shaped server.
 
-The rules, in the order of the reading: every message is well-formed; a system message stands first or nowhere; ids of
-tool calls are unique in the whole conversation; after an assistant message with tool calls come the results of exactly
-those calls, in any order, before anything else. Two user or two assistant messages in a row are allowed.
+The rules, in the order of checking: every message is well-formed; only the first message may be a system message; the
+ids of tool calls are unique in the conversation; an assistant message with tool calls is followed by the results of
+exactly these calls, in any order. Two user or two assistant messages in a row are allowed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from lachesis.trajectories.messages import MessageLike, as_message
 
 
 def validate_messages(messages: Iterable[MessageLike], *, complete: bool = True) -> None:
-    """Raises the MessageError of the first rule that `messages` break; its `index` names the message.
+    """Raises the MessageError of the first broken rule; its `index` names the message.
 
-    `complete=False` allows a conversation in progress, whose last tool calls wait for some or all of their results.
+    `complete=False` allows a conversation in progress: results of its last tool calls may be missing.
     """
     asked: dict[str, int] = {}  # every call id so far -> index of its assistant message
     answered: dict[str, int] = {}  # call ids with a result -> index of the tool message

@@ -1,6 +1,6 @@
-"""The variants that every backend test runs on, and the engines behind them, each started once and privately.
+"""The backends that the tests run on, and their engines, each started privately and once.
 
-What cannot run on a machine is skipped with the reason; on CI, where everything is installed, that is a failure.
+Tests of an engine that is not installed are skipped with the reason. On CI that is a failure.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ VARIANTS: Mapping[str, Callable[[Engine], Backend]] = {
     "ssh": lambda engine: create_backend("ssh", **engine("ssh").options),
     "modal": lambda engine: create_backend("modal", client=engine("modal_client")),
 }
-"""How each is made; a new backend joins here. The argument is what a fixture of that name yields."""
+"""How to create each of our backends. The argument returns the value of a fixture by its name."""
 WALLED = [name for name in VARIANTS if name != "local-none"]
-"""Variants that promise to wall a sandbox off."""
+"""Backends that promise isolation."""
 
 
 @contextmanager
 def started(engine: AbstractContextManager[T]) -> Iterator[T]:
-    """The engine, or a skipped test where it cannot be started."""
+    """The running engine. Skips the test if it cannot start."""
     try:
         running = engine.__enter__()
     except RuntimeError as error:
@@ -59,7 +59,7 @@ def engine_left(engine: AbstractContextManager[Any]) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def roots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the root file systems of all images are made, each once."""
+    """The folder of the root file systems of all images, which are created once."""
     return tmp_path_factory.getbasetemp() / "roots"
 
 
@@ -85,12 +85,12 @@ def ssh() -> Iterator[SshEngine]:
 def modal_server(tmp_path_factory: pytest.TempPathFactory, roots: Path) -> Iterator[ModalServer]:
     with ModalServer(tmp_path_factory.mktemp("modal"), root=full_root(roots / "full")) as server:
         yield server
-    assert server.unbuilt == set(), "calls that the stand-in does not know"
+    assert server.unbuilt == set(), "calls that the fake server does not implement"
 
 
 @pytest.fixture(scope="session")
 def modal_client(modal_server: ModalServer) -> Iterator[Any]:
-    with ThreadPoolExecutor(1) as thread:  # it belongs to no event loop but the SDK's own, and one may run here
+    with ThreadPoolExecutor(1) as thread:  # it belongs to the event loop of the SDK, and another loop may run here
         client = thread.submit(lambda: asyncio.run(modal_server.client())).result()
     yield client
     client.close()

@@ -1,4 +1,4 @@
-"""Executors started as backends start them, with no backend around: over streams of every kind, which can be cut."""
+"""Executors without a backend, over streams of every kind, which tests can cut."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Box:
     streams: list[ByteStream] = field(default_factory=list)
     reachable: bool = True
     accepted: asyncio.Queue[ByteStream] = field(default_factory=asyncio.Queue)
-    """What has connected to our socket, in mode `dial`."""
+    """Connections to our socket, in mode `dial`."""
     name: str = ""
     """The abstract socket of modes `listen` and `relay`."""
 

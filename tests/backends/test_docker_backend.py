@@ -29,7 +29,7 @@ from backends.docker import DockerBackend
 from backends.docker.client import Engine, find_engine
 from backends.docker.container import Account, account
 from backends.docker.images import read_credentials, split_name
-from backends.docker.link import remove_stale_folders, run_folder
+from backends.docker.route import remove_stale_folders, run_folder
 from backends.owner import this_owner
 from tests.support.docker_engine import AGENT_IMAGE, BARE_IMAGE, FULL_IMAGE, DockerEngine, docker_engine
 from tests.support.image_registry import image_registry
@@ -95,7 +95,7 @@ def test_the_engine_is_looked_for_where_the_docker_client_looks(
     monkeypatch.setenv("DOCKER_CONTEXT", "far")
     assert find_engine() == Engine("ssh://me@far")
     assert find_engine("unix:///x") == Engine("unix:///x")
-    with pytest.raises(BackendUnavailable, match="not understood"):
+    with pytest.raises(BackendUnavailable, match="is invalid"):
         find_engine("/var/run/docker.sock")
     monkeypatch.setenv("DOCKER_CONTEXT", "missing")
     with pytest.raises(BackendUnavailable, match="context 'missing' cannot be read"):
@@ -156,13 +156,13 @@ async def test_an_image_needs_neither_python_nor_bash(engine: DockerEngine) -> N
 
 
 async def test_user_variables_and_folder_are_the_images_and_its_entry_point_is_not_run(engine: DockerEngine) -> None:
-    async with opened(backend_for(engine, image=AGENT_IMAGE), SandboxSpec(env={"TOLD": "s3cret"})) as sandbox:
+    async with opened(backend_for(engine, image=AGENT_IMAGE), SandboxSpec(env={"GIVEN": "s3cret"})) as sandbox:
         assert sandbox.workdir == "/home/agent"
-        assert await output(sandbox, "id -u; pwd; echo $HOME $USER $FLAVOUR $TOLD; touch x; ls") == (
+        assert await output(sandbox, "id -u; pwd; echo $HOME $USER $FLAVOUR $GIVEN; touch x; ls") == (
             "1000\n/home/agent\n/home/agent agent agent s3cret\nx"
         )
         inspected = json.dumps(engine.call("GET", f"/containers/{sandbox.id}/json"))
-        assert "s3cret" not in inspected, "whoever may look at containers must not see what commands are told"
+        assert "s3cret" not in inspected, "users who may inspect containers must not see the variables of commands"
     async with opened(backend_for(engine, user="1234:5"), SandboxSpec(workdir="/opt/new/place")) as sandbox:
         assert await output(sandbox, "id -u; id -g; pwd; touch x; ls; echo $HOME") == (
             "1234\n5\n/opt/new/place\nx\n/opt/new/place"

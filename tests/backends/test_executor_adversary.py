@@ -129,7 +129,7 @@ class Far:
 
 @contextlib.asynccontextmanager
 async def far(*wrapper: str, source: bytes | None = None) -> AsyncIterator[Far]:
-    """A running executor; `wrapper` is a command that starts it, and may give it namespaces and limits of its own."""
+    """A running executor. `wrapper` is a command that starts it, for example in namespaces or with limits."""
     with tempfile.TemporaryDirectory(prefix="lachesis-test-") as name:
         folder = Path(name)
         code = folder / ("executor.py" if source else "executor.pyc")
@@ -159,7 +159,7 @@ async def far(*wrapper: str, source: bytes | None = None) -> AsyncIterator[Far]:
 
 @functools.cache
 def as_init() -> tuple[str, ...]:
-    """Starts it as PID 1 of processes of its own: what is done to any number there hurts nobody else."""
+    """Starts it as PID 1 of a new PID namespace, so that killing any process number there is safe."""
     wrapper = ["unshare", *(["-r"] if os.geteuid() else []), "-pf", "--mount-proc", "--kill-child"]
     if subprocess.run([*wrapper, "true"], capture_output=True, check=False).returncode:
         missing("PID namespaces cannot be made here")
@@ -559,7 +559,7 @@ async def test_however_a_shell_is_started_commands_do_the_same(way: str) -> None
     async with far(source=source.encode()) as inside:
         work = inside.folder
         (work / "sub").mkdir()
-        # One that was started ahead, and what it left for the next; the other has variables of its own.
+        # A prewarmed shell and the state that it leaves for the next; the other gets variables with its call.
         assert await inside.run("cd sub; export A='a b'; B=b; echo out; echo err >&2; exit 3") == (3, "out\nerr\n")
         for env in ({}, {"C": "c"}):
             command = (

@@ -273,17 +273,17 @@ IMPOSTORS = {
 @pytest.mark.parametrize("greeting", IMPOSTORS.values(), ids=IMPOSTORS.keys())
 async def test_an_impostor_on_our_socket_gets_nothing_and_delays_little(greeting: dict[str, object] | None) -> None:
     async with sandbox_over("dial") as (sandbox, box, _):
-        told: list[bytes] = []
+        received: list[bytes] = []
 
         async def pose() -> None:
             stream = asyncio_stream(*await asyncio.open_unix_connection(box.folder / "near"))
             with contextlib.suppress(OSError, EOFError):
                 if greeting is not None:
                     stream.write(frame(greeting))
-                told.append(json.dumps(await read_frame(stream)).encode())
+                received.append(json.dumps(await read_frame(stream)).encode())
                 stream.write(frame({"id": 0, "attached": 2, "received": 0, "proof": "00" * 32}))
                 stream.write(frame({"id": 1, "exit_code": 0}))
-                told.append(await stream.read(65_536))
+                received.append(await stream.read(65_536))
             stream.abort()
 
         posing = [asyncio.create_task(pose()) for _ in range(3)]
@@ -294,7 +294,7 @@ async def test_an_impostor_on_our_socket_gets_nothing_and_delays_little(greeting
         for task in posing:
             task.cancel()
         await asyncio.wait(posing)
-        assert not any(b"token" in text or b"exec" in text for text in told)
+        assert not any(b"token" in text or b"exec" in text for text in received)
 
 
 async def test_a_relay_that_is_tampered_with_forges_nothing() -> None:

@@ -61,7 +61,7 @@ class Place:
 
     @contextlib.asynccontextmanager
     async def opened(self, **fields: Any) -> AsyncIterator[Sandbox]:
-        """A sandbox of its own, of which nothing may be left when it is closed."""
+        """A new sandbox, of which nothing may be left after it is closed."""
         mark = uuid.uuid4().hex
         env = {**fields.pop("env", {}), "MARK": mark}
         leftovers = Leftovers(self.folders)
@@ -144,7 +144,7 @@ async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> N
     assert await output(sandbox, "echo usable") == "usable"
 
 
-DEADLINES = ["connection", "stream", "sandbox", "transfer", "lease", "host_sandbox", "spawner", "spawn_server"]
+DEADLINES = ["connection", "byte_stream", "sandbox", "transfer", "lease", "host_sandbox", "spawner", "spawn_server"]
 DEADLINES += ["ssh/link", "ssh/supervisor"]
 DEADLINES += sorted(f"executor/{file.stem}" for file in (ROOT / "backends/executor").glob("*.py"))
 
@@ -165,7 +165,7 @@ async def test_no_deadline_is_kept_by_a_clock_that_can_be_set(module: str) -> No
 
 # --- output ----------------------------------------------------------------------------------------------------------
 
-# In a process of its own: what is measured is the owner's memory, not that of the tests and their engines.
+# In a separate process: the test measures the memory of the owner, without the tests and their engines.
 LADDER = r"""
 import asyncio, gc, json, sys
 from pathlib import Path
@@ -387,7 +387,7 @@ handle = libc.syscall(434, executor, 0)
 if handle >= 0 and libc.syscall(438, handle, 10, 0) >= 0:
     broken.append("pidfd_getfd")
 
-# Everything that can be written to: descriptors of whoever it is, its own ones and those of its shell.
+# Every writable descriptor: those of all processes, its own, and those of its shell.
 written = 0
 for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
     for number in attempt("fd", os.listdir, "/proc/%d/fd" % pid) or []:
@@ -424,7 +424,7 @@ with open(sys.argv[1], "w") as file:
     json.dump({"executor": executor, "broken": broken, "written": written, "reached": sorted(reached)}, file)
 """
 
-# Leaves a long command of its own to every shell that waits for one; with "go", it tells them to begin.
+# Writes a long command for every prewarmed shell; with "go", it makes them begin.
 POISON = r"""
 import os, sys
 for pid in [name for name in os.listdir("/proc") if name.isdigit() and int(name) not in (os.getpid(), os.getppid())]:

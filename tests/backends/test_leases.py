@@ -1,4 +1,4 @@
-"""A lease ends once, for good: what comes late is refused, and never runs in the next rollout's sandbox."""
+"""A lease ends once and for good: late calls are rejected, and never run in the sandbox of the next rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about Modal, against a stand-in for its services that runs real sandboxes."""
+"""The Modal backend, against a fake of Modal's services that runs real sandboxes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sandbox_watch import output
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, SupportsSnapshot
 from backends.base import Backend
 from backends.modal import ModalBackend, ModalSandbox
-from backends.modal.stream import RELAY
+from backends.modal.exec_stream import RELAY
 from backends.owner import this_owner
 from tests.support.modal_boxes import Result
 from tests.support.modal_server import Fault, ModalServer

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -198,10 +197,7 @@ async def test_five_hundred_turns_need_no_recursion() -> None:
             await turn(world, managed, history, "a", "b")
         (sample,) = assert_exact(world, history)
         assert len(sample.spans) == 500
-        again = pickle.loads(pickle.dumps(history))
-        assert [found.to_record() for found in samples(again)] == [
-            found.to_record() for found in samples(MessageHistory.fork(again))
-        ]
+        assert samples(history.fork()) == samples(history)
         assert history.to_mermaid().count("-->") >= 1000
         history[0]["content"] = "Otherwise."
         await turn(world, managed, history, "c")

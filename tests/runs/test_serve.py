@@ -7,8 +7,10 @@ import io
 import os
 import random
 import signal
+import sqlite3
 import sys
 from collections import Counter
+from contextlib import closing
 from dataclasses import replace
 
 import orjson
@@ -19,7 +21,7 @@ from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.item_keys import ItemError
 from lachesis.runs.training_decision import decision_of
-from lachesis.training.groups import Refusal, Refused
+from lachesis.training.groups import RejectedGroup, RejectReason
 from lachesis.training.rollout_api import RolloutApi
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
@@ -103,7 +105,7 @@ async def test_an_api_that_is_killed_and_restarted_loses_and_doubles_nothing(tmp
         trainer = await started(server)
         api = Held(server.url)
         run = make_run(server.url, tmp_path, 28, api=api, max_batches_offpolicy=2, pace=pace)
-        state = run.sink.spool.state
+        state = run.sink.outbox.state
         task = asyncio.create_task(run.serve())
         for killed in range(1, 3):
             await trainer.take(8 * killed)
@@ -144,14 +146,14 @@ async def test_rollouts_go_on_while_the_api_is_down_and_a_late_trainer_is_waited
     server = StockRunApi()
     run = make_run(server.url, tmp_path, 8)
     task = asyncio.create_task(run.serve())
-    await until(lambda: run.sink.delivery.trouble, task)
-    assert server.url in run.sink.delivery.trouble
+    await until(lambda: run.sink.relay.trouble, task)
+    assert server.url in run.sink.relay.trouble
     try:
         await server.start()
-        await until(lambda: "no trainer" in run.sink.delivery.trouble, task)
+        await until(lambda: "no trainer" in run.sink.relay.trouble, task)
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
-        await until(lambda: "first batch" in run.sink.delivery.trouble, task)
+        await until(lambda: "first batch" in run.sink.relay.trouble, task)
         assert not run.tally.groups
         await trainer.take(8)
         await task
@@ -172,8 +174,9 @@ async def test_a_clean_stop_leaves_and_the_next_start_goes_on(tmp_path, run_api)
         sent, waiting, reason = out.split()
         assert reason == b"SIGTERM"
         assert int(sent) + int(waiting) < 40
-        statuses = (tmp_path / "spool/marks.jsonl").read_bytes().splitlines()
-        assert orjson.loads(statuses[-1])["do"] == "disconnected"
+        with closing(sqlite3.connect(tmp_path / "spool/outbox.db")) as database:
+            (known,) = database.execute("SELECT value FROM facts WHERE name = 'api'").fetchone()
+        assert orjson.loads(known)["connected"] is False
         process = await spawn(server, tmp_path, count=40)
         await trainer.take(40)
         assert await asyncio.wait_for(process.wait(), LIVENESS) == 0
@@ -203,7 +206,7 @@ async def test_a_group_that_finishes_while_the_trainer_is_away_is_kept(tmp_path,
         await until(lambda: len(run._playing) == 4, task)
         api.resets = 3
         await api.close()  # on a new connection it asks who the trainer is
-        await until(lambda: run.sink.delivery.trouble, task)
+        await until(lambda: run.sink.relay.trouble, task)
         finish.set()
         await trainer.take(4)
         await task
@@ -247,11 +250,11 @@ async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 100, play=counted, max_workers=50, max_batches_offpolicy=3)
         task = asyncio.create_task(run.serve())
-        await until(lambda: run.sink.spool.state.undelivered == 12, task)
+        await until(lambda: run.sink.outbox.state.undelivered == 12, task)
         await asyncio.sleep(1.0)
         assert len(begun) == 12, "three batches of four groups"
         await trainer.take(4)
-        await until(lambda: run.sink.spool.state.undelivered == 12 and run.sink.spool.state.delivered == 4, task)
+        await until(lambda: run.sink.outbox.state.undelivered == 12 and run.sink.outbox.state.delivered == 4, task)
         assert len(begun) == 16
         run.stop("enough")
         await task
@@ -264,7 +267,7 @@ async def test_every_evaluation_boundary_counts_once_also_when_steps_jump(tmp_pa
         trainer = await started(server, num_steps=9)
 
         async def evaluate():
-            step = run.sink.spool.state.known.step
+            step = run.sink.outbox.state.known.step
             await asyncio.sleep(0.1)
             seen.append(step)
 
@@ -273,10 +276,10 @@ async def test_every_evaluation_boundary_counts_once_also_when_steps_jump(tmp_pa
         )
         task = asyncio.create_task(run.serve())
         for jump in range(3):  # the API forms three batches at once: 0, 3, 6, 9
-            await until(lambda: run.sink.spool.state.in_api.total() == 24, task)
+            await until(lambda: run.sink.outbox.state.in_api.total() == 24, task)
             await trainer.take(4 + 12 * jump)
             if jump < 2:
-                await until(lambda jump=jump: run.sink.spool.state.known.step == 3 * (jump + 1), task)
+                await until(lambda jump=jump: run.sink.outbox.state.known.step == 3 * (jump + 1), task)
             await trainer.take(12 + 12 * jump)
         result = await asyncio.wait_for(task, LIVENESS)
         assert seen == [3, 6, 9]
@@ -408,7 +411,7 @@ async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(
         lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
         of_two = 100 * times[2]
         assert {line["reason"]: line["tokens"] for line in lines} == {"same scores": 110, "failed": of_two}
-        of_sent = sum(entry.undelivered for queue in run.sink.spool.state.accepted.values() for entry in queue)
+        of_sent = sum(entry.undelivered for queue in run.sink.outbox.state.accepted.values() for entry in queue)
         assert result.undelivered_tokens + of_sent == 110 + of_two + 8 * 100
 
 
@@ -426,7 +429,7 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
 async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_api):
     async def refused_key(item, key):
         if item["number"] == 3:
-            await until(lambda: run.sink.spool.state.undelivered == 3)
+            await until(lambda: run.sink.outbox.state.undelivered == 3)
             raise RunStopped("the model server refuses the key")
         return await play(item, key)
 
@@ -473,12 +476,12 @@ async def test_a_min_batch_allocation_is_kept_free_for_others_and_told_to_the_ap
     async with run_api.wiped() as server:
         trainer = await started(server)
         run = make_run(server.url, tmp_path, 4)
-        run.sink.delivery.env = run.sink.env = run.sink.env.__class__(
+        run.sink.relay.env = run.sink.env = run.sink.env.__class__(
             "fake", 40, GROUP_SIZE, weight=2.0, min_batch_allocation=0.5
         )
         task = asyncio.create_task(run.serve())
-        await until(lambda: run.sink.delivery.status is not None, task)
-        assert run.sink.delivery.status.unallocated_fraction == 0.5
+        await until(lambda: run.sink.relay.status is not None, task)
+        assert run.sink.relay.status.unallocated_fraction == 0.5
         await trainer.take(4)
         await task
 
@@ -502,7 +505,7 @@ async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
 
 
 def test_refused_groups_keep_the_builders_words():
-    refused = Refused(Refusal.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
+    refused = RejectedGroup(RejectReason.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
     decision = decision_of(refused, rewards=[1.0, 1.0])
     assert (decision.reason, decision.detail, decision.tokens) == ("same scores", "all 2 rewards are 1", 70)
     assert not decision.again

@@ -6,9 +6,10 @@ import asyncio
 import io
 import json
 import signal
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -132,12 +133,9 @@ async def trainer_at(api: StockRunApi, *, batch_size: int = 4) -> AsyncIterator[
 
 
 def finished(folder: Path) -> list[str]:
-    """Ids of the groups that the spool holds, the torn end of a killed run left out."""
-    path = folder / "spool" / "000000.jsonl"
-    if not path.exists():
-        return []
-    written = path.read_bytes().splitlines(keepends=True)
-    return [json.loads(line)["group_id"] for line in written if line.endswith(b"\n")]
+    """Ids of the groups in the outbox of a run that has ended."""
+    with closing(sqlite3.connect(folder / "spool/outbox.db")) as database:
+        return [group_id for (group_id,) in database.execute("SELECT group_id FROM groups WHERE sequences > 0")]
 
 
 def check_arrived(trainer: Trainer, groups: list[str]) -> None:
@@ -168,13 +166,13 @@ async def test_kill_9_during_200_rollouts_loses_and_doubles_no_group(tmp_path: P
             max_batches_offpolicy=40,
         )
         async with trainer_at(api, batch_size=20) as trainer:
-            for kill_at in (10, 60):
+            for kill_at in (100, 220):  # of some 250 requests: a rollout takes one or two
                 async with command("counted", flags) as run:
-                    await until(lambda at=kill_at: len(finished(tmp_path)) >= at)  # type: ignore[misc]
+                    await until(lambda at=kill_at: len(model.requests) >= at)  # type: ignore[misc]
                     left = sandboxes()
                     run.send(signal.SIGKILL)
                     await run.ended()
-                assert len(finished(tmp_path)) < items
+                assert 0 < len(finished(tmp_path)) < items
                 await until(lambda pids=left: not any(map(_alive, pids)))  # type: ignore[misc]
             async with command("counted", flags) as run:
                 assert await run.ended() == 0, run.text
@@ -299,7 +297,9 @@ async def test_evaluations_play_the_same_items_and_never_a_folder_twice(
 ) -> None:
     (tmp_path / "eval" / "step-2").mkdir(parents=True)  # of a training that was begun anew
     async with run_api.wiped() as api, FakeServer(RandomWords(), vary=True) as model:
-        env = make(Coins, tmp_path, api, model, tokenizer, steps_per_eval=2, eval_items=2, total_steps=4)
+        env = make(
+            Coins, tmp_path, api, model, tokenizer, steps_per_eval=2, eval_items=2, total_steps=4, include_messages=True
+        )
         trainer = Trainer(api.url, batch_size=4)
         await trainer.register()
         await trainer.poll()
@@ -314,8 +314,8 @@ async def test_evaluations_play_the_same_items_and_never_a_folder_twice(
         path.parent.name: {line["item"] for line in lines(path)} for path in tmp_path.glob("eval/*/samples.jsonl")
     }
     assert evaluated == {"step-2-2": held_out, "step-4": held_out}
-    trained = (tmp_path / "spool" / "000000.jsonl").read_text()
-    assert trained and all(item not in trained for item in held_out)
+    trained = json.dumps([group["messages"] for group in trainer.groups])
+    assert trainer.groups and "Write the words of" in trained and all(item not in trained for item in held_out)
 
 
 async def test_evaluation_never_takes_all_items(tmp_path: Path, tokenizer: Path, run_api: StockRunApi) -> None:
@@ -334,7 +334,7 @@ async def test_a_model_server_that_is_away_costs_time_and_no_item(
         async with FakeServer(RandomWords(), vary=True, latency=0.1, port=port) as model:
             env = make(Counted, tmp_path, api, model, tokenizer, dataset_name=str(items), max_infra_retries=0)
             run = asyncio.create_task(env.env_manager())
-            await until(lambda: len(finished(tmp_path)) >= 2, run)
+            await until(lambda: len(trainer.groups) >= 2, run)
         await until(lambda: "groups fail" in (tmp_path / "console.txt").read_text(), run)
         async with FakeServer(RandomWords(), vary=True, port=port):
             result = await run

@@ -1,4 +1,4 @@
-"""A Docker engine of the tests' own: no network set-up, its own folders and cgroups, nothing left of it afterwards."""
+"""A private Docker engine for tests: no network set-up, separate folders and cgroups, removed at the end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from typing import Any
 from tests.support.root_images import bare_root, full_root, root_archive
 
 FULL_IMAGE = "lachesis-test:full"
-"""bash, coreutils and Python, see `full_root`; for containers without a user of their own root."""
+"""bash, coreutils and Python, see `full_root`; for containers that run as root."""
 BARE_IMAGE = "lachesis-test:bare"
-"""Nothing but busybox."""
+"""Only busybox."""
 AGENT_IMAGE = "lachesis-test:agent"
-"""`FULL_IMAGE` for uid 1000, with variables, a working directory and an entry point of its own."""
+"""`FULL_IMAGE` for uid 1000, with variables, a working directory and an entry point."""
 
 
 class DockerEngine:
@@ -41,7 +41,7 @@ class DockerEngine:
         return {"url": f"unix://{self.socket}", "image": FULL_IMAGE, "pull": "never"}
 
     def start(self, *arguments: str) -> None:
-        """Also after `kill`: with the same images and whatever the engine remembers of its containers."""
+        """Also after `kill`: with the same images and the engine's record of its containers."""
         dockerd, setpriv = shutil.which("dockerd"), shutil.which("setpriv")
         if dockerd is None or setpriv is None:
             raise RuntimeError("dockerd is not installed here (Debian: apt-get install docker.io)")
@@ -65,15 +65,15 @@ class DockerEngine:
             time.sleep(0.02)
 
     def kill(self) -> None:
-        """SIGKILL, as if it had crashed: its containers run on."""
+        """SIGKILL, like a crash: its containers continue."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
-        # Its containerd dies with it, and may stay a zombie for a while; the next engine would take it for alive.
+        # Its containerd dies with it, and may stay a zombie for a while, which the next engine would mistake.
         (self.folder / "exec/containerd/containerd.pid").unlink(missing_ok=True)
 
     def call(self, method: str, path: str, body: bytes = b"", content_type: str = "application/json") -> Any:
-        """One request to the engine, past all of our own code. Returns the decoded JSON, or the text."""
+        """One request to the engine, without our code. Returns the decoded JSON, or the text."""
         connection = _UnixConnection(str(self.socket))
         try:
             connection.request(method, path, body, {"Content-Type": content_type} if body else {})
@@ -115,7 +115,7 @@ class DockerEngine:
             return False
 
     def stop(self) -> None:
-        """End it with everything that it started, as far as it goes, whatever state it is in."""
+        """End it and everything that it started, as far as possible, in any state."""
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -178,10 +178,10 @@ class _UnixConnection(http.client.HTTPConnection):
 
 @contextlib.contextmanager
 def docker_engine(roots: Path, images: Sequence[str] = (FULL_IMAGE, BARE_IMAGE, AGENT_IMAGE)) -> Iterator[DockerEngine]:
-    """An engine with these images; `roots` is a folder where their root file systems are, or will be kept.
+    """An engine with these images. `roots` is the folder for their root file systems.
 
     Raises:
-        RuntimeError: it cannot run here, with what to install.
+        RuntimeError: the engine cannot run here. The message says what to install.
     """
     engine = DockerEngine(Path(tempfile.mkdtemp(prefix="ltd-", dir="/tmp")))  # sockets need a short path
     try:

@@ -1,4 +1,4 @@
-"""What a rollout's samples have to be, judged by the record that the fake model server keeps of every request."""
+"""Checks a rollout's samples against the record that the fake model server keeps of every request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Sampling: TypeAlias = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 
 
 class Says:
-    """A policy that is told what to say: one entry a choice of the next request, the last one for all further ones."""
+    """A policy with a script: one entry a choice of the next request, the last one for all further requests."""
 
     def __init__(self) -> None:
         self.next: Sequence[Said] = ("Done.",)
@@ -30,7 +30,7 @@ class Says:
 
 
 class Stack:
-    """A fake server, a token server in front of it, and what the fake server says of every request."""
+    """A fake server, a token server in front of it, and the fake server's record of every request."""
 
     def __init__(self, fake: FakeServer, tokens: TokenServer, says: Says) -> None:
         self.fake, self.tokens, self.says = fake, tokens, says
@@ -41,7 +41,7 @@ class Stack:
 
     @property
     def last_prompt(self) -> list[int]:
-        """The ids that the last request came with."""
+        """The ids of the last request."""
         call = self.fake.requests[-1].call
         assert call is not None
         return list(call.prompts[0])
@@ -53,7 +53,7 @@ class Stack:
         return list(self.fake.tokenizer.encode(text, add_special_tokens=False))
 
     def sampled(self) -> Counter[Sampling]:
-        """Everything that the server sampled and sent out whole."""
+        """Everything that the server sampled and sent completely."""
         found: Counter[Sampling] = Counter()
         for seen in self.fake.requests:
             if seen.state == "answered" and seen.call is not None:
@@ -87,7 +87,7 @@ async def stack(
 
 
 def trained(found: Iterable[TokenSample]) -> Counter[Sampling]:
-    """What the samples train, read off their lists: prompt, ids and logprobs of every span."""
+    """The trained parts of the samples, from their lists: prompt, ids and logprobs of every span."""
     return Counter(
         (tuple(sample.tokens[: span.start]), tuple(sample.tokens[span.start : span.end]), _told(sample, span))
         for sample in found
@@ -100,9 +100,9 @@ def _told(sample: TokenSample, span: Any) -> tuple[float, ...]:
 
 
 def assert_exact(world: Stack, history: Any, *, verifies: bool = True) -> list[TokenSample]:
-    """Every token that the server sampled is trained once, behind the very prompt that the server was sent.
+    """Every token that the server sampled is trained once, after exactly the prompt that the server received.
 
-    `verifies` is False where the model itself did what `verify` refuses, such as to go on behind its end of turn.
+    `verifies` is False if the model did something that `verify` rejects, such as continuing after its end of turn.
     """
     found = samples(history, rollout_id="r", outcome="completed")
     sampled, told = world.sampled(), trained(found)

@@ -19,9 +19,9 @@ from lachesis.runs.decisions import Kept
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
-from lachesis.training.delivery import Pace
+from lachesis.training.outbox import Outbox
+from lachesis.training.relay import Pace
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
-from lachesis.training.spool import Spool
 
 GROUP_SIZE = 2
 LENGTH = 40
@@ -110,7 +110,7 @@ def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = Non
         "build": build,
         "api": api or RolloutApi(url),
         "env": EnvDescription("fake", max_token_length=LENGTH, group_size=GROUP_SIZE),
-        "spool": Spool(folder / "spool", {"group_size": GROUP_SIZE}, segment_bytes=8192),
+        "outbox": Outbox(folder / "spool", {"group_size": GROUP_SIZE}),
         "refused": folder / "groups.refused.jsonl",
         "settings": ServeSettings(**settings),
         "console": console,

@@ -45,7 +45,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, ND
 
 
 def llama_metadata(config: Any) -> dict[str, Any]:
-    """What llama.cpp has to know of a `LlamaConfig` with default rope."""
+    """llama.cpp's metadata for a `LlamaConfig` with default rope."""
     return {
         "general.architecture": "llama",
         "general.alignment": _ALIGNMENT,
@@ -64,7 +64,7 @@ def llama_metadata(config: Any) -> dict[str, Any]:
 
 
 def tokenizer_metadata(tokenizer: Any, *, pre: str) -> dict[str, Any]:
-    """A byte-level BPE of transformers, with its chat template; `pre` is llama.cpp's name of its pre-tokenizer."""
+    """A byte-level BPE of transformers, with its chat template. `pre` is llama.cpp's name of its pre-tokenizer."""
     model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     added = tokenizer.added_tokens_decoder
     kinds = {index: _CONTROL if token.special else _USER_DEFINED for index, token in added.items()}
@@ -86,7 +86,7 @@ def tokenizer_metadata(tokenizer: Any, *, pre: str) -> dict[str, Any]:
 
 
 def llama_tensors(weights: Mapping[str, NDArray[np.float32]], config: Any) -> dict[str, NDArray[np.float32]]:
-    """The state of a `LlamaForCausalLM`, by llama.cpp's names and in its order of rows."""
+    """The state of a `LlamaForCausalLM`, with llama.cpp's names and order of rows."""
     found = {
         "token_embd.weight": weights["model.embed_tokens.weight"],
         "output_norm.weight": weights["model.norm.weight"],
@@ -101,7 +101,7 @@ def llama_tensors(weights: Mapping[str, NDArray[np.float32]], config: Any) -> di
 
 
 def _pairs_adjacent(tensor: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
-    """transformers turns row i of a head together with row i + half of it; llama.cpp's Llama turns neighbours."""
+    """transformers rotates row i of a head with row i + half of it; llama.cpp's Llama rotates neighbours."""
     rows, columns = tensor.shape
     return tensor.reshape(heads, 2, rows // heads // 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

@@ -17,10 +17,10 @@ _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Registry:
-    """`name` is what to pull. What was asked for is in `requests`: method and path."""
+    """`name` is the image to pull. `requests` lists the method and path of each request."""
 
     def __init__(self, layer: bytes, login: tuple[str, str] | None) -> None:
-        """`layer` is a tar file of the whole image; `login` a user and a password without which nothing is given."""
+        """`layer` is a tar file of the whole image; `login` is a user and a password that every request needs."""
         self._login = base64.b64encode(":".join(login).encode()).decode() if login else None
         self.requests: list[str] = []
         packed = gzip.compress(layer, 1)

@@ -1,8 +1,8 @@
-"""What sandboxes have left on this machine, seen from outside: processes, mounts, cgroups, folders.
+"""Leftovers of sandboxes on this machine, seen from outside: processes, mounts, cgroups, folders.
 
-Nothing of it asks the code under test. A sandbox is known by words that its processes bear (its name; a mark in its
-variables), and by what the kernel says of these processes while they live: their PID namespace, their cgroups, and the
-processes from which they descend, as far as these are not older than the sandbox.
+Nothing here uses the code under test. A sandbox is identified by words in its processes (its name; a mark in their
+variables), and by the kernel's data on these processes while they live: their PID namespace, their cgroups, and
+their ancestors that are not older than the sandbox.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 class Leftovers:
-    """Made before the sandboxes, told of each while it lives, asked when they are gone.
+    """Made before the sandboxes, notified of each while it lives, and queried when they are gone.
 
-    `places` are folders in which nobody else makes anything meanwhile: whatever is new there is a leftover, as is every
-    new mount below. Folders that are everybody's are searched for the sandboxes' names.
+    Nobody else may make anything in the folders `places` meanwhile: everything new there is a leftover, and so is every
+    new mount below. Shared folders are searched for the sandboxes' names.
     """
 
     def __init__(self, places: Iterable[Path] = ()) -> None:
@@ -35,10 +35,10 @@ class Leftovers:
         self._processes: dict[int, bytes] = {}
 
     def watch(self, *words: str) -> None:
-        """Remember the sandbox whose processes bear one of `words`, and what is around them, as it is now.
+        """Remember the sandbox whose processes contain one of `words`, with its surroundings as they are now.
 
         Raises:
-            AssertionError: there is no such process: a leftover of it would go unseen.
+            AssertionError: there is no such process, so that its leftovers would go unseen.
         """
         self._words |= {word.encode() for word in words}
         own_groups = set(_groups(os.getpid()))
@@ -57,22 +57,22 @@ class Leftovers:
                     break
                 parent = int(fields[1])
                 if parent == os.getpid() and pid not in found:
-                    break  # a helper or an engine of this process', for all sandboxes
+                    break  # a helper or an engine of this process, for all sandboxes
                 self._processes[pid] = fields[19]
                 pid = parent
 
     def _hold(self, pid: int) -> None:
-        """Keep the number of its PID namespace from being given to the next one, which need not be a sandbox."""
+        """Keep the number of its PID namespace from being reused by a namespace that need not be a sandbox."""
         with contextlib.suppress(OSError):
             held = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY)
             weakref.finalize(self, os.close, held)
 
     def left(self) -> list[str]:
-        """One line for each thing that is still there."""
+        """One line for each remaining thing."""
         return [*self._left_processes(), *self._left_groups(), *self._left_names()]
 
     def left_after(self, seconds: float = 60.0) -> list[str]:
-        """`left`, once there is nothing or the time is over: what an engine removes may take it a moment. Blocks."""
+        """`left`, once it is empty or the time is over, because engines may need a moment to remove things. Blocks."""
         end = time.monotonic() + seconds
         while (left := self.left()) and time.monotonic() < end:
             time.sleep(0.05)
@@ -130,12 +130,12 @@ def _read(pid: int, name: str) -> bytes:
 
 
 def _stat(pid: int) -> list[bytes]:
-    """State, parent, and so on; empty when there is no such process."""
+    """State, parent, and so on; empty if there is no such process."""
     return _read(pid, "stat").rpartition(b")")[2].split()
 
 
 def _living() -> Iterator[tuple[int, bytes]]:
-    """Number and start time of every process, zombies aside."""
+    """Number and start time of every process, without zombies."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             fields = _stat(int(entry.name))
@@ -155,7 +155,7 @@ def _groups(pid: int) -> list[str]:
 
 
 def _below(base: Path, depth: int) -> Iterator[Path]:
-    """Folders below `base`, links aside."""
+    """Folders below `base`, without links."""
     try:
         folders = [entry for entry in os.scandir(base) if entry.is_dir(follow_symlinks=False)]
     except OSError:

@@ -1,4 +1,4 @@
-"""Sandboxes of the stand-in for Modal: namespaces made with bubblewrap in which processes are started over a socket."""
+"""Sandboxes of the fake Modal server: namespaces made with bubblewrap, in which a socket starts processes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from modal_proto import api_pb2
 Result = api_pb2.GenericResult
 _WINDOW = 4 << 20
 _KEPT = 64 << 20
-"""Bytes of a process' output that stay readable after they were sent, for clients that come back."""
+"""Bytes of a process' output that stay readable after they were sent, for clients that reconnect."""
 
-# PID 1 of each sandbox. It starts what it is told to over a socket, with the descriptors that come along, and reports
-# how that ended; without the socket it ends, and the kernel ends the rest.
+# PID 1 of each sandbox. It starts the commands that arrive over a socket, with the descriptors that accompany them, and
+# reports how they ended. Without the socket it ends, and the kernel ends the rest.
 _INIT = r"""
 import json, os, select, signal, socket, sys
 control = socket.socket(fileno=int(sys.argv[1]))
@@ -79,7 +79,7 @@ while True:
 
 
 class Output:
-    """What a process wrote to one stream, readable by offset."""
+    """The output of a process on one stream, readable by offset."""
 
     def __init__(self) -> None:
         self._data, self._base, self._sent = bytearray(), 0, 0
@@ -246,7 +246,7 @@ class Box:
         assert self.bwrap is not None
         if self.control is not None:
             asyncio.get_running_loop().remove_reader(self.control)
-            self.control.close()  # its PID 1 ends, and with it all that is inside
+            self.control.close()  # its PID 1 ends, and with it everything inside
             self.control = None
         try:
             await asyncio.wait_for(_exited(self.bwrap), 10)
@@ -278,7 +278,7 @@ async def _exited(process: subprocess.Popen[bytes]) -> None:
 
 
 class Flow(asyncio.Protocol):
-    """Backpressure of a pipe that is written to."""
+    """Backpressure of a pipe while it is written to."""
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()

@@ -1,11 +1,11 @@
-"""A stand-in for Modal on this machine: its gRPC services, with sandboxes that really run.
+"""A fake Modal on this machine: its gRPC services, with sandboxes that really run.
 
     with ModalServer(folder) as server:
         client = await server.client()
 
 Each sandbox is a set of namespaces made with bubblewrap over a copy-on-write root, in which the entrypoint and every
 exec run as processes. Names, tags, statuses and error codes are those that the SDK's source expects. RPCs that are not
-built answer UNIMPLEMENTED and are listed in `unbuilt`. Nothing but the loopback is touched.
+built answer UNIMPLEMENTED and are listed in `unbuilt`. Only the loopback is used.
 
 Requested limits of CPU and memory are recorded and not enforced; regions, clouds and GPUs exist by name only.
 """
@@ -44,7 +44,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass
 class Fault:
-    """What happens to the next `times` calls of `method`: a pause, then an error, before or after it was carried out.
+    """A fault of the next `times` calls of `method`: a pause, then an error, before or after the call is carried out.
 
     Without a `status` the call is carried out after the pause.
     """
@@ -54,7 +54,7 @@ class Fault:
     message: str = "injected"
     times: int = 1
     carried_out: bool = False
-    """Whether the call takes effect and only its answer gets lost."""
+    """Whether the call takes effect and only its answer is lost."""
     stall: float = 0.0
     details: Sequence[Message] = ()
 
@@ -260,7 +260,7 @@ class _Router:
         request = await stream.recv_message()
         self.server.executed.append(request)
         box = self.server.box(request.task_id)
-        if request.exec_id not in box.processes:  # the id is what makes it safe to repeat
+        if request.exec_id not in box.processes:  # the id makes repetition safe
             env = {**box.env, **request.env, **_secret_values(self.server, request.secret_sources)}
             cwd = request.workdir or box.definition.workdir
             await box.start(request.exec_id, request.command_args, cwd, env, request.timeout_secs)
@@ -322,7 +322,7 @@ class _Router:
 
 
 class _Unanswered:
-    """A call's stream whose answer gets lost."""
+    """The stream of a call whose answer is lost."""
 
     def __init__(self, stream: Any) -> None:
         self.metadata, self.recv_message = stream.metadata, stream.recv_message
@@ -351,7 +351,7 @@ class _Guarded:
         async def fallback(_: Any) -> None:
             self._server.unbuilt.add(name)
             logging.getLogger(__name__).error("modal_server has no %s", name)
-            raise GRPCError(Status.UNIMPLEMENTED, f"the stand-in for Modal has no {name}")
+            raise GRPCError(Status.UNIMPLEMENTED, f"the fake Modal server has no {name}")
 
         return fallback
 
@@ -381,10 +381,10 @@ class _Guarded:
 
 
 class ModalServer:
-    """The services, in a thread of their own. Methods may be called from any other thread."""
+    """The services, in a separate thread. Methods may be called from any other thread."""
 
     def __init__(self, folder: Path, *, root: Path | None = None) -> None:
-        """`folder` takes what the sandboxes write; `root` is the root file system of every image (else made there)."""
+        """`folder` takes the sandboxes' files; `root` is the root file system of every image (else made there)."""
         self.folder = folder
         self.root = root or full_root(folder / "root")
         self.credentials = ("ak-" + secrets.token_hex(8), "as-" + secrets.token_hex(16))
@@ -424,7 +424,7 @@ class ModalServer:
         return f"http://127.0.0.1:{self._port}"
 
     async def client(self, credentials: tuple[str, str] | None = None) -> modal.Client:
-        """A client of this server; it needs no configuration and changes none."""
+        """A client of this server. It needs no configuration and changes none."""
         client = modal.Client(self.url, api_pb2.CLIENT_TYPE_CLIENT, credentials or self.credentials)
         await client.__aenter__()  # type: ignore[no-untyped-call]
         return client
@@ -437,7 +437,7 @@ class ModalServer:
         self._faults.append(fault)
 
     def clear_faults(self) -> list[Fault]:
-        """Returns those that have not happened."""
+        """Returns the faults that have not happened."""
         left, self._faults = self._faults, []
         return left
 
@@ -457,7 +457,7 @@ class ModalServer:
         self.run(work())
 
     def kill_execs(self, name: str) -> int:
-        """Kill what `exec` started in a sandbox, its entrypoint excepted; returns how many that were."""
+        """Kill the processes that `exec` started in a sandbox, except its entrypoint. Returns their number."""
 
         async def work() -> int:
             box = self.find(name)
@@ -470,7 +470,7 @@ class ModalServer:
         return self.run(work())
 
     def cut(self, seconds: float) -> None:
-        """Break every connection to the workers, and refuse new ones for a while."""
+        """Break every connection to the workers, and reject new ones for a while."""
 
         async def work() -> None:
             self._cut_until = time.monotonic() + seconds
@@ -533,7 +533,7 @@ class ModalServer:
             _Guarded(_Router(self), task_command_router_grpc.TaskCommandRouterBase, self),
         ]
         self._server = grpclib.server.Server(servicers, status_details_codec=custom_detail_codec)
-        # Named, or asyncio does not see that it is TCP and leaves Nagle's algorithm on: 40 ms a command.
+        # Named, because asyncio otherwise does not see that it is TCP and leaves Nagle's algorithm on: 40 ms a command.
         listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listening.bind(("127.0.0.1", 0))
         self._port = listening.getsockname()[1]
@@ -542,7 +542,7 @@ class ModalServer:
         self._router_port = self._router.sockets[0].getsockname()[1]
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """A connection to the worker: the same server behind something that can be cut."""
+        """A connection to the worker: the same server after a proxy that can be cut."""
         if time.monotonic() < self._cut_until:
             writer.transport.abort()
             return

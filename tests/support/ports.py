@@ -1,4 +1,4 @@
-"""Ports for servers that have to know theirs beforehand, or come back to it."""
+"""Ports for servers that must know theirs in advance, or return to it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 
 
 def free_port() -> int:
-    """A TCP port of loopback on which nobody listens, and that the kernel gives to nobody who asks for any.
+    """A TCP port of loopback on which nobody listens, and that the kernel does not assign.
 
-    One that was bound to port 0 and closed may be the next connection's, by the time a server asks for it.
+    A port that was bound as port 0 and closed may belong to another connection by the time a server asks for it.
     """
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     while True:
@@ -18,6 +18,6 @@ def free_port() -> int:
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))
-            except OSError:  # it is somebody's
+            except OSError:  # in use
                 continue
         return port

@@ -1,6 +1,6 @@
-"""Root file systems for sandbox backends, made from this machine's own files: no registry, no download.
+"""Root file systems for sandbox backends, made from this machine's files: no registry, no download.
 
-Files are copied, never linked: a sandbox that may write to its root must not reach the host's programs by it.
+Files are copied, never linked: a sandbox that can write to its root must not reach the host's programs through it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ _GROUP = "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n"
 
 
 def full_root(folder: Path) -> Path:
-    """A small Debian-like root in `folder`: bash, coreutils and their like, and Python as /usr/bin/python3.
+    """A small Debian-like root in `folder`: bash, coreutils and similar programs, and Python as /usr/bin/python3.
 
-    Takes about a second and 80 MB. A folder that is there already is left as it is; returns `folder`.
+    Takes about a second and 80 MB. An existing folder is left as it is. Returns `folder`.
 
     Raises:
-        RuntimeError: the machine lacks a program without which the root would be of no use.
+        RuntimeError: the machine lacks a program that the root needs.
     """
     return _once(folder, _make_full)
 
 
 def bare_root(folder: Path) -> Path:
-    """A root in `folder` with nothing but a static busybox: neither bash nor Python. As `full_root` otherwise."""
+    """A root in `folder` with only a static busybox: neither bash nor Python. Otherwise like `full_root`."""
     return _once(folder, _make_bare)
 
 
 def root_archive(root: Path) -> bytes:
-    """The root as a tar archive, in which all but the agent's home is root's, for tools that import one."""
+    """The root as a tar archive, for tools that import one. All but the agent's home belongs to root."""
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w") as archive:
             archive.add(root, arcname=".", filter=_owned)
@@ -65,7 +65,7 @@ def _owned(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _once(folder: Path, make: Callable[[Path], None]) -> Path:
-    """Let `make` fill a folder that becomes `folder` in one step: several processes may ask for it at once."""
+    """Let `make` fill a folder that becomes `folder` in one step, because several processes may need it at once."""
     if folder.exists():
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -147,7 +147,7 @@ def _skeleton(root: Path) -> None:
 
 
 def _copy_python(root: Path) -> list[Path]:
-    """The running interpreter as /usr/bin/python3: it finds its modules beside its own place. Returns its binaries."""
+    """The running interpreter as /usr/bin/python3, which finds its modules by its path. Returns its binaries."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     binary = (Path(sys.base_prefix) / "bin" / version).resolve()
     shutil.copy(binary, root / "usr/bin" / version)
@@ -173,7 +173,7 @@ def _copy_python(root: Path) -> list[Path]:
 
 
 def _libraries(binaries: Iterable[Path]) -> list[Path]:
-    """Shared libraries that these need, the dynamic loader among them, as the loader of this machine finds them."""
+    """Shared libraries that these need, with the dynamic loader, as this machine's loader finds them."""
     listed = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False).stdout
     found = {word for line in listed.splitlines() for word in line.split() if word.startswith("/") and word[-1] != ":"}
     return sorted(map(Path, found))
@@ -184,7 +184,7 @@ def _copy_library(library: Path, root: Path) -> None:
         target = root / "usr" / library.relative_to("/")
     elif library.is_relative_to("/usr/lib") or library.is_relative_to("/usr/lib64"):
         target = root / library.relative_to("/")
-    else:  # a Python that was built into a folder of its own
+    else:  # a Python that was built into a separate folder
         target = root / "usr/lib" / _multiarch() / library.name
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(library, target)

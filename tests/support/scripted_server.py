@@ -1,4 +1,4 @@
-"""A real HTTP server with OpenAI's chat route that answers from a script, and remembers what it was asked."""
+"""A real HTTP server with OpenAI's chat route that answers from a script, and records its requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def say(text: str | None, **extra: Any) -> dict[str, Any]:
 
 
 def call(*calls: tuple[str, Any], content: str | None = None, **extra: Any) -> dict[str, Any]:
-    """An assistant message with tool calls; arguments that are no text become JSON."""
+    """An assistant message with tool calls. Arguments that are not text become JSON."""
     listed = [
         {
             "id": f"call_{number}_{name}",
@@ -35,7 +35,7 @@ def call(*calls: tuple[str, Any], content: str | None = None, **extra: Any) -> d
 
 
 class ScriptedServer:
-    """Plays `script` answer by answer; the last one is repeated for ever."""
+    """Plays `script` answer by answer, and repeats the last one."""
 
     def __init__(self, script: Sequence[Answer] | Callable[[dict[str, Any]], Any]) -> None:
         self.script = script

@@ -11,7 +11,7 @@ from tests.support.small_envs import ManyWords
 
 
 class Coins(ManyWords):
-    """Rewards that differ within a group, whatever was said."""
+    """Rewards that differ within a group, whatever the answer."""
 
     name = "coins"
 
@@ -29,7 +29,7 @@ class Raising(Coins):
 
 
 class Counted(Coins):
-    """As many items as `dataset_name` says, each of them once."""
+    """As many items as `dataset_name` says, each once."""
 
     name = "counted"
 

@@ -1,4 +1,4 @@
-"""Apptainer for tests: the installed one, or what `scripts/install-apptainer.sh` has put into the project's cache."""
+"""Apptainer for tests: the installed one, or that of `scripts/install-apptainer.sh` in the project's cache."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class SingularityEngine:
 
     binary: str
     full: Path
-    """Root folder with bash, coreutils and Python."""
+    """A root folder with bash, coreutils and Python."""
     bare: Path
-    """Root folder with nothing but busybox."""
+    """A root folder with only busybox."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -49,9 +49,9 @@ def find_binary() -> str:
 
 @contextlib.contextmanager
 def singularity_engine(roots: Path) -> Iterator[SingularityEngine]:
-    """Apptainer and two images; `roots` is a folder where their root file systems are, or will be kept.
+    """Apptainer and two images. `roots` is the folder for their root file systems.
 
     Raises:
-        RuntimeError: it is not here, with what to do about it.
+        RuntimeError: Apptainer is missing. The message says what to do.
     """
     yield SingularityEngine(find_binary(), full_root(roots / "full"), bare_root(roots / "bare"))

@@ -1,4 +1,4 @@
-"""Small environments for the tests, and what it takes to run them: settings, servers in a thread, child processes."""
+"""Small environments for the tests, with their settings, servers in a thread, and child processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SortWords(HermesAgentBaseEnv):
 
 
 class ManyWords(SortWords):
-    """The same with many items, each of them once."""
+    """The same with many items, each once."""
 
     name = "many-words"
 
@@ -60,7 +60,7 @@ def asked_words(request: Mapping[str, Any]) -> list[str]:
 
 
 def sorts(request: dict[str, Any]) -> Answer:
-    """A model that does what `SortWords` asks: one call of `write_file`, then an answer."""
+    """A model that solves `SortWords`: one call of `write_file`, then an answer."""
     if request["messages"][-1]["role"] == "tool":
         return say("Done.")
     content = "\n".join(sorted(asked_words(request)))
@@ -95,7 +95,7 @@ async def process(
     policy: Sequence[Answer] | Callable[[dict[str, Any]], Any] = sorts,
     **settings: Any,
 ) -> Any:
-    """Play an environment against a server of its own; the result of `process`."""
+    """Play an environment against a new server. Returns the result of `process`."""
     async with ScriptedServer(policy) as server:
         return await make(env_cls, server, folder, **settings).process_manager()
 
@@ -110,7 +110,7 @@ def rollouts(path: Path) -> list[dict[str, Any]]:
 
 
 def sandboxes() -> set[int]:
-    """Processes of sandboxes that this process, or a child of it, has made."""
+    """Processes of sandboxes that this process, or a child of it, made."""
     parents: dict[int, int] = {}
     names: dict[int, bytes] = {}
     for entry in Path("/proc").iterdir():
@@ -140,7 +140,7 @@ def _is_ours(pid: int, parents: Mapping[int, int]) -> bool:
 
 @contextmanager
 def served(policy: Callable[[dict[str, Any]], Any]) -> Iterator[ScriptedServer]:
-    """A scripted server in a thread of its own, for what has no event loop or needs its own."""
+    """A scripted server in a separate thread, for code without an event loop or with its own."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -156,7 +156,7 @@ def served(policy: Callable[[dict[str, Any]], Any]) -> Iterator[ScriptedServer]:
 
 
 def start(arguments: Sequence[str], **env: str) -> subprocess.Popen[str]:
-    """`python ARGUMENTS` from the project's root, with its output kept."""
+    """Run `python ARGUMENTS` in the project's root, and keep its output."""
     return subprocess.Popen(
         [sys.executable, *arguments],
         cwd=ROOT,

@@ -1,7 +1,7 @@
-"""A private sshd on loopback, for tests: own keys, own settings, own state, gone at the end. And a wire that can fail.
+"""A private sshd on loopback, for tests, with separate keys, settings and state, and a connection that can fail.
 
-It is started as whoever runs the tests, and lets that user in. For root it can also let in an ordinary user, who exists
-in the sshd's own mount namespace alone.
+It runs as the user who runs the tests, and lets that user in. For root it can also let in an ordinary user, who exists
+only in the sshd's mount namespace.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SETTINGS = {
 
 
 class FaultyWire:
-    """A proxy from a TCP port of loopback, to another or to a Unix socket, that stalls, cuts and resets on command."""
+    """A proxy from a TCP port of loopback to another or to a Unix socket, which stalls, cuts and resets on command."""
 
     def __init__(self, target: int | Path) -> None:
         self._target = target
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self.accepted = 0
-        """Connections that were let through."""
+        """The connections that were passed on."""
         self._pairs: dict[socket.socket, socket.socket] = {}
         self._lock = threading.Lock()
         self._stalled = self._refusing = self._closed = False
@@ -54,11 +54,11 @@ class FaultyWire:
         self._thread.start()
 
     def stall(self) -> None:
-        """Nothing gets through, and nothing breaks."""
+        """Stall: nothing passes, and nothing breaks."""
         self._stalled = True
 
     def restore(self) -> None:
-        """Everything gets through again."""
+        """Let everything pass again."""
         self._stalled = self._refusing = False
 
     def cut(self) -> None:
@@ -67,12 +67,12 @@ class FaultyWire:
         self.reset()
 
     def reset(self) -> None:
-        """Reset all connections; new ones get through."""
+        """Reset all connections, and let new ones pass."""
         with self._lock:
             self._reset()
 
     def reset_after(self, size: int) -> None:
-        """Reset all connections once `size` more bytes went up."""
+        """Reset all connections after `size` more bytes have been sent."""
         self._left = size
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class FaultyWire:
             else:
                 server = socket.socket(socket.AF_UNIX)
                 server.connect(str(self._target))
-        except OSError:  # who is behind it is down
+        except OSError:  # the target is down
             client.close()
             return
         for end in (client, server):
@@ -152,12 +152,12 @@ class SshEngine:
     port: int
     user: str
     state: Path
-    """Where its sandboxes keep their state: the backend's option `folder`."""
+    """The folder for the state of its sandboxes: the backend's option `folder`."""
     options: dict[str, Any] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def wire(self) -> Iterator[tuple[FaultyWire, dict[str, Any]]]:
-        """A faulty wire to it, and the options that lead over it."""
+        """A faulty connection to it, and the options that use it."""
         wire = FaultyWire(self.port)
         known = self.folder / f"known_hosts.{wire.port}"
         known.write_text(self.known_hosts_line(wire.port))
@@ -177,7 +177,7 @@ class SshEngine:
 
 @contextlib.contextmanager
 def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshEngine]:
-    """Start one. `settings` go into its sshd_config, over `SETTINGS`.
+    """Start one. `settings` are added to `SETTINGS` in its sshd_config.
 
     Raises:
         RuntimeError: sshd is missing or does not start; the message says what to do.
@@ -192,7 +192,7 @@ def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshE
     process = None
     try:
         if os.geteuid() == 0 and not Path("/run/sshd").exists():
-            made = Path("/run/sshd")  # where sshd's unprivileged half is locked in
+            made = Path("/run/sshd")  # where sshd confines its unprivileged part
             made.mkdir(mode=0o755)
         port = free_port()
         engine = SshEngine(folder, port, user, state)
@@ -234,7 +234,7 @@ def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshE
 
 
 def _with_ordinary_user(folder: Path, command: list[str]) -> list[str]:
-    """`command` in a mount namespace whose /etc/passwd has one user more."""
+    """`command` in a mount namespace whose /etc/passwd has one more user."""
     home = folder / "home"
     home.mkdir()
     os.chown(home, ORDINARY_UID, ORDINARY_UID)

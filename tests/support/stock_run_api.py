@@ -1,4 +1,4 @@
-"""Atropos' own rollout API in a process that can be killed, and a player of the trainer."""
+"""Atropos' rollout API in a process that can be killed, and a player of the trainer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from tests.support.ports import free_port
 
 LIVENESS = 200.0
-"""Seconds after which something that should have happened never will."""
+"""The time after which an expected event counts as failed, in seconds."""
 
 
 class StockRunApi:
-    """`run-api` on a port of its own, the same one after each restart."""
+    """`run-api` on a port that stays the same after each restart."""
 
     def __init__(self) -> None:
         self.port = free_port()
@@ -44,11 +44,11 @@ class StockRunApi:
 
     @asynccontextmanager
     async def wiped(self) -> AsyncIterator[Self]:
-        """The running process without what it knew; only the last group of earlier users stays in `/latest_example`."""
+        """The running process without its state. Only the last group of earlier users stays in `/latest_example`."""
         if self.process is None:
             await self.start()
         trainer = Trainer(self.url, batch_size=1)
-        await trainer.register()  # the API cannot reset what is not there
+        await trainer.register()  # the API cannot reset a state that it does not have
         async with aiohttp.ClientSession() as session, session.get(f"{self.url}/reset_data") as answer:
             answer.raise_for_status()
         yield self
@@ -70,7 +70,7 @@ class StockRunApi:
 
 
 class Trainer:
-    """Registers, polls `/batch` and keeps what it gets."""
+    """Registers, polls `/batch` and keeps the results."""
 
     def __init__(self, url: str, *, batch_size: int, num_steps: int = 1_000_000, max_token_len: int = 100_000) -> None:
         self.url = url
@@ -78,7 +78,7 @@ class Trainer:
         self.num_steps = num_steps
         self.max_token_len = max_token_len
         self.steps = 0
-        """What the API counts, where it forms one batch at a time."""
+        """The API's counters, while it forms one batch at a time."""
         self.batches: list[list[dict[str, Any]]] = []
 
     @property
@@ -100,7 +100,7 @@ class Trainer:
         await self.ask("POST", "/register", body)
 
     async def poll(self) -> bool:
-        """Ask for a batch; whether there was one."""
+        """Ask for a batch. Returns whether there was one."""
         batch = (await self.ask("GET", "/batch"))["batch"]
         if batch:
             self.batches.append(batch)
@@ -108,7 +108,7 @@ class Trainer:
         return bool(batch)
 
     async def take(self, groups: int) -> None:
-        """Poll until there are so many groups."""
+        """Poll until that many groups have arrived."""
         async with asyncio.timeout(LIVENESS):
             while len(self.groups) < groups:
                 if not await self.poll():
@@ -121,7 +121,7 @@ class Trainer:
 
 
 async def until(condition: Callable[[], bool], *tasks: asyncio.Task[Any]) -> None:
-    """Wait for a condition; a task that fails meanwhile fails the test."""
+    """Wait for a condition. A task that fails meanwhile fails the test."""
     async with asyncio.timeout(LIVENESS):
         while not condition():
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Random trees of completions, as rollouts with edits, retries, n > 1 and sub-agents leave them behind."""
+"""Random trees of completions, as rollouts with edits, retries, n > 1 and sub-agents produce them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lachesis.trajectories import ChatResponse, FinishReason, Message, SampledTokens, TokenPrefix
 
 UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-"""For property tests: how long an example takes says more about the machine than about the code."""
+"""For property tests: the time of an example depends on the machine."""
 END = 9
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 64, "logprobs": "raw"}
 
@@ -20,7 +20,7 @@ SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tok
 def completion(
     prompt: TokenPrefix, ids: Sequence[int], logprobs: Iterable[float] | None = None, **more: Any
 ) -> ChatResponse:
-    """A completion with these ids; the text says nothing about them, so that nobody can infer one from the other."""
+    """A completion with these ids. Its text is unrelated, so that nobody can infer one from the other."""
     told = [-0.25 * (place + 1) for place in range(len(ids))] if logprobs is None else list(logprobs)
     return ChatResponse(
         Message("assistant", "the same text everywhere"),
@@ -34,7 +34,7 @@ def completion(
 
 @dataclass
 class Tree:
-    """The two questions that `samples` asks of a history, answered from lists."""
+    """The two queries of `samples` on a history, answered from lists."""
 
     recorded: list[ChatResponse] = field(default_factory=list)
     path: list[ChatResponse] = field(default_factory=list)
@@ -46,14 +46,14 @@ class Tree:
         return iter(self.path)
 
     def sample(self, prompt: TokenPrefix, ids: Sequence[int], **more: Any) -> TokenPrefix:
-        """Records a completion; what stands behind it."""
+        """Records a completion. Returns its node."""
         response = completion(prompt, ids, **more)
         self.recorded.append(response)
         assert response.tokens is not None
         return response.tokens.after
 
 
-# Few ids, so that equal prefixes, equal answers and answers that begin like others are the rule.
+# Few ids, so that equal prefixes, equal answers and answers with common beginnings are frequent.
 _words = st.integers(0, 3)
 _observations = st.lists(_words, max_size=3)
 _answers = st.tuples(st.lists(_words, max_size=3), st.booleans()).map(lambda pair: pair[0] + [END] * pair[1])
@@ -81,7 +81,7 @@ def trees(draw: st.DrawFn, *, max_completions: int = 9) -> Tree:
             prompt = TokenPrefix(draw(_observations))
         ids = draw(_answers)
         if prompt.ids[-1:] == [END] == ids[:1]:
-            ids = [0, *ids]  # a model that ends an ended turn is what verify() has to refuse
+            ids = [0, *ids]  # a model that ends an ended turn, which verify() must reject
         logprobs = draw(st.lists(_logprobs, min_size=len(ids), max_size=len(ids)))
         prompts.append(prompt)
         afters.append(tree.sample(prompt, ids, logprobs=logprobs))

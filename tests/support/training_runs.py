@@ -1,4 +1,4 @@
-"""`serve` with a trainer beside it: an environment whose rewards differ, and what the trainer got, proven."""
+"""`serve` with a trainer beside it: an environment whose rewards differ, and checks of the trainer's samples."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.support.stock_run_api import StockRunApi, Trainer
 
 
 class CoinToss(ManyWords):
-    """Rewards that differ within a group, whatever a small model says."""
+    """Rewards that differ within a group, whatever a small model answers."""
 
     name = "coin-toss"
 
@@ -46,7 +46,7 @@ def serving(folder: Path, api: StockRunApi, server: ServerConfig, **settings: An
 
 
 async def trained(env: CoinToss, api: StockRunApi, *, groups: int, steps: int) -> Trainer:
-    """Play the trainer beside `serve` until it has its groups; each step takes two of them."""
+    """Play the trainer beside `serve` until it has its groups. Each step takes two of them."""
     trainer = Trainer(api.url, batch_size=4, num_steps=steps)
     await trainer.register()
     await trainer.poll()
@@ -69,7 +69,7 @@ async def take(trainer: Trainer, groups: int) -> None:
 
 
 def proven(trainer: Trainer) -> list[TokenSample]:
-    """Every sample of every group, proven."""
+    """Check every sample of every group."""
     samples = []
     for group in trainer.groups:
         assert len(group["tokens"]) == len(group["scores"]) == 2

@@ -1,4 +1,4 @@
-"""Small real tokenizers: a byte-level BPE, and one arranged like Llama 2's."""
+"""Small real tokenizers: a byte-level BPE, and one with the design of Llama 2's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ tokenizers = pytest.importorskip("tokenizers")
 transformers = pytest.importorskip("transformers")
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>", '<|"|>', "<|a", "b|>"]
-ADDED = ["\n\n", "  ", "word"]  # added tokens that are no markup
+ADDED = ["\n\n", "  ", "word"]  # added tokens that are not markers
 CORPUS = [
     "The quick brown fox calls get_weather with Oslo, Bergen and Tromsø.",
     '{"name": "get_weather", "arguments": {"city": "Oslo", "days": 3}}',
@@ -36,7 +36,7 @@ def byte_level() -> Any:
 
 
 def sentencepiece_like() -> Any:
-    """Llama 2's arrangement: "▁" for blanks, bytes as a last resort, and a decoder that strips the first blank."""
+    """The design of Llama 2's tokenizer: "▁" for blanks, bytes as a last resort, a decoder that strips one blank."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
     words = [" ", "▁", *'abcdefghijklmnopqrstuvwxyz{}":,.<>/_|', "▁th", "▁the", "to", "ol", "tool", "ca", "ll", "call"]
@@ -58,7 +58,7 @@ BPE = byte_level()
 
 
 def spelled(text: str) -> list[int]:
-    """The text in ordinary tokens only."""
+    """The text as ordinary tokens only."""
     return [token.id for token in BPE._tokenizer.model.tokenize(_bytes_as_characters(text))]
 
 

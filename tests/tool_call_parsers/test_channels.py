@@ -62,7 +62,7 @@ A = {"path": "a"}
 ok = [("ok", "read", A)]
 
 CASES = [
-    # What a message is, its header says.
+    # The header decides the kind of a message.
     (
         "openai",
         '<|channel|>analysis to=functions.read <|constrain|>json<|message|>{"path":"a"}<|call|>',
@@ -141,7 +141,7 @@ CASES = [
         "R",
         [("ok", "ping", {})],
     ),
-    # A quotation is no call.
+    # A quotation is not a call.
     (
         "openai",
         f'<|channel|>final<|message|>So: {START}{READ}{{"path":"a"}}<|call|> it is.<|return|>',
@@ -186,7 +186,7 @@ CASES = [
         [],
     ),
     ("inkling", f"It writes {INVOKE} and then JSON.", f"It writes {INVOKE} and then JSON.", None, []),
-    # Reasoning that is closed makes no calls, reasoning that is not closed ends where a message begins.
+    # Closed reasoning makes no calls. Reasoning that is not closed ends at the next message.
     (
         "openai",
         f'<|channel|>analysis<|message|>R {START}{READ}{{"path":"a"}}<|call|> no<|end|>'
@@ -304,7 +304,7 @@ def test_the_prompt_may_have_opened_the_reasoning(name: str, text: str) -> None:
     assert (cut.content, cut.reasoning, cut.reasoning_complete, cut.finish) == (None, "R", False, Finish.INCOMPLETE)
 
 
-def test_strict_refuses_a_repaired_header() -> None:
+def test_strict_mode_rejects_a_repaired_header() -> None:
     text = '<|channel|>commentary to=functions.read code extra<|message|>{"path":"a"}<|call|>'
     completion = parse("openai", text, strict=True)
     assert not completion.tool_calls
@@ -314,13 +314,13 @@ def test_strict_refuses_a_repaired_header() -> None:
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 CANONICAL = {
-    # The recipient stands where the chat template puts it; sampled headers have it behind the channel, too.
+    # The recipient is where the chat template puts it. Sampled headers also have it after the channel.
     "openai": (
         f"<|channel|>analysis<|message|>R<|end|>{START}<|channel|>commentary<|message|>C<|end|>{START}"
         f' to=functions.read<|channel|>commentary json<|message|>{{"path": "ä", "lines": 3}}<|call|>{START}'
         " to=functions.ping<|channel|>commentary json<|message|>{}"
     ),
-    # As trl's template for Muse Glimmer writes it, but for the content, which that drops beside calls.
+    # As in trl's template for Muse Glimmer, except for the content, which the template drops beside calls.
     "muse": (
         f" to=self<|message|>R<|eom|>{START} to=commentary<|message|>C<|eom|>{START} to=read<|message|>"
         '<atem:function_calls>\n<atem:invoke name="read">\n<atem:parameter name="path">ä</atem:parameter>\n'
@@ -376,7 +376,7 @@ arguments = st.fixed_dictionaries(
 
 
 @given(st.sampled_from(sorted(CANONICAL)), words, words, st.lists(arguments, max_size=3))
-def test_what_is_written_is_read_again(name: str, content: str, reasoning: str, calls: list[dict[str, object]]) -> None:
+def test_a_written_turn_is_read_back(name: str, content: str, reasoning: str, calls: list[dict[str, object]]) -> None:
     requested = [
         {"id": str(index), "function": {"name": "read", "arguments": values}} for index, values in enumerate(calls)
     ]
@@ -459,7 +459,9 @@ def soups(draw: st.DrawFn) -> tuple[str, str]:
 
 @settings(max_examples=300)
 @given(soups(), st.lists(st.integers(1, 30), min_size=1, max_size=8), st.booleans(), st.booleans())
-def test_a_stream_ends_in_what_parse_gives(soup: tuple[str, str], sizes: list[int], opened: bool, strict: bool) -> None:
+def test_a_stream_ends_in_the_result_of_parse(
+    soup: tuple[str, str], sizes: list[int], opened: bool, strict: bool
+) -> None:
     name, text = soup
     parser = get_parser(name)
     stream = parser.stream(TOOLS, prompt_opened_reasoning=opened, strict=strict)
@@ -484,7 +486,7 @@ def test_a_stream_ends_in_what_parse_gives(soup: tuple[str, str], sizes: list[in
 
 
 @pytest.mark.parametrize("name", CANONICAL)
-def test_no_half_of_a_call_is_a_call(name: str) -> None:
+def test_half_a_call_is_not_a_call(name: str) -> None:
     text = CANONICAL[name]
     whole = parse(name, text).tool_calls
     for end in range(len(text)):
@@ -508,21 +510,21 @@ def test_no_half_of_a_call_is_a_call(name: str) -> None:
         ("kimi_k3", "<|open|>tools<|sep|>", call(argument("path", "string", "abc"))[:-41], '{"path": "abc'),
     ],
 )
-def test_a_call_is_told_while_it_is_written(name: str, head: str, value: str, told: str) -> None:
+def test_a_call_is_streamed_while_it_is_written(name: str, head: str, value: str, told: str) -> None:
     stream = get_parser(name).stream(TOOLS)
     events = [*stream.feed(head), *stream.feed(value)]
     assert [event.name for event in events if isinstance(event, CallStart)] == ["read"]
     assert "".join(event.fragment for event in events if isinstance(event, ArgumentsDelta)) == told
 
 
-def test_text_is_told_at_once() -> None:
+def test_text_is_streamed_at_once() -> None:
     stream = get_parser("openai").stream()
     assert stream.feed("<|channel|>analysis<|message|>Let me") == [ReasoningDelta("Let me")]
     assert stream.feed(f"<|end|>{START}<|channel|>final<|message|>Hi") == [ContentDelta("Hi")]
 
 
 @pytest.mark.parametrize("length", [511, 512, 513])
-def test_a_tag_without_end_is_the_same_in_pieces(length: int) -> None:
+def test_a_tag_without_end_reads_the_same_in_pieces(length: int) -> None:
     text = "<|open|>" + 'call tool="'.ljust(length, "a")
     parser = get_parser("kimi_k3")
     stream = parser.stream(TOOLS)

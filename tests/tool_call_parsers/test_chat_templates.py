@@ -1,8 +1,8 @@
-"""What parsers write is what the models' own chat templates write, and what templates write is read back.
+"""Parsers write what the models' chat templates write, and read it back.
 
-For each of trl's chat templates with tool calls an assistant turn is rendered as the last of a conversation. What
-stands between the generation prompt and the end-of-turn token is what the model would have sampled. Where a template
-shows less than it is given, or something else, `TEMPLATES` says so; everything else has to agree to the letter.
+For each of trl's chat templates with tool calls, an assistant turn is rendered as the last of a conversation. The text
+between the generation prompt and the end-of-turn token is the text that the model would sample. Where a template
+omits or changes part of its input, `TEMPLATES` says so; everything else must agree exactly.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import parser_cases as cases
 import pytest
 from jinja2 import TemplateError
 from transformers.utils.chat_template_utils import render_jinja_template
 
+from lachesis.testing import parser_checks as cases
 from tool_call_parsers import ToolCallParser, detect_parser, get_parser
 from tool_call_parsers.detect import Detection
 
@@ -46,7 +46,7 @@ TOOLS: list[dict[str, Any]] = [
     cases.tool("toggle", on=BOOLEAN, off=BOOLEAN),
     cases.tool("reset", label={"anyOf": [INTEGER, {"type": "null"}]}),
 ]
-for offered in TOOLS:  # some templates take a description for granted
+for offered in TOOLS:  # some templates require a description
     offered["function"]["description"] = "A tool."
 SEARCH: Call = ("search", {"query": "tide tables", "limit": 3})
 PING: Call = ("ping", {})
@@ -124,24 +124,24 @@ def content_before_calls_as_reasoning(turn: Turn) -> Turn:
 
 @dataclass(frozen=True)
 class Template:
-    """What a template does to the turns it is given, where that is not simply to write them."""
+    """How a template changes the turns that it writes."""
 
     ends: tuple[str, ...] = ("<|im_end|>\n",)
-    """The end of the turn, with what the template writes behind it."""
+    """The end of the turn, with the text that the template writes after it."""
     refuses: tuple[Shown, ...] = ()
-    """What has to be taken from a turn lest the template raises an exception."""
+    """What must be removed from a turn for which the template raises an exception."""
     shows: tuple[Shown, ...] = ()
-    """What it leaves out, or moves."""
+    """What the template omits or moves."""
     forgets: str = ""
-    """The opener in the generation prompt that it leaves out of the history, reasoning included."""
+    """The opener in the generation prompt that the template omits from the history, with the reasoning."""
     leads: str = ""
-    """What it writes before content where the prompt closed the reasoning: whitespace that the model has to sample."""
+    """Whitespace before content where the prompt closed the reasoning. The model must sample it."""
     spelling: Mapping[str, str] = field(default_factory=dict)
-    """Turns in which it spells values as no parser writes them, and how. They are read all the same."""
+    """Turns with values that no parser writes like this, and their spelling. They are read all the same."""
     unreadable: Mapping[str, str] = field(default_factory=dict)
-    """Turns that it writes so that they cannot be read back, and why."""
+    """Turns that cannot be read back, and the reason."""
     argument_text: bool = False
-    """It wants arguments as JSON text."""
+    """The template needs arguments as JSON text."""
 
 
 DEEPSEEK = Template(("<｜end▁of▁sentence｜>",), shows=(without_reasoning,), forgets="<think>\n", argument_text=True)
@@ -207,16 +207,16 @@ class Sample:
     """A turn as a template writes it."""
 
     turn: Turn
-    """What the template shows of the turn."""
+    """The part of the turn that the template shows."""
     opener: str
     """The end of the generation prompt, from its reasoning opener on."""
     text: str
-    """What the model would have sampled behind the prompt, without the end of the turn."""
+    """The text that the model would sample after the prompt, without the end of the turn."""
 
 
 def trl_templates() -> dict[str, tuple[str, Detection]]:
-    """The templates with tool calls, and what they are detected as. trl is found without importing it, which would
-    bring in torch."""
+    """The templates with tool calls, and their detected formats. trl is found without an import, which would
+    load torch."""
     spec = importlib.util.find_spec("trl")
     if spec is None or spec.origin is None:
         return {}
@@ -231,7 +231,7 @@ needs_trl = pytest.mark.skipif(not TRL, reason="trl with its chat templates is n
 
 
 def template_of(name: str) -> Template:
-    """A training variant writes what its original writes, unless it has a row of its own."""
+    """A training variant writes the same as its original, unless it has its own row."""
     return TEMPLATES.get(name) or TEMPLATES[name.removesuffix("_training")]
 
 
@@ -305,7 +305,7 @@ def sample(name: str, turn_name: str) -> Sample:
 @needs_trl
 @pytest.mark.parametrize(("name", "turn"), CASES)
 def test_written_as_the_template_writes(name: str, turn: str) -> None:
-    """To the letter, with the reasoning that the prompt opened, or opened and closed."""
+    """Exactly, with the reasoning that the prompt opened, or opened and closed."""
     made, template, parser = sample(name, turn), template_of(name), parser_of(name)
     calls = openai_calls(made.turn)
     reasoning = made.turn.reasoning if made.turn.reasoning is not None or not made.opener else ""
@@ -340,7 +340,7 @@ def test_read_as_the_template_wrote(name: str, turn: str) -> None:
 
 @needs_trl
 def test_nothing_is_left_out() -> None:
-    """Every template with tool calls has its row, and every row its template; few turns are excepted."""
+    """Every template with tool calls has a row, every row a template, and few turns are excepted."""
     assert {name if name in TEMPLATES else name.removesuffix("_training") for name in TRL} == set(TEMPLATES)
     rows = [template_of(name) for name in TRL]
     for row in rows:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_cases import (
+
+from lachesis.testing.parser_checks import (
     BOOLEAN,
     INTEGER,
     NUMBER,
@@ -20,7 +21,6 @@ from parser_cases import (
     tool,
     typed,
 )
-
 from tool_call_parsers import CallStatus, Finish, ParsedCompletion, get_parser
 from tool_call_parsers.types import ArgumentsDelta, CallStart
 
@@ -43,7 +43,7 @@ def wire(name: str, text: str) -> str:
 
 
 def parse(name: str, text: str, **options: Any) -> ParsedCompletion:
-    """What a text in short notation holds, streamed by characters as well."""
+    """The result for a text in short notation, also streamed by characters."""
     parser, text = get_parser(name), wire(name, text)
     return parsed(parser, text, TOOLS, **options)
 
@@ -66,7 +66,7 @@ def parse(name: str, text: str, **options: Any) -> ParsedCompletion:
         ("body:~<~", {"body": "<"}),
     ],
 )
-def test_what_the_format_foresees_is_well_formed(name: str, body: str, arguments: dict[str, Any] | None):
+def test_text_of_the_format_is_well_formed(name: str, body: str, arguments: dict[str, Any] | None):
     if arguments is None:
         arguments = {"body": wire(name, body.removeprefix("body:~").removesuffix("~"))}
     found = parse(name, f"<(call:note{{{body}}})>", strict=True)
@@ -107,7 +107,7 @@ def test_slips_are_repaired(name: str, call: str, arguments: dict[str, Any]):
 
 @every_format
 @pytest.mark.parametrize("call", ["call:{}", "call: { }", "call:"])
-def test_a_call_without_a_name_is_told(name: str, call: str):
+def test_a_call_without_a_name_is_reported(name: str, call: str):
     found = parse(name, f"<({call})><(call:ping{{}})>")
     assert attempts_of(found) == [("missing_name", "", {}), ("ok", "ping", {})]
 
@@ -117,7 +117,7 @@ def test_a_call_without_a_name_is_told(name: str, call: str):
     "body",
     ["count:three", "on:", "count:1 2", "title:~x~]", "count", "tags:[1", "tags:[1)", "a:{b"],
 )
-def test_what_cannot_be_read_is_content_and_the_next_call_stays(name: str, body: str):
+def test_unreadable_text_is_content_and_the_next_call_stays(name: str, body: str):
     ends = {"title:~x~]": ")"}
     broken = f"<(call:note{{{body}{ends.get(body, '}')})>"
     found = parse(name, f"{broken}!<(call:ping{{}})>")
@@ -160,7 +160,7 @@ def test_every_cut_before_the_brace_leaves_no_call(name: str):
 
 
 @every_format
-def test_strings_are_handed_out_as_they_come(name: str):
+def test_strings_are_streamed_as_they_arrive(name: str):
     stream = get_parser(name).stream(TOOLS)
     events = stream.feed(wire(name, '<(call:note{count:3,body:~one "two'))
     assert [event.name for event in events if isinstance(event, CallStart)] == ["note"]
@@ -209,7 +209,7 @@ values = st.recursive(
 @every_format
 @settings(max_examples=150, deadline=None)
 @given(arguments=st.dictionaries(texts, values, max_size=4))
-def test_what_is_written_is_read_again(name: str, arguments: dict[str, Any]):
+def test_a_written_turn_is_read_back(name: str, arguments: dict[str, Any]):
     parser = get_parser(name)
     text = parser.render(tool_calls=[{"name": "f", "arguments": arguments}])
     found = parser.parse(text, strict=True)

@@ -63,7 +63,7 @@ TRL = {
 
 
 def _trl_templates() -> dict[str, str]:
-    """Found without importing trl, which would bring in torch."""
+    """Found without importing trl, which would load torch."""
     spec = importlib.util.find_spec("trl")
     if spec is None or spec.origin is None:
         return {}
@@ -193,7 +193,7 @@ def test_every_rule_is_reached_and_names_a_known_reasoning_format() -> None:
     assert {rule.tool_parser for rule in RULES} <= seen
 
 
-def test_comments_tell_nothing() -> None:
+def test_comments_are_ignored() -> None:
     assert (
         detect_parser("{# unlike <tool_call> #}{{ tools }}[TOOL_CALLS]{# <minimax:tool_call> #}").tool_parser
         == "mistral"
@@ -220,7 +220,7 @@ def test_the_vocabulary_decides_what_the_template_leaves_open(
     assert detect_parser(template, vocabulary).tool_parser == expected
 
 
-def test_arguments_of_other_types_are_refused() -> None:
+def test_arguments_of_other_types_are_rejected() -> None:
     for template in (None, b"", {"default": ""}):
         with pytest.raises(TypeError, match="chat_template"):
             detect_parser(template)  # type: ignore[arg-type]

@@ -1,12 +1,12 @@
-"""Calls as JSON between markers: what counts as a call, what is mended, what stays text."""
+"""Calls as JSON between markers: calls, repairs, and text that stays text."""
 
 import json
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from parser_cases import event_problems, facts, shape_problems, streamed
 
+from lachesis.testing.parser_checks import event_problems, facts, shape_problems, streamed
 from tool_call_parsers import ArgumentsDelta, CallStart, CallStatus, Finish, ReasoningDelta, get_parser
 from tool_call_parsers.engine import Needles
 from tool_call_parsers.json_scan import JsonScan
@@ -101,7 +101,7 @@ def test_a_bad_sibling_in_a_list_never_removes_a_good_call():
         ('{"name": "python", "name": "write_file", "arguments": {"code": "1"}, "arguments": {}}', {"code": "1"}),
     ],
 )
-def test_plain_meaning_in_bad_form_is_repaired_and_says_so(body, args):
+def test_clear_meaning_in_bad_form_is_repaired_with_a_note(body, args):
     text = f"<tool_call>\n{body}\n</tool_call>"
     (call,) = hermes.parse(text, TOOLS).tool_calls
     assert (call.name, call.status, call.arguments) == ("python", CallStatus.REPAIRED, args)
@@ -184,7 +184,7 @@ def test_kimi_keeps_native_ids_and_makes_them_unique():
         ("call00003", "python"),
     ],
 )
-def test_kimi_reads_the_ids_that_other_clients_taught_it(header, name):
+def test_kimi_reads_ids_that_it_learnt_from_other_clients(header, name):
     text = f'<|tool_call_begin|>{header}<|tool_call_argument_begin|>{{"code": "1"}}<|tool_call_end|>'
     (call,) = get_parser("kimi_k2").parse(text, TOOLS).tool_calls
     assert (call.name, call.arguments) == (name, {"code": "1"})
@@ -223,7 +223,7 @@ def test_unsettled_text_is_what_a_marker_may_begin_in(text, cut):
 
 
 def read(name, text):
-    """What a text holds, streamed by characters as well."""
+    """The result for a text, also streamed by characters."""
     parser = get_parser(name)
     found = parser.parse(text, TOOLS)
     again, events = streamed(parser, text, TOOLS)
@@ -244,18 +244,18 @@ def read(name, text):
         ("apertus", '<|tools_prefix|>[{"python": {"a": 1}, "python": 3}]<|tools_suffix|>', {"a": 1}),
     ],
 )
-def test_of_members_that_come_twice_the_first_counts(name, text, args):
+def test_the_first_of_repeated_members_counts(name, text, args):
     (call,) = read(name, text).tool_calls
     assert (call.name, call.arguments, call.status) == ("python", args, CallStatus.REPAIRED)
 
 
-def test_of_two_ids_the_first_counts():
+def test_the_first_of_two_ids_counts():
     text = '<|START_ACTION|>[{"tool_call_id": "a", "tool_name": "python", "parameters": {}, "tool_call_id": "b"}]'
     assert [call.id for call in read("cohere_command4", text).tool_calls] == ["a"]
 
 
 @pytest.mark.parametrize("blank", ["\xa0", "\x0c", "\u2028"])
-def test_blanks_that_are_none_in_json_are_an_error(blank):
+def test_blanks_unknown_to_json_are_an_error(blank):
     for text in (f'{{{blank}"name": "python", "arguments": {{}}}}', f'{{"name": "python", "arguments": {{}}{blank}}}'):
         (attempt,) = read("hermes", f"<tool_call>{text}</tool_call>").attempts
         assert attempt.status is CallStatus.INVALID_JSON
@@ -268,7 +268,7 @@ def test_the_object_around_the_arguments_counts_as_a_level(levels, status):
     assert [attempt.status for attempt in read("hermes", text).attempts] == [status]
 
 
-def test_a_colon_behind_a_comma_names_no_member():
+def test_a_colon_after_a_comma_names_no_member():
     (attempt,) = read("hermes", '<tool_call>{"name": 1,: "python", "arguments": {}}</tool_call>').attempts
     assert (attempt.status, attempt.name) == (CallStatus.INVALID_JSON, "")
 
@@ -289,7 +289,7 @@ def test_arguments_beside_the_name_may_say_the_same():
         ("gigachat3", '<|function_call|>{"name": "python", "arguments": {}}'),
     ],
 )
-def test_data_behind_a_call_is_content(name, text):
+def test_data_after_a_call_is_content(name, text):
     data = '\n{"name": "Bingo", "age": 3}'
     found = read(name, text + data)
     assert [call.name for call in found.tool_calls] == ["python"]
@@ -371,7 +371,7 @@ def test_a_closing_marker_in_open_reasoning_is_text_of_it():
     assert found.reasoning == "hm"
 
 
-def test_a_repaired_call_is_told_in_the_models_words():
+def test_a_repaired_call_is_streamed_in_the_models_words():
     _, events = streamed(hermes, '<tool_call>{"name": "python", "arguments": {"code":"1"}}}</tool_call>', TOOLS)
     assert "".join(event.fragment for event in events if isinstance(event, ArgumentsDelta)) == '{"code":"1"}'
 

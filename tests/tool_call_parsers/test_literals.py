@@ -1,4 +1,4 @@
-"""Literals: what is read, what is put right, what is refused, and that nothing else ever happens."""
+"""Literals: accepted, repaired and rejected texts, and that nothing else ever happens."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def as_json(value: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equal in value and in type: 1, 1.0 and True differ, 0.0 and -0.0 too."""
+    """Equal in value and in type: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
     return repr(left) == repr(right)
 
 
@@ -73,10 +73,10 @@ def refused(read: Any, text: str, *args: Any) -> LiteralError:
 
 @given(json_values, st.booleans(), st.sampled_from([None, 0, 1, "\t"]), st.sampled_from(["", " x", "}", '"', "\n[1"]))
 @example({"a": "\x7f\u2028/😀", "b": [-0.0, 1e300, 10**400]}, True, None, "")
-def test_whatever_json_writes_is_read_alike_and_without_a_note(value, ascii_only, indent, tail):
+def test_valid_json_is_read_by_all_readers_without_a_note(value, ascii_only, indent, tail):
     text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
     if isinstance(value, int | float) or value == "":
-        tail = tail.replace('"', "")  # the number would go on, and three quotes are Python's
+        tail = tail.replace('"', "")  # the number would continue, and three quotes are Python's
     for read in (read_json, read_tolerant):
         literal = read("ab \n" + text + tail, 2)
         assert same(literal.value, value)
@@ -161,7 +161,7 @@ f'x'|b'x'|rb'x'|{1, 2}|{'a'}|foo|foo()|1j|007|1__0|--1|-True|[x for x in y]|[*a]
     .replace("\n", "|")
     .split("|"),
 )
-def test_what_is_no_python_literal_is_wrong_whatever_follows(text):
+def test_text_that_is_not_a_python_literal_is_wrong_whatever_follows(text):
     assert not refused(read_python, text + " ").incomplete
 
 
@@ -199,7 +199,7 @@ def test_names_parameters_and_places_of_calls():
 this is prose|1(a=2)|f[a]|f(a==1)|f(a=1, 2)|f(a=1; b=2)|f(a: 1)|f(a=1]|f(*a)|f(,)
 """.strip().split("|"),
 )
-def test_what_is_no_call_is_wrong_whatever_follows(text):
+def test_text_that_is_not_a_call_is_wrong_whatever_follows(text):
     assert not refused(read_python_call, text).incomplete
 
 
@@ -250,7 +250,7 @@ def test_unescaped_quotes_are_left_alone_where_the_string_may_go_on(text):
         ('{"a": {"b": "c"}}}', {"a": {"b": "c"}}, ("surplus closing bracket",)),
         ("[1]} ]\n}", [1], ("3 surplus closing brackets",)),
         ("('a', 1)", ["a", 1], ("single quotes", "Python tuple")),
-        ("{1: 'a'}", {"1": "a"}, ("a key that is no text", "single quotes")),
+        ("{1: 'a'}", {"1": "a"}, ("a key that is not a string", "single quotes")),
         ("[0x10, 1_000, +1]", [16, 1000, 1], ("Python number",)),
         ('["it\\\'s"]', ["it's"], ("escaped apostrophe",)),
         ('{"a": """b "c" d"""}', {"a": 'b "c" d'}, ("triple quotes",)),
@@ -259,7 +259,7 @@ def test_unescaped_quotes_are_left_alone_where_the_string_may_go_on(text):
         ('{\\"a\\": \\"x\\\\ny\\", \\"b\\": [1]}', {"a": "x\ny", "b": [1]}, ("escaped as a whole",)),
     ],
 )
-def test_what_is_plain_is_put_right_and_said(text, value, notes):
+def test_clear_meaning_is_repaired_with_a_note(text, value, notes):
     repaired = repair_json(text)
     assert repaired is not None
     assert same(repaired.value, value)
@@ -314,7 +314,7 @@ def whole_json(text: str) -> None:
         (",", False),
     ],
 )
-def test_what_is_not_plain_is_not_guessed(text, incomplete):
+def test_unclear_meaning_is_not_guessed(text, incomplete):
     assert refused(read_tolerant, text).incomplete is incomplete
     assert repair_json(text) is None
 
@@ -323,7 +323,7 @@ def test_what_is_not_plain_is_not_guessed(text, incomplete):
     "text",
     ['{"a": "print("}")"}', '{"a": 1} x', '{"a": 1}{"b": 2}', '{"a": "x"}, "y"}', '{\\"a\\": 1', '{\\"a\\": "b"}'],
 )
-def test_a_text_that_goes_on_is_not_repaired(text):
+def test_a_text_that_continues_is_not_repaired(text):
     assert repair_json(text) is None
 
 
@@ -334,7 +334,7 @@ texts = st.recursive(
 
 @settings(deadline=None, max_examples=60)
 @given(st.dictionaries(st.text(min_size=1), texts, min_size=1, max_size=3))
-def test_a_cut_is_only_closed_behind_a_whole_value(value):
+def test_a_cut_is_closed_only_after_a_whole_value(value):
     text = json.dumps(value)
     for cut in range(1, len(text)):
         repaired = repair_json(text[:cut])
@@ -358,7 +358,7 @@ NaN|[-Infinity]|[1e999]|"\ud83c"|["\udf0d\ud83c"]|'a'|[1,]|{"a": 1,}|[True]|[01]
 
 
 @pytest.mark.parametrize("text", ["9" * 4301, '["\ud83c"]', '"a\nb"', *NO_JSON])
-def test_strict_json_refuses_what_is_wrong_whatever_follows(text):
+def test_strict_json_rejects_text_that_is_wrong_whatever_follows(text):
     assert not refused(read_json, text).incomplete
 
 
@@ -393,7 +393,7 @@ def test_no_text_raises_anything_else_and_every_value_can_be_written(text, start
 
 @given(fragments)
 def test_a_python_literal_is_never_read_as_something_else(text):
-    """Where both succeed they agree, but for JSON's words, keys, surrogates and line breaks."""
+    """If both succeed they agree, except for JSON's words, keys, surrogates and line breaks."""
     try:
         expected = ast.literal_eval(text.strip(" "))
         literal = read_python(text)
@@ -405,7 +405,7 @@ def test_a_python_literal_is_never_read_as_something_else(text):
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', "(", "[[{'a':", '{"a": [', "f(a=["])
 @pytest.mark.parametrize("read", READERS)
-def test_depth_bombs_are_refused(read, opening):
+def test_depth_bombs_are_rejected(read, opening):
     text = opening * 20000
     error = refused(read, text)
     if not opening.startswith("f("):

@@ -1,4 +1,4 @@
-"""The registry, token ids, and misuse: what holds for every format."""
+"""The registry, token ids, and misuse, for every format."""
 
 import json
 import subprocess
@@ -8,9 +8,9 @@ from types import MappingProxyType
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_cases import event_problems
 from small_tokenizers import BPE, spelled
 
+from lachesis.testing.parser_checks import event_problems
 from tool_call_parsers import (
     CallStatus,
     ContentDelta,
@@ -79,9 +79,9 @@ def test_every_name_of_the_engines_is_known():
 
 
 def test_an_unknown_name_lists_near_ones():
-    with pytest.raises(UnknownParser, match=r"'qwen3_codr' is unknown; near ones: qwen3_coder.*there are: .*hermes"):
+    with pytest.raises(UnknownParser, match=r"'qwen3_codr' is unknown; similar names: qwen3_coder.*known: .*hermes"):
         get_parser("qwen3_codr")
-    with pytest.raises(UnknownParser, match="the checkpoint brings"):
+    with pytest.raises(UnknownParser, match="comes with the checkpoint"):
         get_parser("hf")
     with pytest.raises(UnknownReasoning, match="qwen3"):
         get_parser("hermes", reasoning="qwen4")
@@ -89,25 +89,25 @@ def test_an_unknown_name_lists_near_ones():
         get_parser(None)
 
 
-def test_a_row_of_ones_own_is_a_format():
+def test_a_registered_row_is_a_format():
     row = Format("test_of_a_row", JsonBlocks(opens=("<c>",), closes=("</c>",), frame=("<c>", "</c>")), "none", ("tr",))
     assert register_parser(row) is row
     parsed = get_parser("TR").parse('Hi<c>{"name": "bash", "arguments": {}}</c>', TOOLS)
     assert (parsed.content, [call.name for call in parsed.tool_calls]) == ("Hi", ["bash"])
     with pytest.raises(ValueError, match="'hermes' is already registered"):
         register_parser(Format("hermes", row.grammar, "none"))
-    with pytest.raises(ValueError, match="'tr' is already registered: it is test_of_a_row"):
+    with pytest.raises(ValueError, match="'tr' is already registered, as test_of_a_row"):
         register_parser("tr")(object)
 
 
-def test_a_parser_of_ones_own_is_found():
+def test_a_registered_class_is_a_parser():
     @register_parser("test_of_a_class")
     class Mine:
         def parse(self, text, tools=None):
             return get_parser("hermes").parse(text.upper(), tools)
 
     assert get_parser("test-of-a-class").parse("a").content == "A"
-    with pytest.raises(ValueError, match="comes from outside"):
+    with pytest.raises(ValueError, match="is registered as a factory"):
         get_parser("test_of_a_class", reasoning="qwen3")
 
 
@@ -136,7 +136,7 @@ def test_importing_loads_no_lexer():
 
 
 def ids_of(*pieces):
-    """The ids of a text made of (text, whether its markers are written out of ordinary tokens)."""
+    """The ids of a text made of pairs (text, whether its markers consist of ordinary tokens)."""
     ids = []
     for text, ordinary in pieces:
         ids += spelled(text) if ordinary else BPE.encode(text, add_special_tokens=False)
@@ -222,7 +222,7 @@ def test_ids_that_are_not_the_text_are_an_error():
         stream.feed(text, ids)
 
 
-# -- misuse, and text that is none
+# -- misuse, and texts without calls
 
 
 @pytest.mark.parametrize("name", list_parsers())
@@ -264,7 +264,7 @@ def test_ten_megabytes_of_openers_are_text():
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "pythonic", "gemma4"])
-def test_much_of_what_means_little_is_text(name):
+def test_floods_of_half_tags_are_text(name):
     for text in ("<|im_end|>" * 50_000 + "x", " " * 250_000 + "{" * 250_000, "\n" * 250_000 + "[" * 250_000):
         found = get_parser(name).parse(text)
         assert (found.content, found.attempts) == (text, ())
@@ -277,7 +277,7 @@ def test_blanks_that_come_one_by_one_wait_for_text():
     assert stream.feed("x") == [ContentDelta(" " * 300_000 + "x")]
 
 
-def test_reasoning_that_is_never_closed_is_looked_through_once():
+def test_reasoning_that_is_never_closed_is_searched_once():
     drafts = 3000
     found = get_parser("hermes", reasoning="auto").parse(f"<think>{CALL}" * drafts)
     assert [call.status for call in found.tool_calls] == [CallStatus.OK] * drafts
@@ -307,7 +307,7 @@ def test_reasoning_that_keeps_its_markers_is_content():
     assert (found.content, found.reasoning) == ("<think>a</think>b", None)
 
 
-def test_what_cannot_be_written_names_the_argument():
+def test_an_error_of_render_names_the_argument():
     hermes = get_parser("bare_json")
     for calls, reason in (
         ([{"function": {"arguments": {}}}], r"tool_calls\[0\] names no function"),
@@ -333,7 +333,7 @@ def test_arguments_of_any_mapping_are_written_as_json_holds_them():
     assert get_parser("pythonic").render(tool_calls=[{"name": "f", "arguments": arguments}]) == "[f(5=[1, True])]"
 
 
-def test_what_is_no_parser_is_not_registered():
+def test_only_parsers_are_registered():
     with pytest.raises(TypeError, match="a Format or a name"):
         register_parser(5)
     with pytest.raises(TypeError, match="callable"):

@@ -1,4 +1,4 @@
-"""What holds for every regular expression of the parsers."""
+"""Rules for every regular expression of the parsers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ SOURCES = sorted(FOLDER.rglob("*.py"))
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda path: str(path.relative_to(FOLDER)))
 def test_no_group_is_repeated_possessively(source: Path) -> None:
-    """Python 3.11.0 to 3.11.4, Debian 12's among them, match such groups wrongly: `(?>(?:...)*)` says the same."""
+    """Python 3.11.0 to 3.11.4, also Debian 12's, match such groups incorrectly. `(?>(?:...)*)` is equivalent."""
     found = re.findall(r"(?<!\\)\)[*+?]\+.*", source.read_text())
     assert found == []

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parser_cases import (
+
+from lachesis.testing.parser_checks import (
     INTEGER,
     STRING,
     attempts_of,
@@ -18,7 +19,6 @@ from parser_cases import (
     tool,
     typed,
 )
-
 from tool_call_parsers import CallStatus, Finish, ParsedCompletion, get_parser
 from tool_call_parsers.types import CallStart
 
@@ -44,7 +44,7 @@ def block(name: str, *calls: str) -> str:
 
 
 def parse(name: str, text: str, **options: Any) -> ParsedCompletion:
-    """What a text holds, streamed by characters as well."""
+    """The result for a text, also streamed by characters."""
     parser = get_parser(name)
     return parsed(parser, text, TOOLS, **options)
 
@@ -135,7 +135,7 @@ def test_the_opening_bracket_may_be_missing():
 
 
 @every_tagged_format
-def test_what_is_no_call_does_not_sink_the_others(name: str):
+def test_text_that_is_not_a_call_does_not_affect_the_others(name: str):
     found = parse(name, "A" + block(name, "list_all", "bash(command='x')", "this is prose", "list_all()") + "B")
     assert [status for status, _, _ in attempts_of(found)] == ["malformed", "ok", "malformed", "ok"]
     assert [call.name for call in found.tool_calls] == ["bash", "list_all"]
@@ -202,7 +202,7 @@ def test_a_list_of_json_objects_is_read_as_such(name: str):
         ("[list_all(), 5]", 0, "[list_all(), 5]"),
     ],
 )
-def test_a_bare_list_is_all_that_stands_on_its_lines(name: str, text: str, calls: int, content: str | None):
+def test_a_bare_list_fills_its_lines(name: str, text: str, calls: int, content: str | None):
     found = parse(name, text)
     assert (len(found.tool_calls), found.content) == (calls, content)
     assert len(found.attempts) == calls
@@ -244,7 +244,7 @@ values = st.lists(
 @every_format
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_no_cut_makes_a_call_of_what_a_string_says(name: str, data: st.DataObject):
+def test_no_cut_makes_a_call_of_a_string(name: str, data: st.DataObject):
     arguments = [{"command": data.draw(values)}, {"query": data.draw(values), "tags": [data.draw(values)]}]
     calls = [{"name": "bash", "arguments": arguments[0]}, {"name": "search", "arguments": arguments[1]}]
     parser = get_parser(name)
@@ -304,7 +304,7 @@ def test_a_turn_is_written_as_the_models_write_it(name: str, call: str):
 
 @every_tagged_format
 @pytest.mark.parametrize("length", [256, 257, 300])
-def test_a_name_without_end_is_the_same_in_pieces(name: str, length: int):
+def test_a_name_without_end_reads_the_same_in_pieces(name: str, length: int):
     start, between, _ = FRAMES[name]
     assert parse(name, start + "a" * length).tool_calls == ()
     assert [call.name for call in parse(name, start + "list_all()" + between + "a" * length).tool_calls] == ["list_all"]

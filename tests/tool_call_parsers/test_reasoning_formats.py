@@ -50,7 +50,7 @@ def test_names_are_folded_and_distinct() -> None:
 def test_an_unknown_name_names_its_neighbours() -> None:
     with pytest.raises(UnknownReasoning, match=r"'qwen33'.*qwen3"):
         get_reasoning("qwen33")
-    with pytest.raises(UnknownReasoning, match=r"'\?\?'.*there are: .*deepseek_r1"):
+    with pytest.raises(UnknownReasoning, match=r"'\?\?'.*known: .*deepseek_r1"):
         get_reasoning("??")
     with pytest.raises(TypeError, match="name"):
         get_reasoning(None)  # type: ignore[arg-type]
@@ -97,7 +97,7 @@ def test_the_markers_and_framing_of_what_templates_render(name: str, text: str, 
     assert after.removeprefix(row.after) == rest
 
 
-def test_what_only_some_formats_have() -> None:
+def test_features_of_some_formats() -> None:
     assert {row.name for row in REASONING if row.keeps_markers} == {"minimax_m2_append_think"}
     assert {row.name for row in REASONING if row.channels} == {
         "inkling", "kimi_k3", "muse", "muse_glimmer", "musespark1x", "openai_gptoss",

@@ -1,4 +1,4 @@
-"""What the offered tools say of their parameters, and the values that argument texts stand for."""
+"""The offered tools' schemas, and the values of argument texts under them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def typed(properties: Any, required: Any = (), **more: Any) -> dict[str, Any]:
 
 
 def same(value: Any, expected: Any) -> bool:
-    """Equality that tells True from 1, 5 from 5.0 and 0.0 from -0.0."""
+    """Equality that distinguishes True from 1, 5 from 5.0 and 0.0 from -0.0."""
     return type(value) is type(expected) and repr(value) == repr(expected)
 
 
@@ -82,7 +82,7 @@ class TestStrings:
 
     @pytest.mark.parametrize("schema", [INTEGER, NUMBER, BOOLEAN, OBJECT, ARRAY, NULL, OPTIONAL])
     @pytest.mark.parametrize("text", ["", "  ", "three", "yes", " half open [", '{"a": ', "<x>", "\x00"])
-    def test_what_does_not_fit_stays_verbatim(self, schema: Any, text: str) -> None:
+    def test_a_value_that_does_not_fit_stays_verbatim(self, schema: Any, text: str) -> None:
         assert coerce(text, schema) == text
 
 
@@ -147,11 +147,11 @@ class TestNumbers:
             "1\x002",
         ],
     )
-    def test_what_is_no_decimal_stays_text(self, schema: Any, text: str) -> None:
+    def test_text_that_is_not_a_decimal_stays_text(self, schema: Any, text: str) -> None:
         assert coerce(text, schema) == text
 
     @pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-Infinity", "1e999", "-1e999", "9" * 400 + ".5"])
-    def test_what_is_not_finite_stays_text(self, text: str) -> None:
+    def test_a_number_that_is_not_finite_stays_text(self, text: str) -> None:
         assert coerce(text, NUMBER) == text
         assert coerce(text, union("integer", "number", "boolean", "null")) == text
 
@@ -427,7 +427,7 @@ class TestSchemas:
 
         descend()
         assert json.dumps(values[-1]) == text
-        assert text in values  # some frames down there was no room to decode it
+        assert text in values  # some frames deeper there was no room to decode it
 
 
 TOOLS = [
@@ -470,7 +470,7 @@ class TestToolIndex:
     @pytest.mark.parametrize(
         "tools", ["", "lookup", b"", 5, {"name": "f"}, {}, [None], ["lookup"], [[]], [TOOLS[0], 3], iter(TOOLS), {1}]
     )
-    def test_what_are_no_tools(self, tools: Any) -> None:
+    def test_values_that_are_not_tools(self, tools: Any) -> None:
         with pytest.raises(TypeError, match="tools"):
             ToolIndex(tools)
 
@@ -503,7 +503,7 @@ class TestToolIndex:
 
     def test_coerce(self) -> None:
         index = ToolIndex(TOOLS)
-        for _ in range(2):  # read, then remembered
+        for _ in range(2):  # read, then cached
             assert index.coerce("lookup", "id", "9007199254740993") == 9007199254740993
             assert index.coerce("lookup", "zip", "123_456") == "123_456"
             assert index.coerce("lookup", "note", "null") is None
@@ -622,7 +622,7 @@ def test_a_parameter_that_is_a_string_is_its_text(text: str, properties: Any, de
 
 @given(schemas)
 def test_a_parameter_is_a_string_or_some_text_is_another_value(schema: Any) -> None:
-    # 1.5 is the one kind of number that a list of integers does not take, 6 an integer that no text of an enum is,
+    # 1.5 is the only kind of number that a list of integers rejects, 6 an integer that is no text of an enum,
     # "[]" and "{}" are the containers.
     readable = ["null", "5", "6", "1.5", "true", "{}", "[]", "None", "True", " 5", " true", " {}", " []", " null"]
     index = ToolIndex([tool("f", typed({"x": schema}))])

@@ -1,4 +1,4 @@
-"""Calls as tags: where values end, what is data, what is cut, what is mended."""
+"""Calls as tags: ends of values, data, cuts and repairs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from parser_cases import BOOLEAN, INTEGER, NUMBER, STRING, event_problems, facts, pieces_of, streamed, tool
 
+from lachesis.testing.parser_checks import (
+    BOOLEAN,
+    INTEGER,
+    NUMBER,
+    STRING,
+    event_problems,
+    facts,
+    pieces_of,
+    streamed,
+    tool,
+)
 from tool_call_parsers import CallStatus, ParsedCompletion, get_parser
 
 TOOLS = [
@@ -24,7 +34,7 @@ TOOLS[0]["function"]["parameters"]["required"] = ["title"]
 
 @dataclass(frozen=True)
 class Spelling:
-    """A format's tags, written down apart from its grammar."""
+    """A format's tags, written independently of its grammar."""
 
     parser: str
     wrap: str
@@ -36,7 +46,7 @@ class Spelling:
     frame: str = ""
     """Around values."""
     gap: str = "\n"
-    """Behind end tags."""
+    """After end tags."""
     open_end: bool = False
     """The end tag of a call may be missing at the end of the text."""
 
@@ -56,7 +66,7 @@ class Spelling:
         return self.wrap + self.bare(name, values) + self.unwrap
 
     def parse(self, text: str, **options: Any) -> ParsedCompletion:
-        """What the text is, and the same for every way of cutting it that is tried."""
+        """The result for a text, the same for every cut that is tried."""
         parser = get_parser(self.parser)
         whole = parser.parse(text, TOOLS, **options)
         for cuts in (range(len(text)), range(0, len(text), 7)):
@@ -89,7 +99,7 @@ def _pairs(parser: str, gap: str, wrap: str = "", unwrap: str = "", sep: str = "
         f"</{prefix}tool_call>",
         unwrap,
         gap=gap,
-        open_end=not wrap,  # a wrapper that is missing shows nothing of the call's own end
+        open_end=not wrap,  # a missing wrapper says nothing about the end of the call
     )
 
 
@@ -258,11 +268,11 @@ def test_names_with_dots_and_dashes(tags: Spelling) -> None:
     assert statuses(found) == ["unknown_tool"]
 
 
-# -- what is cut, and what is not whole --------------------------------------------------------------------------------
+# -- cut and incomplete calls -----------------------------------------------------------------------------------------
 
 
 @EVERY
-def test_a_cut_call_is_none(tags: Spelling) -> None:
+def test_a_cut_call_is_not_a_call(tags: Spelling) -> None:
     first = tags.whole("ping")
     whole = tags.whole("note", [("title", "rm -rf /tmp/x"), ("body", "b")])
     text = first + tags.gap + whole
@@ -272,7 +282,7 @@ def test_a_cut_call_is_none(tags: Spelling) -> None:
         found = parser.parse(text[:end], TOOLS)
         assert calls(found)[:1] == [("ping", {})]
         rest = calls(found)[1:]
-        # With its pairs complete, a call may count without its end tag, where the format says so.
+        # With its pairs complete, a call may count without its end tag, if the format allows it.
         assert rest in ([], [("note", {"title": "rm -rf /tmp/x", "body": "b"})]) or (
             tags.open_end and rest == [("note", {"title": "rm -rf /tmp/x"})]
         )
@@ -338,7 +348,7 @@ def test_a_bad_sibling_takes_no_call_away(tags: Spelling) -> None:
         assert statuses(found) == ["malformed", "ok"]
 
 
-# -- what is mended ----------------------------------------------------------------------------------------------------
+# -- repairs ----------------------------------------------------------------------------------------------------------
 
 
 @EVERY
@@ -448,23 +458,23 @@ def test_an_unclosed_value_swallows_no_sibling(tags: Spelling) -> None:
     assert calls(tags.parse(begin + tags.whole("ping"))) == [("ping", {})]
     many = tags.parse(tags.whole("ping") + "\n" + begin + begin + sibling + "\n" + tags.whole("ping"))
     assert statuses(many) == ["ok", "malformed", "malformed", "ok", "ok"]
-    # Cut, it may as well be a text that shows calls.
+    # Cut, it may also be a text that shows calls.
     assert not tags.parse(begin + sibling + "\nand").tool_calls
 
 
 @EVERY
-def test_a_text_that_shows_calls_is_none_when_cut(tags: Spelling) -> None:
+def test_a_cut_text_that_shows_calls_holds_none(tags: Spelling) -> None:
     shown = "Write:\n" + tags.whole("note", [("title", "b")]) + "\nor\n" + tags.whole("ping") + "\nso."
     text = tags.wrap + tags.call.replace("NAME", "note") + tags.open_value("body") + shown
     parser = get_parser(tags.parser)
     for end in range(len(text)):
-        # Right behind a whole block nothing tells it from one that follows an unclosed call.
+        # Directly after a whole block, nothing distinguishes it from one that follows an unclosed call.
         if not text[:end].rstrip().endswith((tags.unwrap.strip() or tags.end, "<｜tool_call_end｜>")):
             assert not parser.parse(text[:end], TOOLS).tool_calls, text[:end]
 
 
 @EVERY
-def test_text_behind_the_last_value_is_dropped(tags: Spelling) -> None:
+def test_text_after_the_last_value_is_dropped(tags: Spelling) -> None:
     text = tags.wrap + tags.call.replace("NAME", "note") + tags.value("title", "a") + "That is all.\n"
     found = tags.parse(text + tags.end + tags.unwrap)
     assert calls(found) == [("note", {"title": "a"})]
@@ -472,7 +482,7 @@ def test_text_behind_the_last_value_is_dropped(tags: Spelling) -> None:
 
 
 @EVERY
-def test_the_end_of_the_turn_behind_a_value_that_quotes_a_call(tags: Spelling) -> None:
+def test_the_end_of_the_turn_after_a_value_that_quotes_a_call(tags: Spelling) -> None:
     value = "Write " + tags.call.replace("NAME", "f").strip() + tags.open_value("zz") + " and go on"
     text = tags.whole("note", [("title", value)])
     for end in ("", "<|im_end|>", "\n<|im_end|>\n"):
@@ -481,7 +491,7 @@ def test_the_end_of_the_turn_behind_a_value_that_quotes_a_call(tags: Spelling) -
 
 @EVERY
 @pytest.mark.parametrize("name", ["@@", "_", "--", "a\"b'", "a b"])
-def test_what_can_be_no_name(tags: Spelling, name: str) -> None:
+def test_invalid_names(tags: Spelling, name: str) -> None:
     for values in ([], [("title", "a")]):
         found = tags.parse(tags.whole(name, values) + tags.gap + tags.whole("ping"))
         assert calls(found) == [("ping", {})]
@@ -506,8 +516,8 @@ _PIECES = st.sampled_from(
 
 @EVERY
 @given(data=st.data())
-def test_what_a_stream_ends_in(tags: Spelling, data: st.DataObject) -> None:
-    """Whole texts have a fast path of their own, and this one shows that it leads where the other does."""
+def test_a_stream_ends_in_the_result_of_parse(tags: Spelling, data: st.DataObject) -> None:
+    """Whole texts use a separate fast path, with the results of the other path."""
     pieces = data.draw(st.lists(_PIECES, max_size=12))
     keys = data.draw(st.lists(st.sampled_from(["title", "body", "count", "zz"]), min_size=12, max_size=12))
     spelled: dict[str, Callable[[str], str]] = {
@@ -525,7 +535,7 @@ def test_what_a_stream_ends_in(tags: Spelling, data: st.DataObject) -> None:
     tags.parse(text)
 
 
-# -- what only some formats have ---------------------------------------------------------------------------------------
+# -- features of some formats -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("parser", ["deepseek_v32", "deepseek_v4", "deepseek_v41"])
@@ -641,7 +651,7 @@ _TEXT = st.text(st.sampled_from([*"ab \n<>/&=\"'{}[]é", "🌍"]), max_size=20)
 
 @EVERY
 @given(data=st.data())
-def test_what_is_written_is_read_again(tags: Spelling, data: st.DataObject) -> None:
+def test_a_written_turn_is_read_back(tags: Spelling, data: st.DataObject) -> None:
     values = st.fixed_dictionaries(
         {"title": _TEXT},
         optional={"body": _TEXT, "count": st.integers(), "raw": st.booleans(), "scale": st.floats(-9, 9)},
@@ -659,7 +669,7 @@ def test_what_is_written_is_read_again(tags: Spelling, data: st.DataObject) -> N
     assert again == text
 
 
-def test_what_templates_write() -> None:
+def test_the_texts_of_templates() -> None:
     turn = [{"name": "f", "arguments": {"k": "v", "o": {"x": [1, None]}}}, {"name": "g", "arguments": {}}]
     o = json.dumps({"x": [1, None]})
     assert get_parser("qwen3_coder").render("CC", None, turn) == (
@@ -714,7 +724,7 @@ def test_a_name_alone_needs_no_end_tag_where_the_tool_needs_no_arguments(parser:
     found, events = streamed(get_parser(parser), list(text), tools)
     assert facts(found) == facts(whole)
     assert event_problems(events, found) == []
-    # What needs arguments is not called without them.
+    # A tool that needs arguments is not called without them.
     found = get_parser(parser).parse(text.replace("ping", "note"), tools)
     assert [call.arguments for call in found.tool_calls] == [{"title": "x"}]
 
@@ -726,7 +736,7 @@ def test_json_in_a_fence_where_a_format_writes_both() -> None:
     assert found.content is None
 
 
-def test_any_blank_before_a_section_is_none_of_its_value() -> None:
+def test_blanks_before_a_section_are_not_part_of_its_value() -> None:
     tags = next(tags for tags in SPELLINGS if tags.parser == "minicpm5")
     found = tags.parse(tags.bare("note", [("title", "\xa0<![CDATA[a & b]]>")]))
     assert calls(found) == [("note", {"title": "a & b"})]

@@ -15,11 +15,13 @@ from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream
 LLAMA = sentencepiece_like()
 BPE_MAP, LLAMA_MAP = TokenMap(BPE), TokenMap(LLAMA)
 ADDED_VOCABULARY: dict[str, int] = BPE.get_added_vocab()
-RAW_BYTES = {name: BPE.convert_tokens_to_ids(name) for name in "ĤģðŁâĢïé"}  # single bytes, most of no character
+RAW_BYTES = {
+    name: BPE.convert_tokens_to_ids(name) for name in "ĤģðŁâĢïé"
+}  # single bytes, most of them parts of characters
 
 
 def ids(*parts: str) -> list[int]:
-    """Token ids: a special token where a part is one, ordinary tokens elsewhere; "=" in front forces the latter."""
+    """Token ids: a special token where a part is one, else ordinary tokens; "=" in front forces the latter."""
     out: list[int] = []
     for part in parts:
         if part in ADDED_VOCABULARY:
@@ -34,7 +36,7 @@ def decode(tokenizer: Any, token_ids: Sequence[int]) -> str:
 
 
 def check(aligned: Aligned, count: int) -> None:
-    """What holds of every alignment."""
+    """The rules for every alignment."""
     assert len(aligned.masked) == len(aligned.text)
     assert aligned.unmask(aligned.masked) == aligned.text
     assert len(aligned.starts) == count + 1
@@ -79,7 +81,7 @@ def test_a_token_span_is_the_smallest_that_covers_the_characters() -> None:
 
 
 def test_a_marker_assembled_from_sub_tokens_is_text() -> None:
-    """vllm#58315: grammars accept it, parsers on ids do not; the policy is that it is not the marker."""
+    """vllm#58315: grammars accept it, parsers on ids do not. It does not count as the marker."""
     aligned = BPE_MAP.align(None, ids("=<", "=tool", "=_call", "=>", "<|im_end|>"))
     assert "<tool_call>" in aligned.text
     assert "<tool_call>" not in aligned.masked
@@ -164,7 +166,7 @@ def test_a_character_cut_off_at_the_end_may_be_missing_from_the_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["abX", "ab", "abcd", ""])
-def test_ids_of_another_text_are_refused(text: str) -> None:
+def test_ids_of_another_text_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match=r"token_ids do not decode.*character") as caught:
         BPE_MAP.align(text, ids("=abc"))
     assert repr("abc") in str(caught.value)
@@ -178,7 +180,7 @@ def test_ids_have_to_be_integers() -> None:
 
 
 @pytest.mark.parametrize("tokenizer", [object(), None, type("T", (), {"decode": lambda self, token_ids: ""})()])
-def test_a_tokenizer_that_cannot_do_it_is_refused(tokenizer: Any) -> None:
+def test_an_unsuitable_tokenizer_is_rejected(tokenizer: Any) -> None:
     with pytest.raises(TypeError, match="tokenizer"):
         TokenMap(tokenizer)
 
@@ -213,7 +215,7 @@ def test_a_sentencepiece_decoder_drops_the_first_blank_only() -> None:
 
 
 def test_byte_tokens_that_spoil_their_neighbours() -> None:
-    """A fallback decoder gives up a whole run of bytes when it is no UTF-8, newlines in it included."""
+    """A fallback decoder rejects a whole run of bytes that is not UTF-8, with the newlines in it."""
     name = LLAMA.convert_tokens_to_ids
     token_ids = [name("a"), *map(name, ["<0xE2>", "<0x82>", "<0xAC>", "<0x0A>", "<0xE2>"]), name("<think>"), name("b")]
     aligned = LLAMA_MAP.align(None, token_ids)
@@ -244,7 +246,7 @@ def test_a_decoder_that_joins_tokens_freely_is_aligned_at_its_special_tokens() -
 
 
 def stream(tokens: TokenMap, text: str, token_ids: Sequence[int], cuts: Sequence[tuple[int, int]]) -> Aligned:
-    """Feed text and ids in deltas that end at the cuts; what came out must begin the masked text."""
+    """Feed text and ids in deltas that end at the cuts. The results must be a prefix of the masked text."""
     running = TokenStream(tokens)
     out, at, taken = "", 0, 0
     for upto, count in [*cuts, (len(text), len(token_ids))]:
@@ -257,7 +259,7 @@ def stream(tokens: TokenMap, text: str, token_ids: Sequence[int], cuts: Sequence
     return aligned
 
 
-def test_what_is_certain_comes_at_once() -> None:
+def test_certain_text_comes_at_once() -> None:
     running = TokenStream(BPE_MAP)
     assert running.feed("xy", ids("=xy")) == "xy"
     assert running.feed("<tool_call>", ids("<tool_call>")) == "<tool_call>"
@@ -270,7 +272,7 @@ def test_what_is_certain_comes_at_once() -> None:
     assert running.finish().masked == "xy<tool_call><toy> élate"
 
 
-def test_a_first_token_of_blanks_waits_for_its_second_blank() -> None:
+def test_a_first_token_of_blanks_waits_for_the_second_blank() -> None:
     running = TokenStream(BPE_MAP)
     assert running.feed(" ", ids("  ", "=x")) == ""
     assert running.feed(" x", []) == "  x"
@@ -364,7 +366,7 @@ def test_only_special_tokens_read_as_markers(token_ids: list[int]) -> None:
         genuine = {aligned.starts[k] for k, t in enumerate(token_ids) if t == token_id}
         found = {k for k in range(len(aligned.masked)) if aligned.masked.startswith(name, k)}
         assert genuine <= found
-        # A marker may also stand inside a longer special token, or across two of them.
+        # A marker may also be inside a longer special token, or across two of them.
         for k in found - genuine:
             first, last = aligned.token_span(k, k + len(name))
             assert all(BPE_MAP.is_special(t) for t in token_ids[first:last])

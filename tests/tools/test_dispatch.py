@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from backends.base import BackendError, Sandbox, SandboxLost
-from lachesis.tools import ToolError, ToolRegistry, ToolResult, ToolSession, call_tool, call_tools, tool
+from lachesis.tools import ToolFailure, ToolRegistry, ToolResult, ToolSession, call_tool, call_tools, tool
 
 
 class Entry(BaseModel):
@@ -40,7 +40,7 @@ async def fail(kind: str) -> str:
     """Fail in a way of your choice."""
     match kind:
         case "refuse":
-            raise ToolError("not today")
+            raise ToolFailure("not today")
         case "bug":
             raise ZeroDivisionError("division by zero")
         case "exit":

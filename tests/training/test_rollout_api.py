@@ -69,7 +69,7 @@ async def test_every_route_of_the_stock_api():
             await api.status_env(0)
 
 
-async def test_a_refused_group_is_told_with_the_reason():
+async def test_a_refused_group_is_reported_with_the_reason():
     async with StockRunApi() as server, RolloutApi(server.url) as api:
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
@@ -164,7 +164,7 @@ def test_a_number_that_is_not_finite_is_refused(name, bad):
 
 
 @pytest.mark.parametrize("name", ["tokens", "masks", "scores", "inference_logprobs"])
-def test_what_a_trainer_needs_has_to_be_there(name):
+def test_fields_that_a_trainer_needs_are_required(name):
     for gone in (None, []):
         with pytest.raises(GroupError, match=f"{name} is missing"):
             check_shape({**payload(1), name: gone})

@@ -61,7 +61,7 @@ EDITS = {
 
 
 @pytest.mark.parametrize(("edit", "place"), EDITS.values(), ids=EDITS)
-def test_an_edit_does_what_it_does_to_plain_dicts(edit, place):
+def test_an_edit_has_the_effect_that_it_has_on_plain_dicts(edit, place):
     history, plain = MessageHistory(conversation()), conversation()
     before = history.nodes()
     assert edit(history) == edit(plain)
@@ -135,7 +135,7 @@ def test_any_error_of_the_plain_operation_comes_through_and_changes_nothing():
     assert history.discarded == ()
 
 
-def test_what_says_the_same_is_no_edit():
+def test_an_equal_message_is_not_an_edit():
     response = ChatResponse(Message("assistant", "answer"), FinishReason.STOP)
     history = MessageHistory([USER, response, USER])
     before = history.nodes()
@@ -187,7 +187,7 @@ def test_a_view_follows_its_message_through_edits_elsewhere():
         lambda h: h.__setitem__(slice(3, None), []),
     ],
 )
-def test_a_view_of_a_message_that_is_gone_reads_and_refuses_to_write(take_away):
+def test_a_view_of_a_message_that_is_gone_reads_and_rejects_writes(take_away):
     history = MessageHistory(conversation())
     view = history[-1]
     take_away(history)
@@ -198,16 +198,16 @@ def test_a_view_of_a_message_that_is_gone_reads_and_refuses_to_write(take_away):
     assert history == kept
 
 
-def test_a_part_that_was_taken_out_of_its_message_refuses_to_write():
+def test_a_part_that_was_removed_from_its_message_rejects_writes():
     history = MessageHistory(conversation())
     calls = history[2]["tool_calls"]
     gone = calls[1]
     taken = calls.pop()
     taken["id"] = "mine to change"
-    with pytest.raises(StaleMessage, match="taken out"):
+    with pytest.raises(StaleMessage, match="removed"):
         gone["id"] = "lost"
     history[2]["tool_calls"] = []
-    with pytest.raises(StaleMessage, match="taken out"):
+    with pytest.raises(StaleMessage, match="removed"):
         calls.append(taken)
     assert "tool_calls" not in history[2]
 

@@ -96,7 +96,7 @@ def test_a_whole_last_line_without_a_newline_is_kept(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["out.jsonl"]
 
 
-def test_an_open_writer_mends_what_another_left_torn(tmp_path):
+def test_an_open_writer_moves_a_line_that_another_left_torn(tmp_path):
     path = tmp_path / "out.jsonl"
     with JsonlWriter(path, fsync=True) as writer:
         writer.write({"n": 1})
@@ -176,7 +176,7 @@ with JsonlWriter(sys.argv[1]) as writer:
 """
 
 
-def test_a_line_that_no_longer_fits_leaves_nothing_behind(tmp_path):
+def test_a_line_that_no_longer_fits_leaves_no_trace(tmp_path):
     path = tmp_path / "out.jsonl"
     ran = subprocess.run([sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True)
     assert ran.stdout.startswith(f"{path}: cannot write (File too large)")
@@ -213,7 +213,7 @@ def test_a_path_that_is_no_file_is_an_error(tmp_path):
 
 
 @pytest.mark.parametrize("obj", [{"x": float("nan")}, {"x": {1}}, {1, 2}])
-def test_what_is_not_json_is_refused_before_anything_is_written(tmp_path, obj):
+def test_a_value_that_is_not_json_is_rejected_before_any_write(tmp_path, obj):
     path = tmp_path / "out.jsonl"
     with JsonlWriter(path) as writer:
         with pytest.raises(JsonlError, match="cannot become JSON"):

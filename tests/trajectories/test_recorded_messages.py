@@ -62,7 +62,7 @@ def test_messages_that_cannot_change_are_kept_themselves() -> None:
         Message("assistant", None, (ToolCall("call_1", "f", {"x": {1}}),)),  # type: ignore[arg-type]
     ],
 )
-def test_what_json_cannot_hold_is_refused_when_it_is_recorded(message: Message) -> None:
+def test_values_that_json_cannot_hold_are_rejected_when_recorded(message: Message) -> None:
     history = MessageHistory([{"role": "user", "content": "Hello"}])
     with pytest.raises(TypeError, match="is not a JSON value"):
         history.append(message)

@@ -1,4 +1,4 @@
-"""Samples: every sampled token once, behind the very prefix that it was sampled behind."""
+"""Samples: every sampled token once, after the exact prefix after which it was sampled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sampled(tree: Tree) -> dict[TokenPrefix, SampledTokens]:
 
 @UNTIMED
 @given(trees())
-def test_every_sampled_token_is_delivered_exactly_once_behind_its_very_prefix(tree: Tree) -> None:
+def test_every_sampled_token_is_delivered_exactly_once_after_its_exact_prefix(tree: Tree) -> None:
     by_turn = list(sampled(tree).values())
     found = samples(tree, rollout_id="r")
     delivered = [span.turn for sample in found for span in sample.spans]
@@ -121,7 +121,7 @@ def test_a_conversation_without_edits_is_one_sample_with_the_observations_masked
     assert (span.finish_reason, span.sampling) == ("stop", SAMPLING)
 
 
-def test_what_two_paths_share_is_trained_in_the_one_of_the_head() -> None:
+def test_tokens_shared_by_two_paths_are_trained_in_the_path_of_the_head() -> None:
     tree = Tree()
     shared = tree.sample(START, [4, END])
     tree.sample(shared.extend([5]), [6, END])

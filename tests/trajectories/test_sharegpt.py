@@ -406,7 +406,7 @@ def test_a_dataset_entry_reloads_to_the_same_messages_with_ids_by_number(message
 
 
 def normal_dataset_form(message: dict) -> dict:
-    """Bare results come back letter for letter; text that stands alone in its turn loses its outer space."""
+    """Bare results come back letter for letter; text that is alone in its turn loses its outer space."""
     if message["role"] == "tool":
         structured = normal_form(message)["content"]
         try:
@@ -437,7 +437,7 @@ def without_ids(messages) -> list[dict]:
 
 @given(conversations(), st.sampled_from(["trajectory", "dataset"]))
 @settings(max_examples=40, deadline=None)
-def test_writing_what_was_reloaded_writes_the_same_again(messages, variant):
+def test_an_entry_survives_reading_and_writing(messages, variant):
     def write(these: list[dict]) -> dict:
         if variant == "dataset":
             return to_dataset_entry(these, [TERMINAL]).entry
@@ -447,7 +447,7 @@ def test_writing_what_was_reloaded_writes_the_same_again(messages, variant):
     assert write(from_sharegpt(entry)) == entry
 
 
-def test_calls_without_a_result_are_told_apart_by_name_and_numbered_around_known_ids():
+def test_calls_without_a_result_are_distinguished_by_name_and_numbered_around_known_ids():
     messages = [user(), asks(call("x"), call("call_0", "read_file")), result("call_0", "")]
     entry = to_trajectory_entry(messages, model="m", completed=False).entry
     reloaded = from_sharegpt(entry)
@@ -466,7 +466,7 @@ def test_calls_without_a_result_are_told_apart_by_name_and_numbered_around_known
         ({"from": "tool", "value": "<tool_response>\nx\n</tool_response>"}, UnexpectedToolResult),
     ],
 )
-def test_what_is_not_in_the_format_is_named_with_its_turn(turn, error):
+def test_a_turn_that_is_not_in_the_format_is_named(turn, error):
     with pytest.raises(error) as caught:
         from_sharegpt({"conversations": [{"from": "human", "value": "x"}, turn]})
     assert caught.value.index == 1

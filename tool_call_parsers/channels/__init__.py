@@ -1,14 +1,14 @@
-"""Turns that are sequences of messages, each with a header that says what it is: reasoning, content, or a call.
+"""Turns that are sequences of messages, each with a header that names its kind: reasoning, content, or a call.
 
-The header decides, not the words of the message: the markup of a call that stands in another channel is quoted there.
-Where the prompt has written the first header, the text begins in the middle of a message.
+The header decides, not the words of the message: tags of a call in another channel are a quotation. If the
+generation prompt contains the first header, the text begins in the middle of a message.
 
-Pieces of reasoning, and of content, that stand in separate messages are joined by one line break. What the format wants
-between messages is no text; text that stands there all the same is content.
+The texts of several messages of one kind are joined by a line break. Framing between messages is dropped; other text
+between messages is content.
 """
 
 from tool_call_parsers.channels.elements import Elements
-from tool_call_parsers.channels.messages import Channel, ChannelGrammar, Header
+from tool_call_parsers.channels.messages import Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.channels.tagged_messages import NamespacedTags, TaggedMessages
 from tool_call_parsers.channels.typed_messages import TypedMessages
 from tool_call_parsers.channels.word_headers import Harmony, WordHeaders
@@ -18,7 +18,7 @@ __all__ = [
     "ChannelGrammar",
     "Elements",
     "Harmony",
-    "Header",
+    "MessageHeader",
     "NamespacedTags",
     "TaggedMessages",
     "TypedMessages",

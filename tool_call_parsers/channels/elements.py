@@ -7,10 +7,10 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
 from tool_call_parsers.channels.element_arguments import ElementArguments
-from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
-from tool_call_parsers.engine import Needles, Run, Step, Turn, cut_off
+from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
+from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
@@ -38,8 +38,8 @@ class Tag:
 class Elements(ChannelGrammar):
     """Elements in control tokens, `<|open|>NAME key="value"<|sep|>..<|close|>NAME<|sep|>`: Kimi K3.
 
-    An argument's `type` says how it is written: a string as it is, to the last character, all else as JSON. A closing
-    tag ends an argument where markup follows it; elsewhere it is a part of the value.
+    An argument's `type` defines how it is written: a string verbatim, other values as JSON. A closing tag ends an
+    argument if a tag follows it; elsewhere it is part of the value.
     """
 
     open: str = "<|open|>"
@@ -81,7 +81,7 @@ class Elements(ChannelGrammar):
         return Needles(f"{self.close}json{self.sep}", f"{self.close}call{self.sep}")
 
     @cached_property
-    def _behind_argument(self) -> Needles:
+    def _after_argument(self) -> Needles:
         opening = (f"{self.open}{name}" for name in ("argument", "json", "call"))
         return Needles(*opening, *(f"{self.close}{name}" for name in ("call", "tools", "message")))
 
@@ -92,26 +92,26 @@ class Elements(ChannelGrammar):
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         channels = dict(self.channels)
         tag = yield from self._tag(run, start)
         if tag is not None:
             channel = None if tag.closing else channels.get(tag.name)
-            return Header(start, tag.end, channel) if channel is not None else None
+            return MessageHeader(start, tag.end, channel) if channel is not None else None
         name = self._cut_name(run, start)
         if name is None:
             return None
-        return Header(start, len(run.text), channels.get(name, Channel.NONE), cut=True)
+        return MessageHeader(start, len(run.text), channels.get(name, Channel.NONE), cut=True)
 
     def _cut_name(self, run: Run, start: int) -> str | None:
-        """The name of an opening tag, or the beginning of one, where the text ends inside the tag."""
+        """The name of an opening tag, or the beginning of one, if the text ends inside the tag."""
         body = start + len(self.open)
         if not run.final or not run.text.startswith(self.open, start) or len(run.text) - body >= HEADER_WIDTH:
             return None
         cut = _CUT_TAG.fullmatch(run.text, body, self._control.unsettled(run.text, body))
         if cut is None or self._control.pattern.search(run.text, body) is not None:
             return None
-        whole = bool(cut[2])  # else the name itself may be cut
+        whole = bool(cut[2])  # otherwise the name itself may be cut
         names = (name for name, _ in self.channels if name == cut[1] or (not whole and name.startswith(cut[1])))
         return cut[1] if next(names, None) is not None else None
 
@@ -137,7 +137,7 @@ class Elements(ChannelGrammar):
         }
         return Tag(start, stop.end(), word[1], token == self.close, attributes)
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         begin = header.start
         tag = yield from self._tag(run, begin)
         assert tag is not None  # a header is a tag
@@ -167,7 +167,7 @@ class Elements(ChannelGrammar):
                 return begin if begun else None
 
     def _call(self, run: Run, begin: int, tag: Tag) -> Step[int]:
-        """A call whose markup begins at `begin`, behind its opening tag: its end."""
+        """Read a call that begins at `begin`, after its opening tag. Return its end."""
         run.begin_block(begin)
         run.to_content()
         name = tag.attributes.get("tool", "").strip()
@@ -193,7 +193,7 @@ class Elements(ChannelGrammar):
                 read.fail(CallStatus.INCOMPLETE, "the text ends inside the call")
                 end = len(run.text)
             else:
-                read.fail(CallStatus.MALFORMED, "between the arguments stands text")
+                read.fail(CallStatus.MALFORMED, "text between the arguments")
                 stop = yield from run.find(self._call_end, end)
                 end = len(run.text) if stop is None else stop.start()
                 following = (yield from self._tag(run, end)) if stop is not None else None
@@ -215,7 +215,7 @@ class Elements(ChannelGrammar):
         return run.final and token is not None and self._control.pattern.search(run.text, token.end()) is None
 
     def _argument(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
-        """An argument behind its opening tag: its end."""
+        """Read an argument after its opening tag. Return its end."""
         key, kind = tag.attributes.get("key", ""), tag.attributes.get("type")
         is_string = kind == "string" or (kind is None and run.tools.is_string(read.name, key))
         if read.whole is not None:
@@ -235,7 +235,7 @@ class Elements(ChannelGrammar):
                 yield
                 continue
             position = yield from run.skip_space(stop.end())
-            if position == len(run.text) or (yield from run.starts(position, self._behind_argument)) is not None:
+            if position == len(run.text) or (yield from run.starts(position, self._after_argument)) is not None:
                 break
             position = stop.end()
         text = run.text[tag.end : stop.start()]
@@ -249,7 +249,7 @@ class Elements(ChannelGrammar):
         return stop.end()
 
     def _typed(self, read: ElementArguments, key: str, kind: str | None, text: str) -> None:
-        """The value of an argument that is no string."""
+        """Read an argument that is not a string."""
         tools, bare = read.run.tools, text.strip()
         if kind is None:
             value = tools.coerce(read.name, key, text)
@@ -261,11 +261,11 @@ class Elements(ChannelGrammar):
             value = coerce(text, {"type": kind})
             if isinstance(value, str):
                 value = tools.coerce(read.name, key, text)
-            read.fail(CallStatus.REPAIRED, f"the argument {key!r} is written as no {kind}")
+            read.fail(CallStatus.REPAIRED, f"the argument {key!r} is not written as {kind}")
         read.end(key, value, json.dumps(value, ensure_ascii=False) if read.run.started else "")
 
     def _json(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
-        """All arguments as one JSON object behind its opening tag: its end."""
+        """Read all arguments as one JSON object after its opening tag. Return its end."""
         position = yield from run.skip_space(tag.end)
         if read.values or read.whole is not None:
             read.fail(CallStatus.MALFORMED, "arguments twice")
@@ -273,21 +273,21 @@ class Elements(ChannelGrammar):
             read.fail(CallStatus.INCOMPLETE, "the text ends before the arguments")
             return position
         if run.text[position] not in "{[":
-            read.fail(CallStatus.INVALID_JSON, "the arguments are no JSON")
+            read.fail(CallStatus.INVALID_JSON, "the arguments are not JSON")
             stop = yield from run.find(self._json_end, position)
             end = len(run.text) if stop is None else stop.start()
         else:
             watch = ArgumentsWatch(run, position) if read.status is CallStatus.OK else None
             value = yield from read_value(run, position, self._json_end, watch)
             read.whole, end = run.text[position : value.end], value.end
-            found = Arguments(value.status, {}, read.whole, value.error)
+            found = FoundArguments(value.status, {}, read.whole, value.error)
             if value.status in CALLABLE:
                 found = read_arguments(value.value, read.whole)
                 read.values = found.value
             if found.status is not CallStatus.OK or value.error:
                 read.fail(
                     value.status if found.status is CallStatus.OK else found.status,
-                    found.error or value.error or "the arguments are no object",
+                    found.error or value.error or "the arguments are not an object",
                 )
         end = yield from run.skip_space(end)
         closer = yield from run.starts(end, self._json_end)
@@ -298,7 +298,7 @@ class Elements(ChannelGrammar):
     def _element(self, head: str, body: str) -> str:
         return f"{self.open}{head}{self.sep}{body}{self.close}{head.split(' ', 1)[0]}{self.sep}"
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         parts = []
         if turn.reasoning is not None:
             parts.append(self._element("think", turn.reasoning))
@@ -338,5 +338,5 @@ def type_of(value: object) -> str:
 
 
 def written(value: object) -> str:
-    """A value as it is written: a string as it is."""
+    """A value as the format writes it: strings verbatim, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

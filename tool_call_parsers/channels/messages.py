@@ -1,4 +1,4 @@
-"""The loop over the messages of a turn: which there are, where each ends, and what it is."""
+"""The loop over the messages of a turn: their headers, ends and kinds."""
 
 from __future__ import annotations
 
@@ -7,64 +7,64 @@ from enum import Enum
 from functools import cached_property
 from typing import cast
 
-from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, Run, Step, Turn
+from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, RenderTurn, Run, Step
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.types import CallStatus
 
 JOINT = "\n"
 """Between the texts of two messages of one kind."""
 HEADER_WIDTH = 512
-"""The longest header, in characters. What is longer is text."""
+"""The maximum length of a header. Longer text is not a header."""
 
 
 class Channel(Enum):
-    """What a message is."""
+    """The kind of a message."""
 
     REASONING = 1
     PREAMBLE = 2
-    """Content; calls may follow."""
+    """Content that calls may follow."""
     ANSWER = 3
-    """Content that ends the turn. Servers strip its end marker, so that a header in it must be a quotation."""
+    """Content that ends the turn. Servers strip its end marker, so a header inside it must be a quotation."""
     CALL = 4
     NONE = 5
-    """Nothing but a header."""
+    """A header without text."""
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class MessageHeader:
     """The header of a message: `text[start:end]`."""
 
     start: int
     end: int
     channel: Channel
     name: str = ""
-    """The tool, where the header names it."""
+    """The tool, if the header names it."""
     error: str | None = None
-    """What had to be put right in it."""
+    """What was repaired in it."""
     cut: bool = False
     """The text ends inside it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelMarkers(Markers):
-    """The markers by the channel that they may stand in; None is between messages, and a beginning without header."""
+    """The markers by the channel in which they may occur. None is the text between messages, or before any header."""
 
     inside: dict[Channel | None, Needles]
     closers: frozenset[str]
-    """Of the ends those of messages, not of the turn."""
+    """The end markers of messages, without those of the turn."""
     ending: Needles
-    """All ends."""
+    """All end markers."""
 
 
 class ChannelGrammar:
-    """The loop over messages. A subclass reads headers and calls, and says which markers there are."""
+    """The loop over messages. A subclass reads headers and calls, and defines the markers."""
 
     openers: tuple[str, ...]
     """Markers that begin a header."""
     closers: tuple[str, ...]
-    """Markers that end a message, of whatever channel."""
+    """Markers that end a message of any channel."""
     block_closers: tuple[str, ...] = ()
-    """Markers that close the markup within a call."""
+    """Markers that close a block inside a call."""
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
         """Markers that end a message of that channel."""
@@ -74,25 +74,25 @@ class ChannelGrammar:
         """Those of them that do not end a call."""
         return self.closers_of(channel)
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
-        """The header that begins with the marker at `start:body`; None where that is only text."""
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
+        """Read the header that begins with the marker at `start:body`; None if it is only text."""
         raise NotImplementedError
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
-        """A header whose opening marker is missing, at a place where only a header should stand."""
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
+        """Read a header without its opening marker, where only a header may be."""
         return None
         yield  # type: ignore[unreachable]  # makes it a generator
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
-        """Read the message of a call: its end, or None, without a trace, when it is none."""
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
+        """Read the message of a call. Return its end, or None, without any change, if it is not a call."""
         raise NotImplementedError
 
-    def render(self, turn: Turn) -> str:
-        """What the model writes for the turn, without the end-of-turn token."""
+    def render(self, turn: RenderTurn) -> str:
+        """The turn as the model writes it, without the end-of-turn token."""
         raise NotImplementedError
 
     def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
-        """What to look for in each channel."""
+        """The markers of each channel."""
         kinds = dict.fromkeys((*ends, *self.closers), Marker.END)
         kinds |= dict.fromkeys(self.openers, Marker.OPEN)
         free = Needles(*kinds)
@@ -126,9 +126,9 @@ class ChannelGrammar:
         channel: Channel | None = None
         if run.opened:
             channel, run.in_reasoning, run.reasoning_complete = Channel.REASONING, True, False
-        never_closed: set[Channel] = set()  # channels whose end markers do not come any more
+        never_closed: set[Channel] = set()  # channels without a further end marker
         dangling = False
-        untold = True  # no header yet: one at the very beginning is the first, whatever the prompt has opened
+        headerless = True  # a header at the very beginning is the first, whatever the prompt opened
         position = 0
         header = yield from self._next(run, position)
         while True:
@@ -164,10 +164,10 @@ class ChannelGrammar:
             if header.cut:
                 position, header = self._cut(run, header, channel), None
                 continue
-            first, untold = untold and run.follows_markup(header.start), False
+            first, headerless = headerless and run.follows_markup(header.start), False
             if channel is not None and channel not in never_closed and not first:
-                # What stands in a message that is closed later is quoted there. Without an end marker the message ends
-                # where the next begins: models forget it.
+                # A header in a message that is closed later is a quotation. Without an end marker the message ends at
+                # the next header, because models forget the marker.
                 closing = yield from run.find(self._closing[channel], header.end)
                 if closing is not None:
                     if channel is Channel.REASONING and header.channel is Channel.CALL:
@@ -198,16 +198,16 @@ class ChannelGrammar:
             if channel is Channel.REASONING:
                 run.in_reasoning, run.reasoning_complete = True, False
             yield from self._join(run, position, channel)
-        self._tail(run, channel)
+        self._cut_opener(run, channel)
         run.finish()
 
-    def _next(self, run: Run, position: int) -> Step[Header | None]:
-        """The header behind the end of a message where it lacks its opening marker."""
+    def _next(self, run: Run, position: int) -> Step[MessageHeader | None]:
+        """The header after the end of a message, if it lacks its opening marker."""
         position = yield from run.skip_space(position)
         return (yield from self.bare_header(run, position))
 
     def _join(self, run: Run, position: int, channel: Channel) -> Step[None]:
-        """The line break between two messages of a kind, where the second says anything."""
+        """Put the line break between two messages of a kind, if the second has text."""
         if not run.has_text or not (yield from run.more(position + 1)):
             return
         if (yield from run.starts(position, self._closing[channel])) is None:
@@ -215,7 +215,7 @@ class ChannelGrammar:
 
     def _closes(self, run: Run, position: int) -> Step[bool]:
         """Whether a marker that ends at `position` ends a message: a header follows, or nothing. In prose about the
-        format text follows."""
+        format, text follows."""
         position = yield from run.skip_space(position)
         markers = cast(ChannelMarkers, run.markers).inside[None]
         if position == len(run.text) or (yield from run.starts(position, markers)) is not None:
@@ -223,7 +223,7 @@ class ChannelGrammar:
         return (yield from self.bare_header(run, position)) is not None
 
     def _end_of_turn(self, run: Run, position: int) -> Step[int | None]:
-        """The end of the text when nothing but ends stands from `position` on."""
+        """The end of the text, if only end markers follow `position`."""
         ending = cast(ChannelMarkers, run.markers).ending
         start, known = position, run.memo.get("ends in the middle", (0, 0))
         if known[0] <= position <= known[1]:
@@ -238,8 +238,8 @@ class ChannelGrammar:
                 return None
             position += len(following)
 
-    def _cut(self, run: Run, header: Header, channel: Channel | None) -> int:
-        """The text ends inside a header: an attempt where it is a call's, else markup, or a word in a text."""
+    def _cut(self, run: Run, header: MessageHeader, channel: Channel | None) -> int:
+        """The text ends inside a header. It is an attempt if the header is a call's, else framing or text."""
         end = len(run.text)
         begins = run.follows_markup(header.start)
         if header.channel is Channel.CALL and (begins or channel is not Channel.REASONING):
@@ -253,8 +253,8 @@ class ChannelGrammar:
             run.open_at_end = True
         return end
 
-    def _tail(self, run: Run, channel: Channel | None) -> None:
-        """The text ends inside the marker that begins a header."""
+    def _cut_opener(self, run: Run, channel: Channel | None) -> None:
+        """Drop the beginning of a header's opening marker at the end of the text."""
         position = SPACE.match(run.text, run.taken).end()  # type: ignore[union-attr]  # matches anywhere
         rest = run.text[position:]
         if not rest or channel is not None or not run.taken or not run.follows_markup(position):

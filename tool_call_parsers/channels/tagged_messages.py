@@ -1,4 +1,4 @@
-"""Headers of words before calls in tags: Muse."""
+"""Headers of words before calls as tags: Muse."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from tool_call_parsers.channels.messages import Channel, Header
+from tool_call_parsers.channels.messages import Channel, MessageHeader
 from tool_call_parsers.channels.word_headers import WordHeaders
-from tool_call_parsers.engine import Needles, Run, Step, Turn
+from tool_call_parsers.engine import Needles, RenderTurn, Run, Step
 from tool_call_parsers.tag_blocks import Head as TagHead
 from tool_call_parsers.tag_blocks import TagBlocks
 from tool_call_parsers.types import CallStatus
 
 
 class NamespacedTags(TagBlocks):
-    """Calls as tags by a model that doubles a name without a namespace: `f.f` for `f`."""
+    """Calls as tags, of a model that doubles a name without a namespace: `f.f` for `f`."""
 
     @cached_property
     def _call_head(self) -> re.Pattern[str]:
-        return re.compile(f"(?:){super()._call_head.pattern}")  # told apart from a parameter's by identity
+        return re.compile(f"(?:){super()._call_head.pattern}")  # another object than a parameter's pattern
 
     def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[TagHead | None]:
         head = yield from super()._head(run, start, pattern)
@@ -31,7 +31,7 @@ class NamespacedTags(TagBlocks):
 
 @dataclass(frozen=True, eq=False)
 class TaggedMessages(WordHeaders):
-    """Arguments as tags: Muse."""
+    """Headers of words, with arguments as tags: Muse."""
 
     tags: TagBlocks = field(kw_only=True)
 
@@ -43,12 +43,12 @@ class TaggedMessages(WordHeaders):
     def _openers(self) -> Needles:
         return Needles(*self.tags.openers)
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._openers)) is not None:
-            return Header(position, position, Channel.CALL)  # the prompt may have written all of the header
+            return MessageHeader(position, position, Channel.CALL)  # the prompt may contain all of the header
         return (yield from super().bare_header(run, position))
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         position = yield from run.skip_space(header.end)
         opener = yield from run.starts(position, self._openers)
         if opener is not None:
@@ -71,7 +71,7 @@ class TaggedMessages(WordHeaders):
         run.fail(end)
         return end
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         messages = []
         if turn.reasoning is not None:
             messages.append(f" to=self{self.message}{turn.reasoning}")

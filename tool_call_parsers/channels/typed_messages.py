@@ -1,4 +1,4 @@
-"""Markers that say the kind of content: Inkling."""
+"""Markers that name the kind of content: Inkling."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from tool_call_parsers.channels.messages import Channel, ChannelGrammar, Header
-from tool_call_parsers.engine import BlockGrammar, Needles, Run, Step, Turn
+from tool_call_parsers.channels.messages import Channel, ChannelGrammar, MessageHeader
+from tool_call_parsers.engine import BlockGrammar, Needles, RenderTurn, Run, Step
 
 _NAME = re.compile(r"[\w.\-]{0,128}")
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[\w.\-]{0,128}")
 class TypedMessages(ChannelGrammar):
     """Headers of a marker for the role and one for the kind of content: `<|message_model|>NAME<|content_KIND|>`.
 
-    The name stands before calls only. The marker for the role stands in the prompt, so that the first message of a
+    Only calls have a name. The marker for the role is in the generation prompt, so the first message of a
     completion has none.
     """
 
@@ -25,7 +25,7 @@ class TypedMessages(ChannelGrammar):
     kinds: dict[str, Channel]
     """Channels by the marker for the kind."""
     calls: BlockGrammar
-    """What a call is, its opener being the marker for the kind."""
+    """The grammar of a call. Its opener is the marker for the kind."""
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -39,24 +39,24 @@ class TypedMessages(ChannelGrammar):
     def _kind(self) -> Needles:
         return Needles(*self.kinds)
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         if opener in self.kinds:
-            return Header(start, body, self.kinds[opener])
+            return MessageHeader(start, body, self.kinds[opener])
         header = yield from self._named(run, start, body)
         if header is not None:
             return header
         position = _NAME.match(run.text, body).end()  # type: ignore[union-attr]  # matches the empty text
         rest = run.text[position : position + self._kind.longest]
         if run.final and (not rest or (self._kind.begins(run.text, position) and rest not in self.kinds)):
-            return Header(start, position, Channel.CALL if position > body else Channel.NONE, cut=True)
+            return MessageHeader(start, position, Channel.CALL if position > body else Channel.NONE, cut=True)
         return None
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         header = yield from self._named(run, position, position)
-        # Of a kind without a name its own marker tells, and a word before another kind is text.
+        # A kind without a name has its marker, and a word before another kind is text.
         return header if header is not None and header.channel is Channel.CALL else None
 
-    def _named(self, run: Run, start: int, position: int) -> Step[Header | None]:
+    def _named(self, run: Run, start: int, position: int) -> Step[MessageHeader | None]:
         """A header whose name begins at `position`."""
         while True:
             end = _NAME.match(run.text, position).end()  # type: ignore[union-attr]  # matches the empty text
@@ -66,12 +66,12 @@ class TypedMessages(ChannelGrammar):
         kind = yield from run.starts(end, self._kind)
         if kind is None or (end > position and self.kinds[kind] is not Channel.CALL):
             return None
-        return Header(start, end + len(kind), self.kinds[kind], run.text[position:end])
+        return MessageHeader(start, end + len(kind), self.kinds[kind], run.text[position:end])
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         return (yield from self.calls.block(run, header.start, header.end, self.calls.openers[0]))
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         kinds = {channel: marker for marker, channel in reversed(self.kinds.items())}
         messages = []
         if turn.reasoning is not None:

@@ -1,4 +1,4 @@
-"""Headers of words: who is spoken to, and on which channel. Harmony, the format of gpt-oss, is the plain case."""
+"""Headers of words, which name a recipient and a channel. Harmony, the format of gpt-oss, is the plain case."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
-from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, Header
-from tool_call_parsers.engine import SPACE, Needles, Run, Step, Turn
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
+from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
+from tool_call_parsers.engine import SPACE, Needles, RenderTurn, Run, Step
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.types import CALLABLE, CallStatus
 
 SECTION_LIMIT = 6
-"""The most markers in a header."""
+"""The maximum number of markers in a header."""
 JUNK_LIMIT = 2
-"""Words in a header that may mean nothing."""
+"""How many unknown words a header may have."""
 _RECIPIENT = re.compile(r"to=([^\s<]*)")
 
 
@@ -24,27 +24,30 @@ _RECIPIENT = re.compile(r"to=([^\s<]*)")
 class WordHeaders(ChannelGrammar):
     """Headers of words: `<|start|>assistant to=RECIPIENT<|channel|>CHANNEL TYPE<|message|>`, in any order.
 
-    A recipient that is no reader names the tool of a call. The header's first words, up to the role, stand in the
-    prompt, so that the first message of a completion has none.
+    A recipient that is not a reader is the tool of a call. The header's first words, up to the role, are in the
+    generation prompt, so the first message of a completion has none.
     """
 
     start: str
+    """The marker before the header."""
     message: str
-    """Marker behind the header."""
+    """The marker after the header."""
     ends: tuple[str, ...]
-    """Markers behind a message."""
+    """The markers after a message."""
     call_ends: tuple[str, ...]
-    """Those of them that only stand behind calls and answers: a message that is neither does not end with one."""
+    """Those of them that only follow calls and answers. Other messages do not end with one."""
     inner: tuple[str, ...]
     """Markers within a header; the first can begin one."""
     channels: dict[str, Channel]
+    """Channels by their names in a header."""
     recipients: dict[str, Channel]
-    """Recipients that are readers, not tools."""
+    """Recipients that are readers and not tools."""
     types: frozenset[str]
     """Words for the type of the body."""
     role: str = "assistant"
+    """The role in the header."""
     namespace: str = ""
-    """What the names of tools begin with in a header."""
+    """The prefix of a tool's name in a header."""
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -71,19 +74,19 @@ class WordHeaders(ChannelGrammar):
 
     @cached_property
     def _body_ends(self) -> Needles:
-        """What a call's body cannot go beyond where it is no JSON."""
+        """Markers that end a call's body if it is not JSON."""
         return Needles(*self.ends, *self.openers)
 
-    def header(self, run: Run, start: int, body: int, opener: str) -> Step[Header | None]:
+    def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         return (yield from self._header(run, start, body, bare=False))
 
-    def bare_header(self, run: Run, position: int) -> Step[Header | None]:
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._bare)) is None:
             return None
         header = yield from self._header(run, position, position, bare=True)
         return None if header is not None and header.cut and header.channel is not Channel.CALL else header
 
-    def _header(self, run: Run, start: int, position: int, *, bare: bool) -> Step[Header | None]:
+    def _header(self, run: Run, start: int, position: int, *, bare: bool) -> Step[MessageHeader | None]:
         limit = start + HEADER_WIDTH
         pieces: list[str] = []
         while True:
@@ -104,8 +107,10 @@ class WordHeaders(ChannelGrammar):
                 return None
         return self._words(run, start, position, " ".join(pieces).split(), bare=bare, cut=stop is None)
 
-    def _words(self, run: Run, start: int, end: int, words: list[str], *, bare: bool, cut: bool) -> Header | None:
-        """What the words of a header say; None when they say nothing."""
+    def _words(
+        self, run: Run, start: int, end: int, words: list[str], *, bare: bool, cut: bool
+    ) -> MessageHeader | None:
+        """The header that the words make; None if they are not a header."""
         channel, recipient, typed, junk = None, None, False, []
         for index, word in enumerate(words):
             if recipient is None and (match := _RECIPIENT.fullmatch(word)) is not None:
@@ -120,22 +125,22 @@ class WordHeaders(ChannelGrammar):
         if recipient is not None:
             kind = self.recipients.get(recipient, Channel.CALL)
         elif typed and kind is Channel.PREAMBLE:
-            kind = Channel.CALL  # arguments, but nobody is named
-        # Prose, too, may begin with such a word or have a marker in it. What is not a call's has no place to be told.
+            kind = Channel.CALL  # arguments without a recipient
+        # Prose may also begin with such a word or contain a marker. Only the header of a call can report an error.
         if len(junk) > (JUNK_LIMIT if kind is Channel.CALL and recipient is not None and not (bare or cut) else 0):
             return None
         errors = [f"unexpected words in the header: {' '.join(junk)}"] if junk else []
         if not run.text.startswith(self.start, start) and SPACE.match(run.text).end() < start:  # type: ignore[union-attr]
             errors.append(f"{self.start} is missing")
         name = (recipient or "").removeprefix(self.namespace) if kind is Channel.CALL else ""
-        return Header(start, end, kind, name, "; ".join(errors) or None, cut)
+        return MessageHeader(start, end, kind, name, "; ".join(errors) or None, cut)
 
     def _begins(self, word: str) -> bool:
-        """Whether a header's word may begin like this."""
+        """Whether a word of a header may begin like this."""
         return any(known.startswith(word) for known in (self.role, *self.channels, *self.types, "to="))
 
-    def json_call(self, run: Run, header: Header) -> Step[int]:
-        """Read the message of a call whose arguments are JSON: its end."""
+    def json_call(self, run: Run, header: MessageHeader) -> Step[int]:
+        """Read the message of a call with JSON arguments. Return its end."""
         run.begin_block(header.start)
         run.to_content()
         position = yield from run.skip_space(header.end)
@@ -144,11 +149,11 @@ class WordHeaders(ChannelGrammar):
         notes = [header.error] if header.error else []
         end = len(run.text)
         if position == end:
-            found = Arguments(CallStatus.INCOMPLETE, {}, "", "the text ends before the arguments")
+            found = FoundArguments(CallStatus.INCOMPLETE, {}, "", "the text ends before the arguments")
         elif run.text[position] in "{[":
             value = yield from read_value(run, position, self._body_ends, ArgumentsWatch(run, position))
             raw, end = run.text[position : value.end], value.end
-            found = Arguments(value.status, {}, raw, value.error)
+            found = FoundArguments(value.status, {}, raw, value.error)
             if value.status in (CallStatus.OK, CallStatus.REPAIRED):
                 found = read_arguments(value.value, raw)
                 if value.error:
@@ -160,33 +165,33 @@ class WordHeaders(ChannelGrammar):
         notes += [found.error] if found.error else []
         status = found.status
         if status is not CallStatus.INCOMPLETE:
-            end, surplus, followed = yield from self._behind(run, end)
+            end, surplus, followed = yield from self._after(run, end)
             if status in CALLABLE:
                 notes += [f"one {surplus!r} too many"] if surplus else []
-                notes += [] if followed else ["text behind the arguments"]
+                notes += [] if followed else ["text after the arguments"]
                 status = CallStatus.REPAIRED if notes else status
                 if not header.name:
-                    status, notes = CallStatus.MISSING_NAME, ["no recipient is named"]
+                    status, notes = CallStatus.MISSING_NAME, ["the header names no recipient"]
         error = "; ".join(notes) or None
         usable = run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
         (run.skip if usable else run.fail)(end)
         return end
 
-    def _other(self, raw: str, cut: bool) -> Arguments:
-        """Arguments that are no object, nor a list."""
+    def _other(self, raw: str, cut: bool) -> FoundArguments:
+        """Arguments that are neither an object nor a list."""
         if not raw:
-            return Arguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
+            return FoundArguments(CallStatus.REPAIRED, {}, "", "there are no arguments")
         try:
             literal = read_json(raw)
             if literal.end == len(raw):
                 return read_arguments(literal.value, raw)
         except LiteralError as error:
             if cut and error.incomplete:
-                return Arguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
-        return Arguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are no JSON")
+                return FoundArguments(CallStatus.INCOMPLETE, {}, raw, "the text ends inside the arguments")
+        return FoundArguments(CallStatus.INVALID_JSON, {}, raw, "the arguments are not JSON")
 
-    def _behind(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
-        """What follows arguments that end at `end`: where the message ends, a bracket too many, and whether it ends."""
+    def _after(self, run: Run, end: int) -> Step[tuple[int, str, bool]]:
+        """The end of the message whose arguments end at `end`, a surplus bracket, and whether the message is over."""
         surplus = ""
         while True:
             position = yield from run.skip_space(end)
@@ -203,12 +208,12 @@ class WordHeaders(ChannelGrammar):
 
 
 class Harmony(WordHeaders):
-    """Arguments as a JSON object: gpt-oss."""
+    """Headers of words, with arguments as a JSON object: gpt-oss."""
 
-    def call(self, run: Run, header: Header) -> Step[int | None]:
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         return (yield from self.json_call(run, header))
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         messages = []
         if turn.reasoning is not None:
             messages.append(f"<|channel|>analysis<|message|>{turn.reasoning}<|end|>")

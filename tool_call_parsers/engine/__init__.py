@@ -1,13 +1,13 @@
-"""The machine that all formats run on: one completion, read once from left to right, whole or as it comes.
+"""The machine that runs all formats: it reads a completion once, from left to right, whole or in pieces.
 
-A lexer is a generator over a growing text. Where it needs characters that have not come yet it yields; more text is
-appended and it goes on from where it stood. Positions are absolute and every decision depends on the characters alone,
-never on how they were cut, so that a stream ends in exactly what one look at the whole text gives. For a whole text
-nothing is ever missing and the generators run through without a single yield.
+A lexer is a generator over a growing text. It yields when it needs characters that have not arrived, and resumes after
+more text is appended. Positions are absolute, and every decision depends on the characters alone and never on the cuts
+between pieces, so a stream ends in the result for the whole text. On a whole text nothing is missing, and the
+generators run through without a yield.
 """
 
 from tool_call_parsers.engine.blocks import BlockGrammar, cut_off
-from tool_call_parsers.engine.grammar import Grammar, Marker, Markers, RenderCall, Turn
+from tool_call_parsers.engine.grammar import Grammar, Marker, Markers, RenderCall, RenderTurn
 from tool_call_parsers.engine.run import Run
 from tool_call_parsers.engine.text import SPACE, Needles, Step
 
@@ -19,8 +19,8 @@ __all__ = [
     "Markers",
     "Needles",
     "RenderCall",
+    "RenderTurn",
     "Run",
     "Step",
-    "Turn",
     "cut_off",
 ]

@@ -1,11 +1,11 @@
-"""Free text with blocks of markup in it, and reasoning before it or between them: what most formats are."""
+"""Free text with blocks of tags in it, and reasoning before or between them. Most formats are of this kind."""
 
 from __future__ import annotations
 
 import itertools
 import re
 
-from tool_call_parsers.engine.grammar import Marker, Markers, Turn
+from tool_call_parsers.engine.grammar import Marker, Markers, RenderTurn
 from tool_call_parsers.engine.run import Run
 from tool_call_parsers.engine.text import Needles, Step
 from tool_call_parsers.reasoning import ReasoningFormat
@@ -13,7 +13,7 @@ from tool_call_parsers.types import CallStatus
 
 
 class BlockGrammar:
-    """The loop over free text. A subclass says what a block is."""
+    """The loop over free text. A subclass defines the block."""
 
     openers: tuple[str, ...]
     """Markers that may begin a block."""
@@ -22,30 +22,30 @@ class BlockGrammar:
     separators: tuple[str, ...]
     """Whitespace that the model's template puts before a block, the longest first."""
     drops: tuple[str, ...] = ()
-    """Markers around free text that are no text."""
+    """Markers around free text that are removed."""
     separates: bool = False
-    """The first separator is written before the calls even where no content is. The same framing behind reasoning is
-    not written beside it."""
+    """The first separator precedes the calls even without content. If the reasoning ends with the same framing, it is
+    written once."""
     trail: str = ""
-    """Whitespace that is written behind the calls."""
+    """Whitespace after the calls."""
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
-        """Read the block whose opener spans `start:body`: its end, or None when the opener is only text.
+        """Read the block whose opener spans `start:body`. Return its end, or None if the opener is only text.
 
-        Calls `run.begin_block(start, ...)` before anything else that leaves a trace, and ends with `run.skip` or
+        Calls `run.begin_block(start, ...)` before any other change, and ends with `run.skip` or
         `run.fail`.
         """
         raise NotImplementedError
 
     def may_open(self, run: Run, start: int, opener: str) -> bool:
-        """Whether the opener at `start` may begin a block in that place, after what stands before it."""
+        """Whether the opener at `start` may begin a block there, judging by the text before it."""
         return True
 
-    def render_calls(self, turn: Turn) -> str:
-        """All calls of the turn, without what separates them from the content."""
+    def render_calls(self, turn: RenderTurn) -> str:
+        """All calls of the turn, without the separator from the content."""
         raise NotImplementedError
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         """Reasoning, content, calls, in this order."""
         separator = self.separators[0] if turn.calls and self.separators and (turn.content or self.separates) else ""
         parts: list[str] = []
@@ -63,7 +63,7 @@ class BlockGrammar:
         return "".join(parts)
 
     def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
-        """What to look for in free text."""
+        """The markers of free text."""
         ends = tuple(end for end in ends if reasoning is None or end not in reasoning.closes)
         kinds: dict[str, Marker] = dict.fromkeys(ends, Marker.END)
         kinds |= dict.fromkeys(self.drops, Marker.DROP)
@@ -115,16 +115,16 @@ class BlockGrammar:
         run.finish()
 
     def _opened(self, run: Run) -> Step[int]:
-        """Reasoning that the prompt opened; a model that opens it once more means the same block."""
+        """Reasoning that the prompt opened. A model that opens it again means the same block."""
         start = yield from run.skip_space(0)
         opener = yield from run.starts(start, run.markers.think_open)
         return (yield from self._reasoning(run, 0, start + len(opener) if opener else 0))
 
     def _reasoning(self, run: Run, start: int, body: int) -> Step[int]:
-        """Reasoning from `body` on, its opener at `start:body`: the position behind it.
+        """Read reasoning from `body` on, with its opener at `start:body`. Return the position after it.
 
-        The first closing marker ends it, and what was drafted before is no call. Without one, the first block that is a
-        call ends it: models forget to close.
+        The first closing marker ends it, and calls drafted before are not calls. Without one, the first block that is a
+        call ends it, because models forget to close.
         """
         shape, markers = run.reasoning_format, run.markers
         assert shape is not None
@@ -156,7 +156,7 @@ class BlockGrammar:
         return end
 
     def _think_marker(self, run: Run, position: int) -> Step[re.Match[str] | None]:
-        """The first marker that ends free reasoning. None: the text ends in it."""
+        """The first marker that ends free reasoning; None if the text ends first."""
         while (match := (yield from run.next_marker(run.markers.think, position))) is not None:
             kind = run.markers.kinds.get(match.group())
             if kind is Marker.END:
@@ -168,10 +168,10 @@ class BlockGrammar:
         return None
 
     def _answer(self, run: Run, start: int, end: int, marker: str) -> Step[int]:
-        """A marker of the wrapper around the answer at `start:end`: the position behind it.
+        """Read a marker of the wrapper around the answer at `start:end`. Return the position after it.
 
-        The wrapper begins where the answer does, and ends where nothing or a block follows; elsewhere its words are
-        text.
+        The wrapper begins where the answer does, and ends before a block or the end of the text. Elsewhere its markers
+        are text.
         """
         shape = run.reasoning_format
         assert shape is not None and shape.answer is not None
@@ -191,7 +191,7 @@ class BlockGrammar:
         return end
 
     def _framing(self, run: Run, position: int, framing: str) -> Step[int]:
-        """The position behind as much of `framing` as stands at `position`."""
+        """The position after as much of `framing` as is at `position`."""
         for character in framing:
             if not (yield from run.more(position + 1)) or run.text[position] != character:
                 break
@@ -199,12 +199,12 @@ class BlockGrammar:
         return position
 
     def _end_of_turn(self, run: Run, start: int, end: int) -> Step[int]:
-        """The end of a turn ends the text; where more follows, the model wrote about it."""
+        """An end-of-turn marker ends the text. If more text follows, the model wrote about the marker."""
         position = end
         while (position := (yield from run.skip_space(position))) < len(run.text):
             following = yield from run.starts(position, run.markers.all)
             if following is None or run.markers.kinds[following] is not Marker.END:
-                return position  # the ends before it are in the middle of the text as well
+                return position  # so the markers before it are in the middle of the text, too
             position += len(following)
         if not run.follows_markup(start):
             run.take(start)
@@ -213,9 +213,9 @@ class BlockGrammar:
 
 
 def cut_off(run: Run, start: int, separators: tuple[str, ...]) -> int:
-    """The text ends with an opening marker at `start`: an attempt without a name."""
+    """The text ends after an opening marker at `start`: an attempt without a name."""
     run.begin_block(start, separators)
     end = len(run.text)
-    run.end_call(start, end, CallStatus.INCOMPLETE, error="the text ends behind the opening marker")
+    run.end_call(start, end, CallStatus.INCOMPLETE, error="the text ends after the opening marker")
     run.fail(end)
     return end

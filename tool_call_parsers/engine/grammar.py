@@ -1,4 +1,4 @@
-"""A wire format, as the machine sees it: its markers, its lexer, and its way to write a turn."""
+"""A wire format as the machine sees it: markers, lexer and renderer."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tool_call_parsers.schema import ToolIndex
 
 
 class Marker(Enum):
-    """What a marker in free text may be."""
+    """The role of a marker in free text."""
 
     OPEN = 1
     """Begins a block."""
     CLOSE = 2
-    """Ends a block, and stands alone only by mistake."""
+    """Ends a block. Alone it is a mistake."""
     THINK = 3
     """Opens reasoning."""
     DROP = 4
-    """Markup around free text."""
+    """A tag around free text."""
     END = 5
     """Ends the turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Markers:
-    """The markers of a grammar, ready to be looked for."""
+    """The markers of a grammar, prepared for the search."""
 
     kinds: Mapping[str, Marker]
     all: Needles
     think_open: Needles
     think_close: Needles
     think: Needles
-    """What may end free reasoning: its closing markers, openers of blocks, ends of turns."""
+    """Markers that may end free reasoning: closing markers, openers of blocks, ends of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +48,13 @@ class RenderCall:
     name: str
     arguments: Mapping[str, Any]
     json_text: str
-    """The arguments' JSON text, as the model wrote it where it wrote JSON."""
+    """The arguments' JSON text, as the model wrote it if it wrote JSON."""
     index: int
     """Its place in the turn, from 0."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class RenderTurn:
     """An assistant turn to be written."""
 
     content: str
@@ -62,20 +62,20 @@ class Turn:
     calls: tuple[RenderCall, ...]
     tools: ToolIndex
     shape: ReasoningFormat | None
-    """How reasoning is written. Never None where there is reasoning."""
+    """The form of the reasoning. Never None if there is reasoning."""
 
 
 class Grammar(Protocol):
     """A wire format's lexer and renderer, made of data."""
 
     def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
-        """What to look for in free text; made once per parser."""
+        """The markers of free text, made once a parser."""
         ...
 
     def read(self, run: Run) -> Step[None]:
-        """Take `run.text` apart, from its start to its end."""
+        """Read `run.text` from start to end."""
         ...
 
-    def render(self, turn: Turn) -> str:
-        """What the model writes for the turn, without the end-of-turn token."""
+    def render(self, turn: RenderTurn) -> str:
+        """The turn as the model writes it, without the end-of-turn token."""
         ...

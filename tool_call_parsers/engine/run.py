@@ -1,4 +1,4 @@
-"""One completion on its way through a lexer: every character is content, reasoning, or part of an attempt at a call."""
+"""The state of a lexer on one completion: each character becomes content, reasoning, or part of an attempt."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tool_call_parsers.types import (
     CALLABLE,
     ArgumentsDelta,
     CallEnd,
+    CallSpan,
     CallStart,
     CallStatus,
     ContentDelta,
@@ -21,7 +22,6 @@ from tool_call_parsers.types import (
     ParsedCompletion,
     ParsedToolCall,
     ReasoningDelta,
-    Span,
     new_call_id,
 )
 
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from tool_call_parsers.engine.grammar import Grammar, Markers
 
 _LOOK_BACK = 48
-"""Room for a closing marker of reasoning and the blank lines behind it."""
+"""Room for a closing marker of reasoning and the blank lines after it."""
 
 
 class _Sink:
-    """Text that belongs together. Blank text at its beginning waits for something to follow."""
+    """Text of one kind. Blank text at its beginning waits for more."""
 
     __slots__ = ("blank", "delta", "parts")
 
@@ -59,7 +59,7 @@ class _Sink:
 
 
 class Run(GrowingText):
-    """One completion on its way through a lexer: its text, what was found in it, and the events of it."""
+    """One completion in a lexer: its text, the results so far, and their events."""
 
     __slots__ = (
         "_args_sent",
@@ -85,7 +85,7 @@ class Run(GrowingText):
         "reads_reasoning",
         "reasoning_complete",
         "reasoning_format",
-        "refused",
+        "rejections",
         "strayed",
         "strict",
         "taken",
@@ -110,36 +110,36 @@ class Run(GrowingText):
         self.markers = markers
         self.reasoning_format = reasoning
         self.reads_reasoning = reads_reasoning
-        """Reasoning goes to `reasoning`; else it stays content, and still hides the calls drafted in it."""
+        """Reasoning goes to `reasoning`. Otherwise it stays content, and still hides the calls drafted in it."""
         self.opened = opened
-        """The prompt's last words opened the reasoning."""
+        """The generation prompt opened the reasoning."""
         self.strict = strict
-        """What had to be repaired is no call."""
+        """Calls that need a repair are rejected."""
         self.events: list[Event] | None = [] if streaming else None
         self.attempts: list[ParsedToolCall] = []
         self.usable = 0
         """How many of `attempts` are calls."""
         self.in_reasoning = False
-        """Free text is reasoning for now."""
+        """Free text is reasoning now."""
         self.reasoning_complete = True
         self.open_at_end = False
         self.taken = 0
-        """Text before this position is assigned."""
+        """Text before this position belongs to a result."""
         self.hints: set[str] = set()
-        """What a lexer has learnt of this completion and remembers from block to block."""
-        self.refused = 0
-        """How often the JSON decoder refused a text. Its errors cost time in proportion to the text before them."""
+        """Facts about this completion that a lexer keeps from block to block."""
+        self.rejections = 0
+        """How often the JSON decoder rejected a text. Its errors cost time in proportion to the text before them."""
         self.strayed = 0
-        """How much was read of what only looked like calls, overlaps counted anew."""
+        """Characters read in texts that only looked like calls, with overlaps counted each time."""
         self.memo: dict[str, tuple[int, int]] = {}
-        """What a lexer found out about stretches of the text, so as not to search them twice."""
+        """Results of searches in stretches of the text, so that they are not repeated."""
         self.never_closed = False
-        """No marker that closes reasoning comes any more."""
+        """No closing marker of reasoning follows."""
         self._content = _Sink(ContentDelta)
         self._reasoning = _Sink(ReasoningDelta)
         self._held = ""
         self._block: int | None = None
-        self._blank = 0  # from `taken` to this position all is whitespace
+        self._blank = 0  # all text from `taken` to this position is whitespace
         self._fresh = True
         self._dangling: int | None = None
         self._ids: set[str] = set()
@@ -150,7 +150,7 @@ class Run(GrowingText):
     # -- free text ----------------------------------------------------------------------------------------------------
 
     def next_marker(self, needles: Needles, position: int) -> Step[re.Match[str] | None]:
-        """As `find`, from free text: what is certain to be free text is handed on while waiting."""
+        """Like `find`, in free text: while waiting, pass on the text that is certain to be free."""
         while True:
             match = needles.pattern.search(self.text, position)
             if self.final or (match and self._settled(match, needles, position)):
@@ -163,27 +163,27 @@ class Run(GrowingText):
         return self._reasoning if self.in_reasoning else self._content
 
     def _flow(self, position: int) -> None:
-        """Hand on the free text before `position` but for whitespace at its end, which may yet turn out framing."""
+        """Pass on the free text before `position`, except for whitespace at its end, which may be framing."""
         start = max(self.taken, self._blank)
         if chunk := self.text[start:position].rstrip():
             self.take(start + len(chunk))
         self._blank = position
 
     def put(self, text: str) -> None:
-        """Text for the content, or the reasoning, as it is."""
+        """Add text to the content or the reasoning, unchanged."""
         if text:
             if self._fresh and not text.isspace():
                 self._fresh = False
             self._sink().put(text, self.events)
 
     def take(self, end: int) -> None:
-        """The free text before `end`, to the last character."""
+        """Add the free text before `end`, with all whitespace."""
         self.put(self.text[self.taken : end])
         self.taken = end
 
     def begin_block(self, start: int, separators: tuple[str, ...] = ()) -> None:
-        """Markup begins at `start`. One separator before it belongs to the markup, and so does all whitespace between
-        calls or at the beginning; should the block fail, they are text again. Saying it twice is saying it once."""
+        """A block begins at `start`. One separator before it belongs to the block, and so does all whitespace between
+        calls or at the beginning; if the block fails, they become text again. Repeated calls have no effect."""
         if self._block == start:
             return
         self._block = start
@@ -196,14 +196,14 @@ class Run(GrowingText):
         self.put(text.removesuffix(self._held))
 
     def skip(self, end: int) -> None:
-        """Markup ends at `end`: it is no text."""
+        """The block ends at `end`, and its text is dropped."""
         self.taken = end
         self._block = None
         self._held = ""
         self._fresh = True
 
     def fail(self, end: int) -> None:
-        """What stands before `end` is text after all."""
+        """The block failed: its text before `end` becomes free text."""
         self._block = None
         self.put(self._held)
         self._held = ""
@@ -218,48 +218,48 @@ class Run(GrowingText):
 
     @property
     def has_text(self) -> bool:
-        """Whether there is content already, or reasoning where free text is that."""
+        """Whether there is content, or reasoning while free text is reasoning."""
         return bool(self._sink().parts)
 
     def follows_markup(self, position: int) -> bool:
-        """Whether only whitespace stands between the last markup, or the beginning, and `position`."""
+        """Whether only whitespace is between the last block, or the beginning, and `position`."""
         if not self._fresh:
             return False
-        # Text that is not taken yet may be long, and this is asked for at every marker in it.
+        # Pending text may be long, and every marker in it asks this.
         start = max(self.taken, self._blank)
         if start < position:
             self._blank = start = SPACE.match(self.text, start, position).end()  # type: ignore[union-attr]
         return start >= position
 
     def begins_answer(self, position: int) -> bool:
-        """Whether `position` follows markup, or the closing marker of reasoning that is not read or was not opened."""
+        """Whether `position` follows a block, or a closing marker of reasoning that is not read or was not opened."""
         if self.follows_markup(position):
             return True
         before = self.text[max(0, position - _LOOK_BACK) : position].rstrip()
         return self.reasoning_format is not None and before.endswith(self.reasoning_format.closes)
 
     def dangle(self, start: int) -> None:
-        """An opener at `start` begins no block: text, unless a closing marker shows that one was meant."""
+        """An opener at `start` begins no block. It is text, unless a closing marker shows that a block was meant."""
         if self._dangling is None:
             self._dangling = start
 
     def close(self, start: int, end: int) -> None:
-        """A closing marker without a block. After an opener it closes an attempt, after a call it is one too many."""
+        """A closing marker without a block. After an opener it ends an attempt, after a call it is surplus."""
         if self._dangling is not None:
-            self.end_call(self._dangling, end, CallStatus.MALFORMED, error="between the markers stands no call")
+            self.end_call(self._dangling, end, CallStatus.MALFORMED, error="no call between the markers")
         elif self.usable and self.follows_markup(start):
             self.skip(end)
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
     def claim_id(self, native: str | None = None) -> str:
-        """The native id where it is new in this completion, else a fresh one."""
+        """The native id if it is new in this completion, else a fresh one."""
         chosen = native if native and native not in self._ids else new_call_id()
         self._ids.add(chosen)
         return chosen
 
     def start_call(self, name: str, native_id: str | None = None) -> None:
-        """A call's name is whole, its arguments are to come. Only worth calling while `streams`."""
+        """A call's name is complete, and its arguments follow. Has an effect only while `streams`."""
         if self.events is not None and self._call is None:
             self._call = CallStart(len(self.attempts), self.claim_id(native_id), name)
             self._args_sent = 0
@@ -267,12 +267,12 @@ class Run(GrowingText):
 
     @property
     def streams(self) -> bool:
-        """Whether there is anybody to tell of a call before it is whole."""
+        """Whether the run sends events of calls that are not complete."""
         return self.events is not None
 
     @property
     def started(self) -> bool:
-        """Whether the call at hand was announced by `start_call`."""
+        """Whether `start_call` announced the current call."""
         return self._call is not None
 
     def send_arguments(self, fragment: str) -> None:
@@ -294,11 +294,11 @@ class Run(GrowingText):
         native_id: str | None = None,
         json_text: str | None = None,
     ) -> bool:
-        """Record an attempt that spans `start:end`. `OK` turns into `UNKNOWN_TOOL` where the tool was not offered.
+        """Record an attempt that spans `start:end`. `OK` becomes `UNKNOWN_TOOL` if the tool was not offered.
 
-        `json_text` is the whole of the arguments' JSON text of which `send_arguments` has sent the beginning
-        (default: `arguments_raw` where that is the JSON text). Returns whether the call is usable. The text of an
-        attempt that is not usable becomes text again: see `fail`.
+        `json_text` is all of the arguments' JSON text, of which `send_arguments` has sent the beginning
+        (default: `arguments_raw` if that is the JSON text). Returns whether the call is usable. The text of an
+        unusable attempt becomes text again: see `fail`.
         """
         usable = status in CALLABLE and not (self.strict and status is CallStatus.REPAIRED)
         if usable and not self.tools.offered(name):
@@ -316,7 +316,7 @@ class Run(GrowingText):
             status=status,
             error=error,
             raw=self.text[start:end],
-            span=Span(self.offset + start, self.offset + end),
+            span=CallSpan(self.offset + start, self.offset + end),
         )
         if usable:
             self.usable += 1
@@ -330,7 +330,7 @@ class Run(GrowingText):
                 text = json_text
                 if text is None and not self._args_sent:
                     text = call.arguments_json
-                elif text is None:  # what was sent are the model's own words, mended or not
+                elif text is None:  # the stream has sent the model's text, repaired or not
                     text = arguments_raw if arguments_raw.startswith("{") else ""
                 if rest := text[self._args_sent :]:
                     self.events.append(ArgumentsDelta(index, rest))
@@ -339,14 +339,14 @@ class Run(GrowingText):
         return usable
 
     def drafts(self, grammar: Grammar, start: int, end: int) -> None:
-        """Attempts in `start:end`, which a closed reasoning block holds: drafted, not made."""
+        """Record attempts in `start:end`, inside a closed reasoning block, as drafts."""
         draft = Run(self.tools, self.markers, offset=self.offset + start)
         draft.append(self.text[start:end])
         draft.final = True
         for _ in grammar.read(draft):
-            raise AssertionError("a lexer waits for text behind the end of the text")
+            raise AssertionError("a lexer waits for text after the end of the text")
         for attempt in draft.attempts:
-            # Its native id, if it has one, is free for the call that is made.
+            # A native id stays free for the real call.
             error = "drafted in reasoning, not made"
             call = replace(attempt, id=new_call_id(), status=CallStatus.IN_REASONING, error=error)
             if self.events is not None:
@@ -356,20 +356,20 @@ class Run(GrowingText):
     # -- the end ------------------------------------------------------------------------------------------------------
 
     def drop_cut(self, closers: tuple[str, ...]) -> None:
-        """The beginning of a closing marker behind a call, where the text is cut, is no text."""
+        """Drop the beginning of a closing marker after a call, where the text is cut."""
         rest = self.text[self.taken :].lstrip()
         if self._fresh and self.usable and rest and not self.in_reasoning and any(c.startswith(rest) for c in closers):
             self.skip(len(self.text))
 
     def finish(self) -> None:
-        """The text is over: what is left of it is text, unless it is blank and follows markup."""
+        """The text is over. The rest is text, unless it is blank and follows a block."""
         rest = self.text[self.taken :]
         self.taken = len(self.text)
         if not (self._fresh and rest.isspace()):
             self.put(rest)
 
     def result(self) -> ParsedCompletion:
-        """What was found."""
+        """The result."""
         usable: tuple[ParsedToolCall, ...] = ()
         if self.usable:
             callable_ = CALLABLE - {CallStatus.REPAIRED} if self.strict else CALLABLE

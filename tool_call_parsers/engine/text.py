@@ -1,4 +1,4 @@
-"""A text that grows while it is read, and the markers that are looked for in it."""
+"""A text that grows while it is read, and the markers in it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 class Needles:
-    """Literal markers to look for, the longest first where several begin at one place."""
+    """Literal markers to search for. Of several that begin at one place, the longest counts."""
 
     __slots__ = ("_firsts", "extendable", "literals", "longest", "nested", "pattern")
 
@@ -27,16 +27,16 @@ class Needles:
             short for short in self.literals for long in self.literals if short != long and long.startswith(short)
         )
         self.nested = any(inner in literal[1:] for literal in self.literals for inner in self.literals)
-        """One begins within another, so that it may be found before the other is whole."""
+        """One marker begins inside another, so it may be found before the other is complete."""
         self._firsts = frozenset(literal[0] for literal in self.literals)
 
     def begins(self, text: str, start: int) -> bool:
-        """Whether the rest of `text` from `start` on, which is not empty, is the beginning of a marker."""
+        """Whether the rest of `text` from `start` on is not empty and is the beginning of a marker."""
         tail = text[start : start + self.longest + 1]
         return bool(tail) and any(literal.startswith(tail) for literal in self.literals)
 
     def unsettled(self, text: str, start: int) -> int:
-        """Where, from `start` on, a marker may have begun that the end of `text` cuts off; else the length."""
+        """Where, from `start` on, a marker may begin that the end of `text` cuts off; else the length."""
         end = len(text)
         for position in range(max(start, end - self.longest + 1), end):
             if text[position] in self._firsts:
@@ -47,7 +47,7 @@ class Needles:
 
 
 class GrowingText:
-    """The text so far. Questions about what has not come yet wait for it: no answer is given before it is certain."""
+    """The text so far. Questions about text that has not arrived wait for it, so every answer is certain."""
 
     __slots__ = ("_found", "final", "text")
 
@@ -58,7 +58,7 @@ class GrowingText:
         self._found: dict[Needles, tuple[int, tuple[int, int] | None]] = {}
 
     def append(self, delta: str) -> None:
-        """More text. Half surrogate pairs become U+FFFD: nothing behind this could write them as UTF-8."""
+        """Add text. Lone surrogates become U+FFFD, because no caller could encode them as UTF-8."""
         if not delta.isascii() and _SURROGATES.search(delta):
             delta = _SURROGATES.sub("\ufffd", delta)
         # The only reference during the addition is a local one: CPython then extends the string in place, and
@@ -69,7 +69,7 @@ class GrowingText:
         self.text = text
 
     def more(self, length: int) -> Step[bool]:
-        """Wait for `length` characters of text; False when there are not so many."""
+        """Wait for `length` characters of text. Return False if the text is shorter."""
         while len(self.text) < length:
             if self.final:
                 return False
@@ -77,7 +77,7 @@ class GrowingText:
         return True
 
     def skip_space(self, position: int) -> Step[int]:
-        """The first position from `position` on that is not whitespace; the end of the text when all is."""
+        """The first position from `position` on that is not whitespace, else the end of the text."""
         while True:
             position = SPACE.match(self.text, position).end()  # type: ignore[union-attr]  # matches anywhere
             if position < len(self.text) or self.final:
@@ -85,7 +85,7 @@ class GrowingText:
             yield
 
     def starts(self, position: int, needles: Needles) -> Step[str | None]:
-        """The marker that stands at `position`, if any."""
+        """The marker at `position`, if any."""
         while True:
             match = needles.pattern.match(self.text, position)
             if match is not None:
@@ -98,7 +98,7 @@ class GrowingText:
             yield
 
     def find(self, needles: Needles, start: int) -> Step[re.Match[str] | None]:
-        """The first marker from `start` on; None when the whole rest has none."""
+        """The first marker from `start` on; None if there is none."""
         while True:
             match = needles.pattern.search(self.text, start)
             if self.final or (match and self._settled(match, needles, start)):
@@ -107,7 +107,7 @@ class GrowingText:
             yield
 
     def find_bound(self, needles: Needles, start: int) -> Step[tuple[int, int] | None]:
-        """The span that `find` finds, for values which may lie many before one marker: searched for only once."""
+        """The span that `find` finds, searched for once when many values precede one marker."""
         known = self._found.get(needles)
         if known is None or start < known[0] or (known[1] is not None and start > known[1][0]):
             match = yield from self.find(needles, start)
@@ -116,7 +116,7 @@ class GrowingText:
 
     def find_pattern(self, pattern: re.Pattern[str], start: int, width: int) -> Step[re.Match[str] | None]:
         """The first match of `pattern` from `start` on. A match spans at most `width` characters, lookahead included,
-        and is only trusted when these are there."""
+        and counts only once these have arrived."""
         while True:
             match = pattern.search(self.text, start)
             if self.final or (match and match.start() + width <= len(self.text)):
@@ -125,13 +125,13 @@ class GrowingText:
             yield
 
     def _settled(self, match: re.Match[str], needles: Needles, start: int) -> bool:
-        """Whether more text cannot make another of the first marker from `start` on."""
+        """Whether more text cannot change the first marker from `start` on."""
         if needles.nested and self._candidate(match, needles, start) < match.start():
             return False
         return match.group() not in needles.extendable or len(self.text) - match.start() >= needles.longest
 
     def _candidate(self, match: re.Match[str] | None, needles: Needles, start: int) -> int:
-        """Where the first marker from `start` on may stand, after what there is of the text."""
+        """Where the first marker from `start` on may be, given the text so far."""
         if match is None:
             return needles.unsettled(self.text, start)
         return min(match.start(), needles.unsettled(self.text, start)) if needles.nested else match.start()

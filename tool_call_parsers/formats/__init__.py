@@ -1,4 +1,4 @@
-"""The table of formats, one module per family. A new model is a new row."""
+"""The table of formats, one module a family. A new model is a new row."""
 
 from tool_call_parsers.formats import channels, delimited, json_blocks, python_calls, tag_blocks
 

@@ -1,4 +1,4 @@
-"""Formats whose turns are sequences of messages with headers, reasoning among them."""
+"""Formats whose turns are sequences of messages with headers, including reasoning."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tool_call_parsers.engine import RenderCall
-from tool_call_parsers.json_blocks import Header, JsonBlocks, NamedJson
+from tool_call_parsers.json_blocks import CallHeader, JsonBlocks, NamedJson
 from tool_call_parsers.parser import Format
 from tool_call_parsers.schema import ToolIndex
 
@@ -24,62 +24,70 @@ _KIMI_NAME = re.compile(r"(?:functions[._]+)?(?!functions[._]*\Z)([A-Za-z][\w.\-
 _COUNTER = re.compile(r"[\W_]*\d*")
 
 
-def read_kimi_header(words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
-    """`functions.NAME:COUNTER` is name and id. Clients that sent ids of their own in the history taught models others:
-    those name a tool that was offered, or only the arguments tell which it is."""
+def read_kimi_header(
+    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
+) -> CallHeader | None:
+    """`functions.NAME:COUNTER` is name and id. Some models write other ids, which clients put into histories: such
+    an id names an offered tool, or only the arguments identify the tool."""
     if not words:
         return None
     native = words[0]
     if (match := _KIMI_ID.fullmatch(native)) is not None and match[1] != "functions.":
         name, plain = match[1], re.sub(r"^functions[_-]", "", match[1])
         if name not in tools.names() and plain in tools.names():
-            return Header(plain, native, error=f"the id is {native!r}")
-        return Header(name, native)
+            return CallHeader(plain, native, error=f"the id is {native!r}")
+        return CallHeader(name, native)
     if arguments is None:
         return None
     candidates = [name for name in tools.names() if native == name or _spells(native, name)]
     if candidates:
-        return Header(max(candidates, key=len), error=f"the id is {native!r}")
+        return CallHeader(max(candidates, key=len), error=f"the id is {native!r}")
     inside = arguments.get("name")
     if isinstance(inside, str) and inside in tools.names():
-        return Header(inside, error=f"the id is {native!r}, the name is among the arguments")
+        return CallHeader(inside, error=f"the id is {native!r}, the name is among the arguments")
     if arguments and (inferred := tools.infer(arguments)) is not None:
-        return Header(inferred, error=f"the id is {native!r}, the arguments fit no other tool")
+        return CallHeader(inferred, error=f"the id is {native!r}, the arguments fit no other tool")
     if not tools.names() and (match := _KIMI_NAME.fullmatch(native)) is not None:
-        return Header(match[1], error=f"the id is {native!r}")
+        return CallHeader(match[1], error=f"the id is {native!r}")
     return None
 
 
 def _spells(native: str, name: str) -> bool:
-    """Whether an id says `functions`, the name and a counter, with any separators."""
+    """Whether an id consists of `functions`, the name and a counter, with any separators."""
     rest = native.removeprefix("functions").lstrip("._:-")
     return rest.startswith(name) and _COUNTER.fullmatch(rest, len(name)) is not None
 
 
 def write_kimi_id(call: RenderCall) -> str:
-    """The call's own id where it is one of the format's."""
+    """The call's own id if it has the form of the format's ids."""
     return call.id if _KIMI_ID.fullmatch(call.id) else f"functions.{call.name}:{call.index}"
 
 
-def read_mistral_header(words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
+def read_mistral_header(
+    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
+) -> CallHeader | None:
     """`NAME`, or `NAME[CALL_ID]ID`."""
     if not words or not re.fullmatch(r"[^\s\[\]{}]{1,256}", words[0]):
         return None
-    return Header(words[0], words[1] if len(words) > 1 else None)
+    return CallHeader(words[0], words[1] if len(words) > 1 else None)
 
 
-def read_typed_header(words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
-    """`NAME`, behind the word `function` or alone."""
+def read_typed_header(
+    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
+) -> CallHeader | None:
+    """`NAME`, after the word `function` or alone."""
     if not words or words == ("function",) or not re.fullmatch(r"[^\s<>{}\[\]|\"'`]{1,256}", words[0]):
         return None
-    return Header(words[0])
+    return CallHeader(words[0])
 
 
-def read_plamo_header(words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
+def read_plamo_header(
+    words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
+) -> CallHeader | None:
     """`NAME` and the type of the arguments, which is always `json`."""
     if not words or (words == ("json",) and "json" not in tools.names()):
         return None
-    return Header(words[0]) if re.fullmatch(r"[^\s<>{}\[\]|\"'`]{1,256}", words[0]) else None
+    return CallHeader(words[0]) if re.fullmatch(r"[^\s<>{}\[\]|\"'`]{1,256}", words[0]) else None
 
 
 _MISTRAL_NAMED = NamedJson(
@@ -128,7 +136,7 @@ FORMATS: tuple[Format, ...] = (
         ),
         "Llama 3.1, 3.2, 3.3, 4",
         ("llama4_json", "llama3", "llama", "llama3.1", "llama3.3"),
-        lossy="a call behind content needs the marker, which these models seldom write",
+        lossy="a call after content needs the marker, which these models seldom write",
     ),
     Format(
         "llama3_custom",

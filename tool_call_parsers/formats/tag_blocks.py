@@ -102,7 +102,7 @@ _K2_HORIZON = TagBlocks(
 
 _MINIMAX_M2 = TagBlocks(
     heads="attributes",
-    # M2 falls back on its predecessor's wrapper now and then.
+    # M2 sometimes writes its predecessor's wrapper.
     wraps=("<minimax:tool_call>", "<tool_calls>"),
     unwraps=("</minimax:tool_call>", "</tool_calls>"),
     calls=("<invoke",),
@@ -167,7 +167,7 @@ _MINICPM5 = TagBlocks(
 
 
 def _dsml(wrapper: str, blank: str = "") -> TagBlocks:
-    """DeepSeek's markup; models mix up the wrapper's name and the blank behind the bar."""
+    """DeepSeek's tags. Models confuse the name of the wrapper, and the blank after the bar."""
     blanks = (blank, "" if blank else " ")
     names = dict.fromkeys((wrapper, "function_calls", "tool_calls", "toolcalls", "tool", "calls"))
     return TagBlocks(

@@ -7,63 +7,63 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from tool_call_parsers.engine import Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
 from tool_call_parsers.types import CallStatus
 
 _STRAY, _STRAY_RATIO = 4096, 4
-"""How much may have been read in vain, in all and per character, before an object without a marker is not read."""
+"""How many characters may be read in vain, in all and per character, before bare objects are ignored."""
 
 
 class _Gap(NamedTuple):
-    """What stands behind a call object."""
+    """The text after a call object."""
 
     end: int
-    """Where the call's own markup ends."""
+    """The end of the call's tags."""
     next: int | None
-    """Where the next object of the block begins; None when the block is over."""
+    """The start of the next object in the block; None at the end of the block."""
     in_list: bool
     surplus: str | None
-    """What there was one too many of."""
+    """The surplus bracket, in words."""
     loose: bool = False
-    """Nothing but its place tells that the next object is one of the block: it may be data."""
+    """Only its place makes the next object part of the block. It may be data."""
 
 
 @dataclass(frozen=True)
 class JsonBlocks(CallObjects):
-    """Calls as JSON objects behind an opening marker: one, several, or a list of them."""
+    """Calls as JSON objects after an opening marker: one, several, or a list of them."""
 
     opens: tuple[str, ...]
     """Spellings of the opening marker, the canonical one first."""
     closes: tuple[str, ...] = ()
-    """Spellings of the closing marker. Without any, the JSON's own end closes."""
+    """Spellings of the closing marker. Without any, the end of the JSON ends the block."""
     separators: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
-    """What the model writes before and behind the JSON of a block, markers included."""
+    """The text before and after the JSON of a block, markers included."""
     between: str = "\n"
-    """What it writes between two blocks, or two objects of a list."""
+    """The text between two blocks, or two objects of a list."""
     in_list: bool = False
-    """All calls of a turn stand in one list in one block; `frame` includes its brackets."""
+    """All calls of a turn are in one list in one block. `frame` includes its brackets."""
     written: str = '{"name": %(name)s, "arguments": %(arguments)s}'
-    """A call as it is written: `%(name)s`, `%(arguments)s`, `%(id)s`, `%(index)d`."""
+    """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`, `%(index)d`."""
     name_key: str = "name"
     argument_keys: tuple[str, ...] = ("arguments",)
     id_key: str | None = None
-    """Key of the call's own id."""
+    """The key of the call's id."""
     single_key: bool = False
-    """A call is an object with one member: the name, and under it the arguments."""
+    """A call is an object with one member: the name is the key, the arguments are the value."""
     bare: bool = False
-    """The marker may be missing where nothing but whitespace, reasoning or other calls came before."""
+    """The marker may be missing if only whitespace, reasoning or other calls precede."""
     bare_offered: bool = False
-    """Without the marker only offered tools are called, at the beginning of any line: data looks like other calls."""
+    """Without the marker, only offered tools are called, at the beginning of any line, since data looks like calls."""
     drops: tuple[str, ...] = ()
     around_content: tuple[str, str] = ("", "")
-    """What the model writes around content."""
+    """The text around content."""
     compact: bool = False
     """JSON is written without blanks."""
     named: NamedJson | None = None
-    """Calls with the name in a header, behind the same marker or behind markers of their own."""
+    """Calls with the name in a header, after the same marker or after other markers."""
     writes_named: bool = False
     """Calls are written as `named` writes them."""
 
@@ -129,7 +129,7 @@ class JsonBlocks(CallObjects):
     ) -> Step[int | None]:
         begin, begun, end = start, False, start
         while position is not None:
-            # Behind a call of the same list stands another one, or what was meant for one.
+            # Another call, or an attempt at one, follows a call of the same list.
             call = yield from self._object(run, position, bare and not (begun and in_list), None if begun else begin)
             if call is None:
                 return end if begun else None
@@ -153,7 +153,7 @@ class JsonBlocks(CallObjects):
         return end
 
     def _gap(self, run: Run, position: int, in_list: bool, fence: str | None) -> Step[_Gap]:
-        """Read on behind a call: brackets, separators, the closing marker, or the next call."""
+        """Read the text after a call: brackets, separators, the closing marker, or the next call."""
         end, separator, listed = position, False, in_list
         surplus: str | None = None
         while True:
@@ -190,14 +190,14 @@ class JsonBlocks(CallObjects):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         if self.writes_named and self.named is not None:
             return self.named.render_calls(turn)
         objects = [self._render_object(call) for call in turn.calls]
-        before, behind = self.frame
+        before, after = self.frame
         if self.in_list:
-            return before + self.between.join(objects) + behind
-        return self.between.join(before + text + behind for text in objects)
+            return before + self.between.join(objects) + after
+        return self.between.join(before + text + after for text in objects)
 
     def _render_object(self, call: RenderCall) -> str:
         name, arguments = json.dumps(call.name, ensure_ascii=False), call.json_text
@@ -205,8 +205,8 @@ class JsonBlocks(CallObjects):
             arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
         return self.written % {"name": name, "arguments": arguments, "id": json.dumps(call.id), "index": call.index}
 
-    def render(self, turn: Turn) -> str:
+    def render(self, turn: RenderTurn) -> str:
         if turn.content and any(self.around_content):
-            before, behind = self.around_content
-            turn = replace(turn, content=before + turn.content + behind)
+            before, after = self.around_content
+            turn = replace(turn, content=before + turn.content + after)
         return super().render(turn)

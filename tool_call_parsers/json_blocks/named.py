@@ -1,4 +1,4 @@
-"""Calls with the name in a header and the arguments as a JSON object behind it."""
+"""Calls with the name in a header before a JSON object of arguments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import Arguments, ArgumentsWatch, read_arguments
-from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
+from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
 from tool_call_parsers.schema import ToolIndex
@@ -19,21 +19,21 @@ FENCES = Needles("```json", "```tool_call", "```tool_code", "```")
 _WORD = re.compile(r"[^\s<>{}\[\]|\"'`]{1,256}")
 _FENCE = "```(?:json)?"
 _AHEAD = 1024
-"""Characters that are looked at first where a value is read that may be none."""
+"""How many characters are read first of a value that may be none."""
 
 
-class Header(NamedTuple):
-    """What stands between a call's opening marker and its arguments."""
+class CallHeader(NamedTuple):
+    """The text between a call's opening marker and its arguments."""
 
     name: str
     native_id: str | None = None
     error: str | None = None
-    """What was put right in it."""
+    """What was repaired in it."""
 
 
 @dataclass(frozen=True)
 class NamedJson(BlockGrammar):
-    """The name in a header, the arguments as a JSON object behind it."""
+    """Calls with the name in a header before a JSON object of arguments."""
 
     opens: tuple[str, ...]
     """Spellings of a call's opening marker, the canonical one first."""
@@ -42,24 +42,26 @@ class NamedJson(BlockGrammar):
     sections: tuple[str, ...] = ()
     """Spellings of the marker that opens a section of calls."""
     section_closes: tuple[str, ...] = ()
+    """Spellings of the marker that closes a section."""
     marks: tuple[str, ...] = ()
     """Markers inside the header."""
     argument_marks: tuple[str, ...] = ()
-    """The one of `marks` behind which the arguments stand. A fence is one in every format."""
+    """Those of `marks` that precede the arguments. A code fence does in every format."""
     fillers: tuple[str, ...] = ()
     """Words of the header that are not the name."""
-    reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], Header | None] | None = None
-    """Makes name and id of the words of a header; the arguments are None while they are to come. None: no name."""
+    reading: Callable[[tuple[str, ...], ToolIndex, Mapping[str, Any] | None], CallHeader | None] | None = None
+    """Reads name and id from the words of a header; None if they hold no name. The arguments are None at first."""
     next_mark: str | None = None
-    """A further call may lack its opening marker where a word and this marker stand behind a call."""
+    """A further call may lack its opening marker if a word and this marker follow a call."""
     separators: tuple[str, ...] = ()
     frame: tuple[str, str] = ("", "")
-    """What the model writes before and behind all calls of a turn."""
+    """The text before and after all calls of a turn."""
     call: str = ""
-    """A call as it is written: `%(name)s`, `%(arguments)s`, `%(id)s`."""
+    """The text of a call: `%(name)s`, `%(arguments)s`, `%(id)s`."""
     between: str = ""
+    """The text between two calls."""
     writing: Callable[[RenderCall], str] | None = None
-    """Makes the id that is written."""
+    """Makes the id to write."""
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -134,7 +136,7 @@ class NamedJson(BlockGrammar):
                 return end
 
     def _unmarked(self, run: Run, position: int) -> Step[bool]:
-        """Whether a word and `next_mark` stand at `position`."""
+        """Whether a word and `next_mark` are at `position`."""
         assert self.next_mark is not None
         while True:
             word = _WORD.match(run.text, position)
@@ -145,7 +147,7 @@ class NamedJson(BlockGrammar):
         return end > position and (yield from run.starts(end, Needles(self.next_mark))) is not None
 
     def _call(self, run: Run, start: int, position: int, begun: bool) -> Step[int | None]:
-        """One call: its markup begins at `start`, its header at `position`."""
+        """Read one call, which begins at `start` and whose header begins at `position`."""
         stop = yield from run.find(self._header_end, position)
         header_end = stop.start() if stop is not None else len(run.text)
         other = self._other_arguments(run.text, position, header_end)
@@ -168,26 +170,26 @@ class NamedJson(BlockGrammar):
             if header is not None and header.error is None:
                 run.start_call(header.name, header.native_id)
             read = yield from read_value(run, stop.start(), self._ends, ArgumentsWatch(run, stop.start()))
-            arguments = Arguments(read.status, {}, run.text[read.start : read.end], read.error)
+            arguments = FoundArguments(read.status, {}, run.text[read.start : read.end], read.error)
             if isinstance(read.value, dict):
                 arguments = arguments._replace(value=read.value)
             end = read.end
         else:
             if stop is not None and stop.group() not in self.closes:
                 header = None
-            end, arguments = header_end, Arguments(CallStatus.OK, {}, "")
+            end, arguments = header_end, FoundArguments(CallStatus.OK, {}, "")
         status, error = arguments.status, arguments.error
         if header is None and status in (CallStatus.OK, CallStatus.REPAIRED):
             header = self._header(words, run.tools, arguments.value)
         if header is None:
-            header = Header("")
+            header = CallHeader("")
             if status in (CallStatus.OK, CallStatus.REPAIRED):
                 status, error = CallStatus.MISSING_NAME, "the call names no tool"
         elif header.error is not None:
             error = "; ".join(filter(None, (header.error, error)))
             status = CallStatus.REPAIRED if status is CallStatus.OK else status
             arguments = arguments._replace(value=_without_name(arguments.value, header.name, run.tools))
-        end, surplus = yield from self._tail(run, end)
+        end, surplus = yield from self._end_of_call(run, end)
         if surplus is not None and status is CallStatus.OK:
             status, error = CallStatus.REPAIRED, surplus
         usable = run.end_call(
@@ -197,7 +199,7 @@ class NamedJson(BlockGrammar):
         return end
 
     def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:
-        """Where arguments begin that are no object; None when there are none before `header_end`."""
+        """Where arguments that are not an object begin; None if there are none before `header_end`."""
         named, end = False, position
         for mark in self._marks.finditer(text, position, header_end):
             word = text[end : mark.start()].strip()
@@ -212,8 +214,8 @@ class NamedJson(BlockGrammar):
                 return None if text.startswith("{", header_end) and _WORD.fullmatch(word) else begin
         return None
 
-    def _read_other(self, run: Run, start: int) -> Step[tuple[int, Arguments]]:
-        """Arguments that are no object: where they end, and what they are worth."""
+    def _read_other(self, run: Run, start: int) -> Step[tuple[int, FoundArguments]]:
+        """Read arguments that are not an object. Return their end, and the arguments with a status."""
         tried = 0
         while True:
             if run.final or len(run.text) >= tried:
@@ -228,20 +230,22 @@ class NamedJson(BlockGrammar):
             yield
         stop = yield from run.find(self._ends, start)
         end = stop.start() if stop is not None else len(run.text)
-        return end, Arguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are no JSON")
+        return end, FoundArguments(CallStatus.INVALID_JSON, {}, run.text[start:end], "the arguments are not JSON")
 
     def _words(self, header: str) -> tuple[str, ...]:
         return tuple(filter(None, map(str.strip, self._marks.split(header))))
 
-    def _header(self, words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None) -> Header | None:
+    def _header(
+        self, words: tuple[str, ...], tools: ToolIndex, arguments: Mapping[str, Any] | None
+    ) -> CallHeader | None:
         if len(words) > 1 and words[0] in self.fillers:
             words = words[1:]
         if self.reading is not None:
             return self.reading(words, tools, arguments)
-        return Header(words[0]) if words and _WORD.fullmatch(words[0]) else None
+        return CallHeader(words[0]) if words and _WORD.fullmatch(words[0]) else None
 
-    def _tail(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
-        """The end of a call whose JSON ends at `end`, and what there was one too many of."""
+    def _end_of_call(self, run: Run, end: int) -> Step[tuple[int, str | None]]:
+        """The end of a call whose JSON ends at `end`, and the surplus bracket in words."""
         surplus: str | None = None
         while True:
             position = yield from run.skip_space(end)
@@ -255,17 +259,17 @@ class NamedJson(BlockGrammar):
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
-        before, behind = self.frame
+    def render_calls(self, turn: RenderTurn) -> str:
+        before, after = self.frame
         calls = []
         for call in turn.calls:
             native = self.writing(call) if self.writing is not None else call.id
             calls.append(self.call % {"name": call.name, "arguments": call.json_text, "id": native})
-        return before + self.between.join(calls) + behind
+        return before + self.between.join(calls) + after
 
 
 def _read_ahead(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value at `start` and where it ends. Looks as far as it needs to: an error costs what stands before it.
+    """The JSON value at `start`, and its end. Reads no further than needed: an error costs the text before it.
 
     Raises `LiteralError`.
     """
@@ -283,7 +287,7 @@ def _read_ahead(text: str, start: int) -> tuple[Any, int]:
 
 
 def _is_json(text: str, start: int) -> bool:
-    """Whether a JSON value and nothing else stands from `start` to the end."""
+    """Whether the text from `start` on is a single JSON value."""
     try:
         return not text[_read_ahead(text, start)[1] :].strip()
     except LiteralError:
@@ -291,7 +295,7 @@ def _is_json(text: str, start: int) -> bool:
 
 
 def _without_name(arguments: dict[str, Any], name: str, tools: ToolIndex) -> dict[str, Any]:
-    """The arguments without the name, where it was found among them."""
+    """The arguments without the name, if it was found among them."""
     if arguments.get("name") == name and not tools.declares(name, "name"):
         return {key: value for key, value in arguments.items() if key != "name"}
     return arguments

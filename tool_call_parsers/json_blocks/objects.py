@@ -1,7 +1,7 @@
-"""A call as a JSON object: read, and judged as what it is worth, whatever stands around it.
+"""Reads a JSON object as a call, whatever the text around it.
 
-Models misspell the keys, put the arguments beside the name, give a member twice, forget a brace. Where one call can be
-meant, it is that call.
+Models misspell keys, put arguments beside the name, repeat a member, forget a brace. If only one call can be
+meant, the object is that call.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tool_call_parsers.arguments import Arguments, read_arguments
+from tool_call_parsers.arguments import FoundArguments, read_arguments
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, Run, Step
-from tool_call_parsers.json_scan import MANY, JsonScan, JsonValue, Member, read_value
+from tool_call_parsers.json_scan import MANY_REJECTIONS, JsonScan, JsonValue, Member, read_value
 from tool_call_parsers.literals import MAX_DEPTH, LiteralError, read_json, read_tolerant
 from tool_call_parsers.types import CallStatus
 
 _CLOSING_BRACE = re.compile(r"[ \t\r\n]*\}")
 _BESIDES = frozenset({"id", "type", "tool_call_id", "index"})
-"""Members of a call object that are neither its name nor its arguments."""
+"""Members of a call object besides its name and arguments."""
 _LAX_NAMES = ("name", "tool_name", "function", "tool", "function_name")
 _LAX_ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
 
 
-class Call(NamedTuple):
+class ReadCall(NamedTuple):
     """A call object as read."""
 
     status: CallStatus
@@ -40,20 +40,22 @@ class Call(NamedTuple):
 
 
 class CallObjects(BlockGrammar):
-    """Reads call objects. A subclass says how they are spelled, and reads what stands around them."""
+    """Reads call objects. A subclass defines their spelling, and reads the text around them."""
 
     opens: tuple[str, ...]
     """Spellings of the marker before the objects, the canonical one first."""
     closes: tuple[str, ...]
-    """Spellings of the marker behind them."""
+    """Spellings of the marker after them."""
     name_key: str
+    """The key of the name."""
     argument_keys: tuple[str, ...]
+    """Keys of the arguments, the canonical one first."""
     id_key: str | None
-    """Key of the call's own id."""
+    """The key of the call's id."""
     single_key: bool
-    """A call is an object with one member: the name, and under it the arguments."""
+    """A call is an object with one member: the name is the key, the arguments are the value."""
     bare_offered: bool
-    """Without a marker only offered tools are called: data looks like other calls."""
+    """Without a marker, only offered tools are called, because data looks like calls."""
 
     @cached_property
     def _ends(self) -> Needles:
@@ -61,7 +63,7 @@ class CallObjects(BlockGrammar):
 
     @cached_property
     def _first_keys(self) -> Needles:
-        """What an object without a marker begins with if it is a call."""
+        """The first key of an object without a marker, if it is a call."""
         return Needles(*(f'"{key}"' for key in (self.name_key, *self.argument_keys, "id", "type", "function")))
 
     @cached_property
@@ -77,21 +79,25 @@ class CallObjects(BlockGrammar):
         name = rf'"{re.escape(self.name_key)}"{blank}:{blank}"(?P<name>{word})"'
         return re.compile(rf'\{{{blank}{native}{name}{blank},{blank}"(?:{keys})"{blank}:{blank}(?=\{{)')
 
-    def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[Call | None]:
-        """The call object at `position`; None when a bare one is no call. `begin`: of a block that has not begun."""
-        if not run.streams and run.refused < MANY and (match := self._usual.match(run.text, position)) is not None:
+    def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[ReadCall | None]:
+        """The call object at `position`; None if a bare one is not a call. `begin`: of a block that has not begun."""
+        if (
+            not run.streams
+            and run.rejections < MANY_REJECTIONS
+            and (match := self._usual.match(run.text, position)) is not None
+        ):
             try:
                 literal = read_json(run.text, match.end())
                 closing = _CLOSING_BRACE.match(run.text, literal.end)
                 unoffered = bare and self.bare_offered and match["name"] not in run.tools.names()
-                # The object around them adds a level, and may be one too many.
+                # The enclosing object adds a level, which may be one too many.
                 brackets = run.text.count("{", match.end(), literal.end) + run.text.count("[", match.end(), literal.end)
                 if closing is not None and not unoffered and brackets < MAX_DEPTH:
                     raw = run.text[match.end() : literal.end]
                     name, native = match["name"], match["id"] or None
-                    return Call(CallStatus.OK, position, closing.end(), name, literal.value, raw, native_id=native)
+                    return ReadCall(CallStatus.OK, position, closing.end(), name, literal.value, raw, native_id=native)
             except LiteralError:
-                run.refused += 1
+                run.rejections += 1
         if bare:
             key = yield from run.skip_space(position + 1)
             if (yield from run.starts(key, self._first_keys)) is None:
@@ -106,10 +112,10 @@ class CallObjects(BlockGrammar):
             if read.status is not CallStatus.OK:
                 run.strayed += read.end - read.start
             return None
-        return self._judge(run, read)
+        return self._classify(run, read)
 
     def _is_call(self, run: Run, read: JsonValue) -> bool:
-        """Whether an object without a marker is plainly a call: it has a name and arguments."""
+        """Whether an object without a marker is clearly a call, with a name and arguments."""
         keys, name = read.scan.members.keys() if read.scan is not None else (), self._scanned_name(run, read.scan)
         if isinstance(read.value, dict):
             keys, name = read.value.keys(), name or read.value.get(self.name_key)
@@ -119,16 +125,16 @@ class CallObjects(BlockGrammar):
             return name in run.tools.names() if self.bare_offered else True
         return name in run.tools.names() and any(key in keys for key in _LAX_ARGUMENTS)
 
-    def _judge(self, run: Run, read: JsonValue) -> Call:
-        """What the object is worth as a call."""
+    def _classify(self, run: Run, read: JsonValue) -> ReadCall:
+        """The object as a call with a status."""
         if read.status is CallStatus.INCOMPLETE:
             return self._cut_call(run, read)
         if read.status is CallStatus.INVALID_JSON:
-            if read.scan is not None and (mended := self._mended(run, read, read.scan)) is not None:
-                return mended
+            if read.scan is not None and (repaired := self._repair(run, read, read.scan)) is not None:
+                return repaired
             name = self._scanned_name(run, read.scan) or ""
             native = self._scanned_id(run, read.scan)
-            return Call(read.status, read.start, read.end, name, error=read.error, native_id=native)
+            return ReadCall(read.status, read.start, read.end, name, error=read.error, native_id=native)
         scan = read.scan
         assert scan is not None
         notes = [read.error] if read.error else []
@@ -142,14 +148,14 @@ class CallObjects(BlockGrammar):
         name_key, key = self._keys(value, notes)
         named: object = name_key if name_key == key else value.get(name_key)
         if not isinstance(named, str) or not named.strip():
-            told = self._scanned_id(run, read.scan)
+            native = self._scanned_id(run, read.scan)
             error = "the call names no tool"
-            return Call(CallStatus.MISSING_NAME, read.start, read.end, error=error, native_id=told)
+            return ReadCall(CallStatus.MISSING_NAME, read.start, read.end, error=error, native_id=native)
         if key is None:
             flat = {k: v for k, v in value.items() if k not in _BESIDES and k not in (name_key, self.name_key)}
             if flat:
                 notes.append("arguments beside the name")
-            arguments = Arguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False) if flat else "")
+            arguments = FoundArguments(CallStatus.OK, flat, json.dumps(flat, ensure_ascii=False) if flat else "")
         else:
             member = scan.members.get(key)
             raw = run.text[member.start : member.end] if member is not None and member.end is not None else ""
@@ -160,7 +166,7 @@ class CallObjects(BlockGrammar):
                 notes.append(arguments.error)
         native = value.get(self.id_key) if self.id_key else None
         status = CallStatus.REPAIRED if arguments.status is CallStatus.OK and notes else arguments.status
-        return Call(
+        return ReadCall(
             status,
             read.start,
             read.end,
@@ -171,9 +177,9 @@ class CallObjects(BlockGrammar):
             str(native) if type(native) in (str, int) else None,
         )
 
-    def _mended(self, run: Run, read: JsonValue, scan: JsonScan) -> Call | None:
-        """A call whose arguments are whole and come once more behind themselves, or whose last brace is missing in a
-        list; None for all that is broken otherwise."""
+    def _repair(self, run: Run, read: JsonValue, scan: JsonScan) -> ReadCall | None:
+        """A call whose complete arguments are repeated after themselves, or whose last brace is missing in a list; None
+        if the call is broken in another way."""
         name = self._scanned_name(run, scan)
         member = self._scanned_arguments(scan)
         if not name or member is None or member.end is None or run.text[member.start] != "{":
@@ -196,10 +202,10 @@ class CallObjects(BlockGrammar):
         except LiteralError:
             return None
         native = self._scanned_id(run, scan)
-        return Call(CallStatus.REPAIRED, read.start, end, name, arguments, raw, error, native)
+        return ReadCall(CallStatus.REPAIRED, read.start, end, name, arguments, raw, error, native)
 
     def _keys(self, value: Mapping[str, Any], notes: list[str]) -> tuple[str, str | None]:
-        """The key of the name, and that of the arguments; both the same where it is the name itself."""
+        """The key of the name and the key of the arguments. Both are the same if the key is the name."""
         if self.single_key and len(value) == 1:
             (only,) = value
             return only, only
@@ -218,7 +224,7 @@ class CallObjects(BlockGrammar):
         return name_key, key
 
     def _first_members(self, run: Run, value: Mapping[str, Any], scan: JsonScan) -> tuple[dict[str, Any], list[str]]:
-        """Of a name or arguments that come twice the first counts: a stream has told it already."""
+        """The first of repeated names or arguments counts, because a stream has sent it already."""
         first, doubled = dict(value), []
         keys = (self.name_key, *self.argument_keys, *((self.id_key,) if self.id_key else ()))
         for key in scan.members:
@@ -232,23 +238,23 @@ class CallObjects(BlockGrammar):
         return first, doubled
 
     def _scanned_name(self, run: Run, scan: JsonScan | None) -> str | None:
-        """The name as far as a scan has seen it, if it is whole."""
+        """The name, if the scan has read it completely."""
         if scan is not None and self.single_key:
             return next(iter(scan.members), "").strip() or None
         name = _scanned_text(run, scan, self.name_key)
         return name.strip() if name else None
 
     def _scanned_id(self, run: Run, scan: JsonScan | None) -> str | None:
-        """The call's own id as far as a scan has seen it, if it is whole."""
+        """The call's native id, if the scan has read it completely."""
         return _scanned_text(run, scan, self.id_key) if self.id_key else None
 
     def _scanned_arguments(self, scan: JsonScan) -> Member | None:
-        """The first member that holds arguments, as far as a scan has seen it."""
+        """The first member with arguments, as far as the scan has read it."""
         keys = scan.members if self.single_key else self.argument_keys
         return next((scan.members[key] for key in scan.members if key in keys), None)
 
-    def _cut_call(self, run: Run, read: JsonValue) -> Call:
-        """An object that the end of the text cuts off: a call all the same if only its closing brace is missing."""
+    def _cut_call(self, run: Run, read: JsonValue) -> ReadCall:
+        """An object that the end of the text cuts off. It is a call if only its closing brace is missing."""
         scan, name = read.scan, self._scanned_name(run, read.scan)
         native = self._scanned_id(run, scan)
         if scan is not None and name and scan.depth == 1:
@@ -259,14 +265,14 @@ class CallObjects(BlockGrammar):
                 try:
                     value = read_json(raw).value
                     error = "the closing brace is missing"
-                    return Call(CallStatus.REPAIRED, read.start, read.end, name, value, raw, error, native)
+                    return ReadCall(CallStatus.REPAIRED, read.start, read.end, name, value, raw, error, native)
                 except LiteralError:
                     pass
-        return Call(CallStatus.INCOMPLETE, read.start, read.end, name or "", error=read.error, native_id=native)
+        return ReadCall(CallStatus.INCOMPLETE, read.start, read.end, name or "", error=read.error, native_id=native)
 
 
 def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:
-    """The value of a member that is a string and whole as far as a scan has seen it."""
+    """The value of a string member, if the scan has read it completely."""
     member = scan.members.get(key) if scan is not None else None
     if member is None or member.end is None or run.text[member.start] != '"':
         return None
@@ -277,7 +283,7 @@ def _scanned_text(run: Run, scan: JsonScan | None, key: str) -> str | None:
 
 
 class _Watch:
-    """Tells the events of a call object while it is being written."""
+    """Sends the events of a call object while the model writes it."""
 
     def __init__(self, run: Run, grammar: CallObjects, begin: int | None, bare: bool) -> None:
         self.run, self.grammar, self.begin, self.bare = run, grammar, begin, bare
@@ -292,7 +298,7 @@ class _Watch:
             if not name or member is None or run.text[member.start] != "{":
                 return
             if grammar.id_key and not native and not self._has_no_id(scan):
-                return  # an id that is yet to come would come too late
+                return  # the id must come first
             if self.bare and grammar.bare_offered and name not in run.tools.names():
                 return
             if self.begin is not None:
@@ -306,5 +312,5 @@ class _Watch:
             self.sent = end
 
     def _has_no_id(self, scan: JsonScan) -> bool:
-        """Whether the object is whole and nowhere speaks of an id."""
+        """Whether the object is complete and contains no id."""
         return scan.closed and self.run.text.find(f'"{self.grammar.id_key}"', scan.start, scan.position) < 0

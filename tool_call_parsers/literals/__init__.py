@@ -4,13 +4,13 @@
     read_tolerant("{'a': True,}").notes          # ('single quotes', 'Python literal True', 'trailing comma')
     read_python_call("f(x='a', t=(1, -2.5))")    # PythonCall(name='f', arguments={'x': 'a', 't': [1, -2.5]}, ...)
 
-Every function raises nothing but `LiteralError` (`repair_json` and `read_whole_json`: nothing), takes time linear in
-what it reads, nests no deeper than `MAX_DEPTH`, and returns values that `json.dumps(allow_nan=False)` takes and UTF-8
-can encode.
+Every function raises only `LiteralError` (`repair_json` and `read_whole_json` raise nothing), takes time linear in the
+text, nests no deeper than `MAX_DEPTH`, and returns values that `json.dumps(allow_nan=False)` accepts and UTF-8 can
+encode.
 
-A repair is made only where one meaning is left. An unescaped quote inside a string is the one that needs a second
-reading, in which a quote ends its string only before what may follow a string in that place. It is given up where the
-text could as well be an expression ('a' + 'b') or lack a comma, and has to lead to the end of what was given.
+A repair is made only if one meaning remains. Only an unescaped quote inside a string needs a second reading, in which a
+quote ends its string only before text that may follow a string there. It fails if the text may be an expression
+('a' + 'b') or may lack a comma, and it must reach the end of the given text.
 """
 
 from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError

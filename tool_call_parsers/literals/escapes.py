@@ -1,4 +1,4 @@
-"""What escapes in the strings of JSON and of Python stand for."""
+"""Escapes in the strings of JSON and of Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PYTHON_ESCAPES: Final[dict[str, str]] = dict(
 
 
 class BadEscape(ValueError):
-    """A string with an escape that its language does not know."""
+    """A string has an escape that its language does not know."""
 
 
 def _json_escape(match: re.Match[str]) -> str:
@@ -51,13 +51,13 @@ def _python_escape(match: re.Match[str]) -> str:
 
 
 def replace_json_escapes(body: str) -> str:
-    """A string's body with JSON's escapes, and `\\'`, as what they stand for. `BadEscape` where others stand in it."""
+    """A string's body with JSON's escapes, and `\\'`, decoded. Raises `BadEscape` for others."""
     return _JSON_ESCAPE.sub(_json_escape, body)
 
 
 def unescape_python(body: str) -> str:
-    """A string's body with Python's escapes as what they stand for. `BadEscape` where they stand for nothing."""
-    if "\0" not in body:  # which then can stand for an escaped backslash, and all common escapes go at C speed
+    """A string's body with Python's escapes decoded. Raises `BadEscape` for others."""
+    if "\0" not in body:  # so "\0" can mark an escaped backslash, and common escapes are replaced at C speed
         plain = body.replace("\\\\", "\0").replace("\\n", "\n").replace("\\'", "'").replace('\\"', '"')
         if "\\" in plain:
             plain = plain.replace("\\t", "\t").replace("\\r", "\r")
@@ -67,6 +67,6 @@ def unescape_python(body: str) -> str:
 
 
 def join_surrogates(value: str) -> tuple[str, bool]:
-    """`value` with surrogate pairs as characters and U+FFFD for halves, and whether there were halves."""
+    """`value` with surrogate pairs joined and lone ones as U+FFFD, and whether it had lone ones."""
     joined = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return joined, joined.count("\ufffd") > value.count("\ufffd")

@@ -1,4 +1,4 @@
-"""What every reader of literals gives, and what it keeps to."""
+"""The result of every reader of literals, and their limits."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from typing import Any, Final, NamedTuple
 
 MAX_DEPTH: Final = 200
-"""Brackets open at once; one more is an error."""
+"""The maximum number of open brackets."""
 MAX_DIGITS: Final = 4300
-"""Of an integer: Python's default for int <-> str, kept even where the process has lifted it. What is longer could not
-be written out again."""
+"""The maximum length of an integer: Python's default for int <-> str, kept even if the process has lifted it, because
+a longer integer could not be written again."""
 INFINITE: Final = (float("inf"), float("-inf"))
 UNCLOSED: Final = "missing closing bracket"
 SPACE: Final = re.compile(r"[ \t\r\n]*")
@@ -19,8 +19,8 @@ SURROGATE: Final = re.compile("[\ud800-\udfff]")
 class LiteralError(ValueError):
     """No literal can be read.
 
-    `position` is an index into the text, `reason` a sentence for people. `incomplete` is True when the text ended
-    before the literal did, so that more text could have completed it, and False when it is wrong whatever follows.
+    `position` is an index into the text, `reason` a sentence for people. `incomplete` is True if the text ended before
+    the literal did, so that more text could complete it, and False if the literal is wrong whatever follows.
     """
 
     def __init__(self, reason: str, position: int, incomplete: bool = False) -> None:
@@ -39,9 +39,9 @@ class Literal(NamedTuple):
     value: Any
     """None, bool, int, finite float, str, list or dict with str keys, nested."""
     end: int
-    """The index behind the literal."""
+    """The index after the literal."""
     notes: tuple[str, ...] = ()
-    """What is not in the dialect and was put right; () when well formed in it."""
+    """The repairs; () if the text is well formed in its dialect."""
 
     @property
     def unclosed(self) -> bool:

@@ -30,20 +30,20 @@ class PythonCall(NamedTuple):
     start: int
     """Of the name."""
     end: int
-    """Behind the closing parenthesis."""
+    """After the closing parenthesis."""
     arguments_start: int
-    """Behind the opening parenthesis."""
+    """After the opening parenthesis."""
     arguments_end: int
     """Of the closing parenthesis."""
     notes: tuple[str, ...] = ()
 
 
 def read_python_call(text: str, start: int = 0, end: int | None = None) -> PythonCall:
-    """The call `name(a=.., b=..)` at `start`, blanks before it allowed, its arguments as `read_python` reads them.
+    """The call `name(a=.., b=..)` at `start`, blanks before it allowed, with arguments as `read_python` reads them.
 
-    Names may hold dots and dashes, parameters may be reserved words. Positional arguments are kept apart, and have to
-    come first. Of a parameter that is given twice the last value counts, with a note. Whatever follows the closing
-    parenthesis is the caller's.
+    Names may contain dots and dashes, parameters may be reserved words. Positional arguments are kept apart, and must
+    come first. Of a repeated parameter the last value counts, with a note. The text after the closing parenthesis is
+    left to the caller.
 
     Raises `LiteralError`.
     """
@@ -92,7 +92,7 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
                 value, position = reader.value(position)
             except LiteralError as error:
                 if _ARGUMENT_CUT.match(text, position, end):
-                    raise LiteralError("no '=' behind a parameter name", position, True) from error
+                    raise LiteralError("no '=' after a parameter name", position, True) from error
                 raise
             positional.append(value)
         elif argument[1]:
@@ -113,7 +113,7 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
         if separator[1] != ",":
             raise LiteralError(f"{separator[1]!r} inside a call", position - 1)
     if loose and _CALL_CLOSED.match(text, position, end) is None:
-        raise LiteralError("a string followed by what is no literal", position)
+        raise LiteralError("a string followed by text that is not a literal", position)
     return PythonCall(
         head[1],
         tuple(positional),

@@ -1,4 +1,4 @@
-"""One reading of a text: values in JSON's or Python's dialect, and a note of all that had to be put right."""
+"""One reading of a text: values in the dialect of JSON or Python, and a note of each repair."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tool_call_parsers.literals.escapes import (
 from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, SPACE, SURROGATE, UNCLOSED, LiteralError
 
 _INT_BOUND: Final = 10**MAX_DIGITS
-_MAX_INNER_QUOTES: Final = 64  # in one string: bounds what a second reading costs a caller that tries many places
+_MAX_INNER_QUOTES: Final = 64  # in one string: bounds the cost of a second reading for callers that try many places
 _CONTROL: Final = re.compile(r"[\x00-\x1f]")
 _STRING_END: Final = {
     quote: re.compile(pattern, re.DOTALL)
@@ -31,7 +31,7 @@ _STRING_FOLLOWS: Final = re.compile(r"""[ \t\r\n]*([A-Za-z]{0,2}["'])""")
 
 
 class Reader:
-    """One reading of a text up to `end`: its dialect, how it takes quotes, and what it had to put right."""
+    """One reading of a text up to `end`, with its dialect, its rule for quotes, and its repairs."""
 
     __slots__ = ("end", "in_call", "loose", "notes", "python", "text")
 
@@ -43,14 +43,14 @@ class Reader:
         """The second reading: quotes inside strings may be unescaped."""
         self.in_call = in_call
         self.notes: dict[str, None] = {}
-        """A set that keeps its order."""
+        """An ordered set."""
 
     def string(self, start: int, quote_at: int, context: str) -> tuple[str, int]:
-        """The string whose prefix starts at `start` and whose quote stands at `quote_at`; also where it ends."""
+        """The string whose prefix starts at `start` and whose quote is at `quote_at`, and its end."""
         text = self.text
         prefix = text[start:quote_at].lower()
         if prefix not in ("", "r", "u"):
-            raise LiteralError(f"a string with prefix {prefix!r} is no literal here", start)
+            raise LiteralError(f"a string with prefix {prefix!r} is not a literal here", start)
         quote = text[quote_at]
         if text.startswith(quote * 3, quote_at) and quote_at + 3 <= self.end and not self.loose:
             quote *= 3
@@ -98,7 +98,7 @@ class Reader:
         return value
 
     def loose_end(self, body_at: int, quote: str, context: str) -> int:
-        """The second reading's end of a string: the first quote before what may follow a string in `context`."""
+        """The end of a string in the second reading: the first quote before text that may follow in `context`."""
         ends = _LOOSE_END[context].match
         inner = 0
         for match in _QUOTE_OR_ESCAPE[quote].finditer(self.text, body_at, self.end):
@@ -116,7 +116,7 @@ class Reader:
                 or (_LOOSE_DOUBT_CALL if context == "f(" else _LOOSE_DOUBT).match(self.text, end, self.end)
                 or (not inner and _QUOTE_FOLLOWS.match(self.text, end, self.end))
             ):
-                raise LiteralError("a string followed by what is no literal", end)
+                raise LiteralError("a string followed by text that is not a literal", end)
             inner += 1
         raise LiteralError("a string without its end", body_at - 1, True)
 
@@ -139,15 +139,15 @@ class Reader:
             if isinstance(error, LiteralError):
                 raise
             cut = end == self.end and _is_python_number(match[2] + "0")
-            raise LiteralError("what starts like a number is none", start, cut) from None
+            raise LiteralError("not a number", start, cut) from None
         if not self.python:
             self.notes["Python number"] = None
         return value, end
 
     def number_value(self, digits: str, negative: bool) -> Any:
-        """The number that `digits` spells, or its text where that is out of range. ValueError where it is none."""
+        """The number that `digits` spells, or its text if that is out of range. Raises ValueError if none."""
         text = "-" + digits if negative else digits
-        if len(digits) > MAX_DIGITS and digits.replace("_", "").isdecimal():  # not left to an adjustable limit
+        if len(digits) > MAX_DIGITS and digits.replace("_", "").isdecimal():  # does not depend on the process's limit
             self.notes["number out of range as text"] = None
             return text
         value = _python_number(digits)
@@ -166,30 +166,30 @@ class Reader:
                 self.notes[f"Python literal {word}"] = None
             return value
         cut = end == self.end and (word in _STRING_PREFIXES or any(known.startswith(word) for known in WORDS))
-        raise LiteralError(f"{word[:40]!r} is no literal", start, cut)
+        raise LiteralError(f"{word[:40]!r} is not a literal", start, cut)
 
     def key(self, value: Any, position: int) -> str:
-        """A key as `json.dumps` writes it."""
+        """A key in the spelling of `json.dumps`."""
         if type(value) is str:
             return value
         if isinstance(value, (list, dict)):
-            raise LiteralError("a key that is no text", position)
+            raise LiteralError("a key that is not a string", position)
         if not self.python:
-            self.notes["a key that is no text"] = None
+            self.notes["a key that is not a string"] = None
         return json.dumps(value)
 
     def is_blank(self, position: int) -> bool:
-        """Whether nothing but blanks follows."""
+        """Whether only blanks follow."""
         return SPACE.match(self.text, position, self.end).end() == self.end  # type: ignore[union-attr]
 
     def value(self, position: int) -> tuple[Any, int]:
-        """The value at `position`, blanks before it allowed, and the index behind it."""
+        """The value at `position`, blanks before it allowed, and the index after it."""
         text, end, python, loose = self.text, self.end, self.python, self.loose
         read_token = (_LOOSE_TOKEN if loose else _TOKEN).match
         stack: list[tuple[Any, str, str | None]] = []
         container: Any = None
-        bracket = ""  # that opened `container`
-        key: str | None = None  # of the member that is being read
+        bracket = ""  # the opening bracket of `container`
+        key: str | None = None  # the key of the current member
         value: Any
         while True:
             if bracket == "{" and key is None and not loose:
@@ -210,7 +210,7 @@ class Reader:
                 value = token[kind]
                 if kind == _PLAIN_SINGLE and not python:
                     self.notes["single quotes"] = None
-                if python and text[position : position + 1] not in _BEHIND_A_STRING:
+                if python and text[position : position + 1] not in _AFTER_STRING:
                     value, position = self.joined(value, position)
             elif kind == _STRING:
                 context = bracket
@@ -256,7 +256,7 @@ class Reader:
                     key = self.key(value, position)
                     colon = _COLON.match(text, position, end)
                     if colon is None:
-                        raise LiteralError("no ':' behind a key", position, self.is_blank(position))
+                        raise LiteralError("no ':' after a key", position, self.is_blank(position))
                     position = colon.end()
                     break
                 if bracket == "{":
@@ -279,14 +279,14 @@ class Reader:
                     raise LiteralError(f"{mark!r} closes {bracket!r}", position - 1)
                 value = container
                 if bracket == "(":
-                    if len(container) == 1:  # parentheses around a value, no tuple
+                    if len(container) == 1:  # parentheses around a value, not a tuple
                         value = container[0]
                     if not python:
                         self.notes["Python tuple" if len(container) > 1 else "parentheses"] = None
                 container, bracket, key = stack.pop()
 
     def joined(self, value: str, position: int) -> tuple[str, int]:
-        """`value` and the strings that follow it without a comma, which Python takes as one."""
+        """`value` joined with the strings that follow it without a comma, as in Python."""
         parts = [value]
         while following := _STRING_FOLLOWS.match(self.text, position, self.end):
             part, position = self.string(following.start(1), following.end() - 1, "")
@@ -294,7 +294,7 @@ class Reader:
         return "".join(parts) if len(parts) > 1 else value, position
 
     def closed(self, container: Any, bracket: str, key: str | None, stack: list[tuple[Any, str, str | None]]) -> Any:
-        """The outermost container when the text ended behind a whole value, with the brackets that are missing."""
+        """The outermost container, with the missing brackets, of a text that ended after a whole value."""
         count = 0
         while True:
             count += 1
@@ -306,7 +306,7 @@ class Reader:
                 break
             if bracket == "{":
                 if key is None:
-                    raise LiteralError("a key that is no text", self.end)
+                    raise LiteralError("a key that is not a string", self.end)
                 container[key] = value
             else:
                 container.append(value)
@@ -326,7 +326,7 @@ _TOKEN_TAIL: Final = r"""
       | ([^\W\d]\w*+)
       | ([-+.0-9])
     )"""
-# Plain strings hold nothing that a JSON string may not hold: the rest is looked at more closely.
+# Plain strings contain only characters that JSON strings may contain. Others are examined more closely.
 PLAIN_STRINGS: Final = r"""(?:"([^"\\\x00-\x1f\ud800-\udfff]*+)"(?!")|'([^'\\\x00-\x1f\ud800-\udfff]*+)'(?!'))"""
 _TOKEN: Final = re.compile(r"[ \t\r\n]*+(?:" + PLAIN_STRINGS + _TOKEN_TAIL, re.VERBOSE)
 _MEMBER: Final = re.compile(rf"[ \t\r\n]*+{PLAIN_STRINGS}[ \t\r\n]*+:")
@@ -334,7 +334,7 @@ _LOOSE_TOKEN: Final = re.compile(r"[ \t\r\n]*+(?:((?!))|((?!))" + _TOKEN_TAIL, r
 _COLON: Final = re.compile(r"[ \t\r\n]*:")
 SEPARATOR: Final = re.compile(r"[ \t\r\n]*([,\]})])")
 _CLOSING: Final = {"[": "]", "{": "}", "(": ")"}
-_BEHIND_A_STRING: Final = ",)]}:"
+_AFTER_STRING: Final = ",)]}:"
 WORDS: Final[dict[str, Any]] = {
     "true": True,
     "True": True,
@@ -351,9 +351,9 @@ _NEGATIVE_CUT: Final = re.compile(r"(?:[+-][ \t]*|-I(?:n(?:f(?:i(?:n(?:it?)?)?)?
 
 NAME: Final = r"[^\W\d][\w-]*+"
 CALL_NAME: Final = rf"{NAME}(?>(?:\.[\w-]++)*)"
-"""A pattern of the name that a call may have, dots and dashes in it."""
+"""A pattern of the name of a call, which may contain dots and dashes."""
 _QUOTE_OR_ESCAPE: Final = {q: re.compile(rf"\\.|({q})", re.DOTALL) for q in "\"'"}
-_CLOSED: Final = r"[\s}\])]*+(?:,|<|\Z)"  # what may stand behind the bracket that closes an inner container
+_CLOSED: Final = r"[\s}\])]*+(?:,|<|\Z)"  # what may follow the bracket that closes an inner container
 _ITEM: Final = r"""["'\[{(\]})\d+.-]|true\b|false\b|null\b|True\b|False\b|None\b|NaN\b|Infinity\b"""
 CALL_TAIL: Final = rf"\s*+(?:\Z|\]\s*+(?:\Z|<)|<\||</[\w:]*calls?>|,\s*+{CALL_NAME}\(\s*+{NAME}\s*+=(?!=))"
 # By context: a member's key, a member's value, an item of a list or a tuple, an argument, alone.
@@ -368,19 +368,19 @@ _LOOSE_END: Final = {
         "": r"\Z",
     }.items()
 }
-# Behind a quote that does not end its string: signs that it may, and that the next item, member or argument would be
-# swallowed. Two strings with nothing to speak of between them may be one with quotes or two without a comma.
+# After a quote that does not end its string: signs that it may end it, and that the next item, member or argument
+# would be swallowed. Two strings with little between them may be one with quotes, or two without a comma.
 _LOOSE_DOUBT: Final = re.compile(r"\s*+[,:}\])]")
 _LOOSE_DOUBT_CALL: Final = re.compile(rf"""[^\w"'\\]*+{NAME}\s*+=\s*+["']""")
 _QUOTE_FOLLOWS: Final = re.compile(r"""[^\w"'\\]*+["']""")
-# What makes an expression of the string before it. The text of a string may look like that too: then nobody can tell.
+# Text that makes an expression of the string before it. A string may contain such text, so the case is undecidable.
 _OPERATION: Final = re.compile(
     r"""\s*+(?:[+%*]\s*+[\w"'(]|\.\s*+\w++\s*+\(|\[[-\d:\s]*+\]|[=!]=|(?:if|for|in|is|and|or|not)\s)"""
 )
 
 
 def _python_number(digits: str) -> int | float:
-    """The number that Python reads, without a sign. ValueError where it reads none."""
+    """The number that Python reads, without a sign. Raises ValueError if there is none."""
     try:
         return int(digits, 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""JSON, read strictly."""
+"""Strict JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tool_call_parsers.literals.literal import INFINITE, MAX_DEPTH, MAX_DIGITS, 
 _OPENING: Final = ("{", "[")
 _BRACKETS: Final = re.compile(r'"[^"\\]*+(?>(?:\\.[^"\\]*+)*)(?:"|\Z)|([\[\]{}])', re.DOTALL)
 _BRACKET_STEP: Final = {"": 0, "[": 1, "{": 1, "]": -1, "}": -1}
-# All there is up to an escape of half a surrogate pair.
+# The text up to an escape of a lone surrogate.
 _NO_LONE_ESCAPE: Final = re.compile(
     r"[^\\]*+(?>(?:\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(?!u[dD][89a-fA-F]).)[^\\]*+)*)",
     re.DOTALL,
@@ -25,12 +25,12 @@ _JSON_CUT_NUMBER: Final = re.compile(r"(?:(\.)|[eE][+-]?)\Z")
 
 
 def json_constant(name: str) -> NoReturn:
-    """For a decoder's `parse_constant`: NaN and the infinities are refused."""
-    raise ValueError(f"{name} is no JSON")
+    """For a decoder's `parse_constant`: rejects NaN and the infinities."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def json_float(text: str) -> float:
-    """For a decoder's `parse_float`: what overflows is refused."""
+    """For a decoder's `parse_float`: rejects numbers that overflow."""
     value = float(text)
     if value in INFINITE:
         raise ValueError("a number out of range")
@@ -49,10 +49,10 @@ _DECODE_STRICT: Final = json.JSONDecoder(
 
 
 def read_json(text: str, start: int = 0) -> Literal:
-    """The JSON value at `start`, blanks before it allowed, as RFC 8259 has it.
+    """The JSON value at `start`, blanks before it allowed, according to RFC 8259.
 
-    Refused as well: NaN and infinities, numbers out of range, integers of more than 4300 digits, nesting beyond
-    `MAX_DEPTH`, lone surrogates. Of equal keys the last counts.
+    Also rejects NaN and infinities, numbers out of range, integers of more than 4300 digits, nesting beyond
+    `MAX_DEPTH`, and lone surrogates. Of equal keys the last counts.
 
     Raises `LiteralError`.
     """
@@ -81,7 +81,7 @@ def read_json(text: str, start: int = 0) -> Literal:
 
 
 def read_whole_json(text: str) -> Literal | None:
-    """The text as one JSON value; None where it is none, or not that alone."""
+    """The text as one JSON value; None if it is not exactly one."""
     try:
         literal = read_json(text)
     except LiteralError:
@@ -98,7 +98,7 @@ def _is_deep(text: str, start: int, end: int) -> bool:
 
 
 def _lone_surrogate(text: str, start: int, end: int) -> int | None:
-    """Where JSON text escapes half a surrogate pair. Half of one at the very end may yet be completed."""
+    """Where JSON text escapes a lone surrogate. A high one at the very end may still be completed."""
     lone = _NO_LONE_ESCAPE.match(text, start, end).end()  # type: ignore[union-attr]  # it matches everywhere
     if end - lone < 2:
         return None

@@ -1,4 +1,4 @@
-"""JSON and Python's literals, put right where one meaning is left: read twice, if need be."""
+"""JSON and Python literals with repairs where one meaning remains. A text is read twice if necessary."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _ESCAPED_ONCE: Final = re.compile(r'[\[{\s]*+\\"')
 
 
 class Repaired(NamedTuple):
-    """A whole text that was read as one value, and what had to be put right for it."""
+    """A whole text read as one value, and the repairs."""
 
     value: Any
     notes: tuple[str, ...]
 
 
 def bound(text: str, end: int | None) -> int:
-    """The end of what is read: of the text where none is given."""
+    """The end of the text to read, by default the end of `text`."""
     return len(text) if end is None else min(end, len(text))
 
 
@@ -44,24 +44,24 @@ def _read(text: str, start: int, end: int, python: bool) -> Literal:
 
 
 def is_worth_a_second_reading(text: str, start: int, first: LiteralError) -> bool:
-    """Whether a quote may have been taken for the end of its string. A string without any end is just cut."""
+    """Whether a quote may have ended its string too early. A string without any end is cut."""
     if first.incomplete:
         return False
     return text.find('"', start, first.position) >= 0 or text.find("'", start, first.position) >= 0
 
 
 def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
-    """The JSON or Python literal at `start`, put right where its meaning is plain; `notes` tell what was.
+    """The JSON or Python literal at `start`, repaired if its meaning is clear. `notes` name the repairs.
 
     * Python's strings, numbers, words, tuples; trailing commas; raw control characters in strings; `\\'` in "..".
     * NaN, infinities, numbers out of range and integers of more than 4300 digits become their own text, lone
       surrogates U+FFFD, keys that are numbers or words their JSON text.
-    * Brackets missing at `end` are closed, if the text ends behind a whole value: `text[start:end]` has to be a text
+    * Brackets missing at `end` are closed, if the text ends after a whole value: `text[start:end]` must be a text
       that was closed, not cut. A string, a key, a comma or half a number at the end is never completed.
-    * Unescaped quotes inside strings, where one reading is left and nothing but closing brackets follows it.
+    * Unescaped quotes inside strings, if one reading remains and only closing brackets follow it.
 
-    Bare words, expressions, comments, mismatched brackets and escapes that JSON does not know are errors. What follows
-    the literal is the caller's.
+    Bare words, expressions, comments, mismatched brackets and escapes unknown to JSON are errors. The text after the
+    literal is left to the caller.
 
     Raises `LiteralError`.
     """
@@ -83,10 +83,10 @@ def read_python(text: str, start: int = 0, end: int | None = None) -> Literal:
 
 
 def repair_json(text: str) -> Repaired | None:
-    """The whole text, blanks around it ignored, as one literal; None when its meaning is not plain.
+    """The whole text, blanks around it ignored, as one literal; None if its meaning is not clear.
 
-    On top of `read_tolerant`: closing brackets too many at the end are dropped, and a text that was escaped as a whole
-    (`{\\"a\\": 1}`) is unescaped once, if that makes it JSON. The text has to be one that was closed, not cut.
+    Beyond `read_tolerant`, surplus closing brackets at the end are dropped, and a text that was escaped as a whole
+    (`{\\"a\\": 1}`) is unescaped once, if that makes it JSON. The text must be one that was closed, not cut.
     """
     try:
         literal = read_tolerant(text)

@@ -1,9 +1,9 @@
 """The kinds of values that a schema allows.
 
 `$ref` and the members of `allOf` narrow them, the members of `anyOf` and `oneOf` widen them, `enum` and `const` allow
-what they list, `nullable` adds null. Where two statements exclude each other the first counts, in the order type, enum,
-const, $ref, allOf, anyOf, oneOf. What is no schema, an unknown type, and a reference that leads nowhere say nothing; a
-schema that says nothing leaves the text as it is.
+the values they list, `nullable` adds null. If two statements exclude each other the first counts, in the order type,
+enum, const, $ref, allOf, anyOf, oneOf. Values that are not schemas, unknown types and broken references say nothing.
+A schema that says nothing leaves the text as it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NUMERIC = INTEGER | NUMBER
 CONTAINER = OBJECT | ARRAY
 TYPED = NULL | NUMERIC | BOOLEAN | CONTAINER
 
-# Beside JSON Schema's names those of Python, protobuf and OpenAPI that stand in tool schemas as found; in any case.
+# JSON Schema's names and those of Python, protobuf and OpenAPI that occur in tool schemas, in any case.
 _TYPES = {
     **dict.fromkeys(("null", "none"), NULL),
     **dict.fromkeys(("integer", "int", "int32", "int64", "long"), INTEGER),
@@ -44,34 +44,34 @@ _KINDS = {
 
 _COMPOSED = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "nullable"})
 
-# How the texts of one parameter are read: the kinds that are allowed, the strings that are listed.
-Reading: TypeAlias = tuple[int, frozenset[str]]
+# The rule for the texts of one parameter: the kinds that are allowed, and the strings that are listed.
+ValueRule: TypeAlias = tuple[int, frozenset[str]]
 _NOTHING_LISTED: frozenset[str] = frozenset()
 
 
-def reading_of(schema: object, root: object) -> Reading | None:
-    """How texts are read under a schema, None where all of them stand for themselves."""
+def value_rule(schema: object, root: object) -> ValueRule | None:
+    """The rule for texts under a schema; None if every text is its own value."""
     if not is_mapping(schema):
         return None
     stated = schema.get("type")
     if type(stated) is str and stated in _TYPES and _COMPOSED.isdisjoint(schema):
         kinds = _TYPES[stated]
         return (kinds, _NOTHING_LISTED) if kinds & TYPED else None
-    # A reference into the parameter's own schema is wrong, and what generators write that paste schemas together.
+    # A reference into the parameter's own schema is wrong, but generators that combine schemas write it.
     reducer = _Reducer((schema,) if root is None or root is schema else (root, schema))
     try:
         kinds = reducer.kinds(schema, 0)
-    except RecursionError:  # the caller's stack was nearly used up
+    except RecursionError:  # the caller's stack was nearly exhausted
         return None
     if kinds & ANY and kinds != ANY:
-        kinds |= STRING  # one alternative says nothing: it takes any text
+        kinds |= STRING  # an alternative without a statement accepts any text
     if not kinds & TYPED:
         return None
     return kinds & ~ANY, frozenset(reducer.listed) if kinds & LISTED else _NOTHING_LISTED
 
 
 class _Reducer:
-    """Reduces schemas to the kinds they allow, each once, and collects the strings that they list."""
+    """Reduces schemas to the kinds they allow, each once, and collects the strings they list."""
 
     __slots__ = ("_bases", "_done", "listed")
 
@@ -81,13 +81,13 @@ class _Reducer:
         self.listed: set[str] = set()
 
     def kinds(self, schema: object, depth: int) -> int:
-        """The kinds that a schema allows: `ANY` where it says nothing, 0 where it is being reduced already."""
+        """The kinds that a schema allows: `ANY` if it says nothing, 0 while it is being reduced."""
         if depth > MAX_DEPTH or not is_mapping(schema):
             return ANY
         done = self._done.get(id(schema))
         if done is not None:
             return done
-        self._done[id(schema)] = 0  # met again below, it adds nothing
+        self._done[id(schema)] = 0  # a cycle adds nothing
         kinds = _types(schema.get("type"))
         if "enum" in schema:
             kinds = _narrow(kinds, self._members(items_of(schema["enum"])))
@@ -124,7 +124,7 @@ class _Reducer:
 
 
 def _types(stated: object) -> int:
-    """The kinds that `type` names, `ANY` where it names none."""
+    """The kinds that `type` names, `ANY` if it names none."""
     if isinstance(stated, str):
         return _TYPES.get(stated) or _TYPES.get(stated.lower(), ANY)
     kinds = 0
@@ -135,7 +135,7 @@ def _types(stated: object) -> int:
 
 
 def _narrow(kinds: int, other: int) -> int:
-    """The kinds that both statements allow; the first where the other excludes all of them."""
+    """The kinds that both statements allow; the first if the other excludes all of them."""
     if kinds & ANY:
         return (kinds | other if other & ANY else other) or kinds
     return kinds if other & ANY else kinds & other or kinds

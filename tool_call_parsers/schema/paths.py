@@ -1,4 +1,4 @@
-"""The way from one schema to another: references, and members. What leads nowhere, or is no schema, says nothing."""
+"""Navigation in schemas: references and members. Broken references and values that are not schemas give None."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
 MAX_DEPTH = 200
-"""Nesting of values and of schemas. A deeper value stays text, a deeper schema says nothing."""
+"""The maximum nesting of values and of schemas. A deeper value stays text, a deeper schema says nothing."""
 _PERCENT_ENCODED = re.compile(r"(?>(?:%[0-9A-Fa-f]{2})+)")
 
 
 def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
-    """Whether it can be a schema that says anything."""
-    return type(value) is dict or isinstance(value, Mapping)  # the abstract class is slow to ask
+    """Whether the value can be a schema with statements."""
+    return type(value) is dict or isinstance(value, Mapping)  # the check by the abstract class is slow
 
 
 def items_of(value: object) -> Sequence[Any]:
-    """The items of a list, none where it is none."""
+    """The items of a list; none for another value."""
     return value if isinstance(value, (list, tuple)) else ()
 
 
 def resolve(reference: object, bases: tuple[object, ...]) -> object:
-    """What a local reference, `#` and a JSON pointer, leads to in the first of `bases` that has it; else None."""
+    """The target of a local reference (`#` and a JSON pointer) in the first of `bases` that has it, else None."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     if "%" in reference:
@@ -47,7 +47,7 @@ def resolve(reference: object, bases: tuple[object, ...]) -> object:
 
 
 def member(schema: object, key: str | None, root: object) -> object:
-    """The schema of a member of the objects under `schema`, of the items of its arrays for None; None if unknown."""
+    """The schema of a member of the objects under `schema`, or of the items of its arrays for None; None if unknown."""
     pending: list[object] = [schema]
     seen: set[int] = set()
     while pending and len(seen) < MAX_DEPTH:

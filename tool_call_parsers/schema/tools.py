@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tool_call_parsers.schema.kinds import Reading, reading_of
+from tool_call_parsers.schema.kinds import ValueRule, value_rule
 from tool_call_parsers.schema.paths import is_mapping, items_of, resolve
 from tool_call_parsers.schema.values import value_of
-from tool_call_parsers.types import Tools
+from tool_call_parsers.types import ToolSchemas
 
 
 class ToolIndex:
-    """The offered tools by name; of tools that share one, the last.
+    """The offered tools by name. Of tools that share a name, the last counts.
 
-    A tool is OpenAI's `{"type": "function", "function": {...}}` or flat; its parameters stand under `parameters`,
-    `input_schema` or `inputSchema`. Tolerates anything in the schemas. Raises `TypeError` where `tools` is neither
+    A tool is OpenAI's `{"type": "function", "function": {...}}` or flat. Its parameters are under `parameters`,
+    `input_schema` or `inputSchema`. Accepts any schema. Raises `TypeError` if `tools` is neither
     None nor a sequence of mappings.
     """
 
     __slots__ = ("_signatures", "_tools")
 
-    def __init__(self, tools: Tools | None) -> None:
+    def __init__(self, tools: ToolSchemas | None) -> None:
         self._tools: dict[str, Mapping[Any, Any]] = {}
         self._signatures: dict[str, _Signature] = {}
         if tools is None:
@@ -40,7 +40,7 @@ class ToolIndex:
                 self._tools[name] = function
 
     def offered(self, name: str) -> bool:
-        """Whether a tool of that name was offered; True where none is known to compare with."""
+        """Whether a tool of that name was offered; True if no tools are known."""
         return name in self._tools or not self._tools
 
     def names(self) -> Collection[str]:
@@ -48,35 +48,35 @@ class ToolIndex:
         return self._tools.keys()
 
     def order(self, name: str) -> tuple[str, ...]:
-        """The parameters in the order of the schema, () where it is unknown."""
+        """The parameters in the order of the schema; () if it is unknown."""
         return tuple(self._signature(name).properties)
 
     def required(self, name: str) -> frozenset[str]:
-        """The parameters that a call cannot leave out."""
+        """The parameters that a call must have."""
         return self._signature(name).required
 
     def declares(self, name: str, parameter: str) -> bool | None:
-        """Whether the tool has that parameter; None where the tool or its parameters are unknown."""
+        """Whether the tool has that parameter; None if the tool or its parameters are unknown."""
         signature = self._signature(name)
         return parameter in signature.properties if signature.known else None
 
     def is_string(self, name: str, parameter: str) -> bool:
-        """Whether every text of this parameter stands for itself, so that it need not be complete to be handed out."""
-        return self._signature(name).reading(parameter) is None
+        """Whether every text of this parameter is its own value, so that a stream may send it before it is complete."""
+        return self._signature(name).rule(parameter) is None
 
     def coerce(self, name: str, parameter: str, text: str) -> Any:
-        """The value that `text` stands for as this argument; the text itself where nothing is known of it."""
+        """The value of `text` as this argument; the text itself if nothing is known of it."""
         signature = self._signatures.get(name) or self._signature(name)
-        reading = signature.reading(parameter)
-        return text if reading is None else value_of(text, *reading)
+        rule = signature.rule(parameter)
+        return text if rule is None else value_of(text, *rule)
 
     def schema(self, name: str, parameter: str) -> tuple[object, object]:
-        """A parameter's schema, None where nothing is known of it, and what its `$ref`s point into."""
+        """A parameter's schema, None if unknown, and the root of its `$ref`s."""
         signature = self._signature(name)
         return signature.properties.get(parameter), signature.root
 
     def infer(self, parameters: Collection[str]) -> str | None:
-        """The one tool that can be called with exactly these parameters; None where none or several can."""
+        """The only tool that can be called with exactly these parameters; None if none or several can."""
         given = frozenset(parameters)
         found = None
         for name in self._tools:
@@ -92,7 +92,7 @@ class ToolIndex:
         if signature is None:
             tool = self._tools.get(name)
             if tool is None:
-                return _UNKNOWN  # not kept: names that models make up have no end
+                return _UNKNOWN  # not cached: models can make up any number of names
             root = tool.get("parameters")
             if root is None:
                 root = tool.get("input_schema", tool.get("inputSchema"))
@@ -101,13 +101,13 @@ class ToolIndex:
 
 
 class _Signature:
-    """The parameters of one tool, those of its schema's `$ref` and `allOf` included."""
+    """The parameters of one tool, with those of its schema's `$ref` and `allOf`."""
 
-    __slots__ = ("_readings", "known", "properties", "required", "root")
+    __slots__ = ("_rules", "known", "properties", "required", "root")
 
     def __init__(self, root: object) -> None:
         self.root = root
-        self._readings: dict[str, Reading | None] = {}
+        self._rules: dict[str, ValueRule | None] = {}
         self.known = False
         self.properties: dict[str, object] = {}
         self.required: frozenset[str] = frozenset()
@@ -132,15 +132,15 @@ class _Signature:
             if "$ref" in schema:
                 pending.append(resolve(schema["$ref"], (root,)))
 
-    def reading(self, parameter: str) -> Reading | None:
-        """How a parameter's texts are read, None where they stand for themselves."""
+    def rule(self, parameter: str) -> ValueRule | None:
+        """The rule for a parameter's texts; None if every text is its own value."""
         try:
-            return self._readings[parameter]
+            return self._rules[parameter]
         except KeyError:
             if parameter not in self.properties:
-                return None  # not kept, as above
-        reading = self._readings[parameter] = reading_of(self.properties[parameter], self.root)
-        return reading
+                return None  # not cached, as above
+        rule = self._rules[parameter] = value_rule(self.properties[parameter], self.root)
+        return rule
 
 
 _UNKNOWN = _Signature(None)

@@ -1,20 +1,20 @@
-"""The value that a text stands for where a schema allows some kinds of values.
+"""The value of a text under a schema that allows some kinds of values.
 
-The first kind that is allowed and reads the text gives the value: null, integer, number, boolean, object, array, and
+The first kind that is allowed and fits the text gives the value: null, integer, number, boolean, object, array, or
 else the text itself, unchanged, whether the schema allows a string or not.
 
 * Strings are never stripped, unquoted or unescaped. A text that `enum` or `const` lists as a string is that string.
 * White space around a value of another kind is ignored.
 * null: `null` or `None`. Booleans: `true` or `false` in any case; `1` or `0` where neither numbers nor free strings
   are allowed.
-* Numbers are ASCII decimals, integers exact up to `MAX_DIGITS` digits. Where any string is allowed too, only JSON's
-  own spelling is read, so that "007" and "+1" keep their text; elsewhere a sign, leading zeros and a bare decimal
-  point are taken. `5.0` is an integer only where neither numbers nor free strings are allowed; an exponent never makes
-  one. What overflows stays text.
-* Objects and arrays: JSON, in which control characters inside strings are taken; where no free string is allowed, also
-  what `repair_json` makes of the text. Values inside keep the types that the text gives them.
+* Numbers are ASCII decimals, integers exact up to `MAX_DIGITS` digits. If any string is allowed too, only JSON's
+    spelling is read, so that "007" and "+1" stay text; otherwise a sign, leading zeros and a bare decimal point are
+    accepted. `5.0` is an integer only if neither numbers nor free strings are allowed; an exponent never makes an
+    integer. A number that overflows stays text.
+* Objects and arrays are JSON, with control characters inside strings accepted; if no free string is allowed, also
+    a text that `repair_json` can repair. Values inside keep the types that the text gives them.
 
-Every value is JSON serialisable, at most `MAX_DEPTH` deep, and UTF-8 encodable if the text is.
+Every value can be serialised as JSON, is at most `MAX_DEPTH` deep, and can be encoded as UTF-8 if the text can.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tool_call_parsers.schema.kinds import (
     NUMERIC,
     OBJECT,
     STRING,
-    reading_of,
+    value_rule,
 )
 from tool_call_parsers.schema.paths import MAX_DEPTH
 
@@ -47,16 +47,16 @@ _decode = json.JSONDecoder(parse_float=json_float, parse_constant=json_constant,
 
 
 def coerce(text: str, schema: object, root: object = None) -> Any:
-    """The value that `text` stands for under `schema`; `root` is what its `$ref`s point into, by default itself."""
-    reading = reading_of(schema, root)
-    return text if reading is None else value_of(text, *reading)
+    """The value of `text` under `schema`. `root` is the root of its `$ref`s, by default the schema."""
+    rule = value_rule(schema, root)
+    return text if rule is None else value_of(text, *rule)
 
 
 def value_of(text: str, kinds: int, listed: frozenset[str]) -> Any:
-    """The value that `text` stands for where `kinds` are allowed, and the strings that are `listed`."""
+    """The value of `text` if `kinds` are allowed, and the strings that are `listed`."""
     if listed and text in listed:
         return text
-    # Blanks around a scalar mean nothing, unless the value may be a string: "null " is one.
+    # Blanks around a scalar are ignored, unless the value may be a string: "null " is one.
     bare = text if kinds & STRING else text.strip(_BLANKS)
     if kinds & NULL and (bare == "null" or bare == "None"):
         return None
@@ -90,12 +90,12 @@ def _number(bare: str, kinds: int) -> int | float | None:
         return None
     try:
         return int(whole)
-    except ValueError:  # the process has lowered the limit, or there is no digit before the decimal point
+    except ValueError:  # the process has lowered the limit, or no digit precedes the decimal point
         return None
 
 
 def _container(text: str, bare: str, kinds: int) -> Any:
-    """The object or array that `bare` stands for, else `text`."""
+    """The object or array in `bare`, else `text`."""
     try:
         first = bare[0]
         if kinds & (OBJECT if first == "{" else ARRAY if first == "[" else 0):
@@ -121,7 +121,7 @@ class _TooDeep(Exception):
 
 
 def _sound(value: Any, source: str) -> Any:
-    """A decoded value without lone surrogates; raises `_TooDeep`. Looks for them only if `source` can hold them."""
+    """A decoded value without lone surrogates. Raises `_TooDeep`. Checks only what `source` can contain."""
     if source.count("[") + source.count("{") + source.count("(") > MAX_DEPTH:
         level = [value]
         for _ in range(MAX_DEPTH):

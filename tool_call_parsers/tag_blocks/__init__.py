@@ -1,7 +1,7 @@
 """Calls as tags: `<function=f><parameter=k>v</parameter></function>`, `<invoke name="f"><parameter name="k">..`, and
 `<tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>`, with or without a wrapper around them.
 
-`TagBlocks.block` reads one block, from its opening tag on, for any grammar that keeps such blocks in its own channels.
+Grammars with channels use `TagBlocks.block` to read one block from its opening tag on.
 """
 
 from tool_call_parsers.tag_blocks.blocks import TagBlocks

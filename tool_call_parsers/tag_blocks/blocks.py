@@ -8,36 +8,36 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from tool_call_parsers.arguments import ArgumentsText, read_arguments
-from tool_call_parsers.engine import Marker, Needles, RenderCall, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import Marker, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
-from tool_call_parsers.tag_blocks.call import Call, Teller
+from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END
-from tool_call_parsers.tag_blocks.tags import AFTER_CALL, CUT_HEAD, HEAD_LIMIT, TYPES, Head, Mark, Role
+from tool_call_parsers.tag_blocks.tags import AFTER_CALL, CUT_HEAD, HEAD_LIMIT, TYPES, Head, Mark, TagRole
 from tool_call_parsers.tag_blocks.values import TagValues
 from tool_call_parsers.types import CallStatus
 
 _ANY_JSON = {"type": ["null", "integer", "number", "boolean", "object", "array"]}
 _NAME = re.compile(r"(?=(?>(?:[\W_])*)\w)[^\s<>\"'{}]++")
-"""What can be the name of a tool that was not offered."""
+"""A possible name of a tool that was not offered."""
 _CDATA_SPLIT = "]]]]><![CDATA[>"
 _FENCE = Needles("```")
-_OPENS_CALL = (Role.CALL, Role.WRAP)
+_OPENS_CALL = (TagRole.CALL, TagRole.WRAP)
 
 
 class _Done(NamedTuple):
-    """An attempt that is over."""
+    """A finished attempt."""
 
     end: int
     over: bool
-    """And the block with it."""
+    """The block is finished, too."""
     usable: bool = False
 
 
 class _ForeignJson(JsonBlocks):
-    """Calls as JSON where the format writes tags."""
+    """Calls as JSON in a format of tags."""
 
     def _object(self, run: Run, position: int, bare: bool, begin: int | None) -> Step[Any]:
         call = yield from super()._object(run, position, bare, begin)
@@ -58,35 +58,35 @@ class TagBlocks(TagValues):
     # -- blocks -------------------------------------------------------------------------------------------------------
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
-        wrapped = self._roles[opener] is Role.WRAP
+        wrapped = self._roles[opener] is TagRole.WRAP
         first, last = run.memo.get("wrappers", (0, 0))
         if first < start < last:
             return None  # the first of these wrappers has shown that they hold no call
         position = body if wrapped else start
         while True:
             if wrapped and self.fillers:
-                position = yield from self._behind_fillers(run, position)
+                position = yield from self._after_fillers(run, position)
             mark = yield from self._next(run, position)
-            if mark.role is not Role.WRAP:
+            if mark.role is not TagRole.WRAP:
                 break
             position, wrapped = mark.end, True
         end = None
-        if mark.role is Role.CALL:
+        if mark.role is TagRole.CALL:
             end = yield from self._calls(run, start, mark, wrapped)
-        elif mark.role in (Role.DONE, Role.CUT):
+        elif mark.role in (TagRole.DONE, TagRole.CUT):
             end = cut_off(run, start, self.separators)
-        elif mark.role is Role.TEXT and run.text[mark.start] in "{[":
+        elif mark.role is TagRole.TEXT and run.text[mark.start] in "{[":
             end = yield from self._foreign.block(run, start, position, opener)
         if end is None:
             run.memo["wrappers"] = start, position
         return end
 
     def _calls(self, run: Run, start: int, mark: Mark, wrapped: bool) -> Step[int | None]:
-        """The calls of a block, the first of which opens at `mark`: their end, or None when they are only text."""
+        """Read the calls of a block, of which the first opens at `mark`. Return their end; None if they are text."""
         done = yield from self._call(run, start, mark, wrapped, first=True)
         while done is not None and not done.over:
             mark = yield from self._next(run, done.end)
-            if mark.role is not Role.CALL:
+            if mark.role is not TagRole.CALL:
                 return (yield from self._after_calls(run, done, mark))
             following = yield from self._call(run, mark.start, mark, wrapped, first=False)
             if following is None:
@@ -94,7 +94,7 @@ class TagBlocks(TagValues):
             done = following
         return None if done is None else done.end
 
-    def _behind_fillers(self, run: Run, position: int) -> Step[int]:
+    def _after_fillers(self, run: Run, position: int) -> Step[int]:
         while True:
             start = yield from run.skip_space(position)
             filler = yield from run.starts(start, self._fillers)
@@ -103,10 +103,10 @@ class TagBlocks(TagValues):
             position = start + len(filler)
 
     def _after_calls(self, run: Run, done: _Done, mark: Mark) -> Step[int]:
-        """The rest of a wrapper: text in it is content, its end tag is none."""
-        if mark.role is Role.TEXT and done.usable:
+        """Read the rest of a wrapper: text in it is content, its end tag is dropped."""
+        if mark.role is TagRole.TEXT and done.usable:
             marker = yield from run.next_marker(run.markers.all, done.end)
-            if marker is not None and self._roles.get(marker.group()) is Role.UNWRAP:
+            if marker is not None and self._roles.get(marker.group()) is TagRole.UNWRAP:
                 run.take(marker.start())
                 run.skip(marker.end())
                 return marker.end()
@@ -114,7 +114,7 @@ class TagBlocks(TagValues):
         return done.end
 
     def _call(self, run: Run, begin: int, mark: Mark, wrapped: bool, first: bool) -> Step[_Done | None]:
-        """The call whose opening tag is at `mark`, as an attempt from `begin` on; None when it is only text."""
+        """Read the call whose opening tag is at `mark`, as an attempt from `begin` on; None if it is only text."""
         tag = run.text[mark.start : mark.end]
         if self.heads == "pairs":
             position = yield from run.skip_space(mark.end)
@@ -127,62 +127,66 @@ class TagBlocks(TagValues):
         separators = self.separators if first else ()
         if head is CUT_HEAD:
             run.begin_block(begin, separators)
-            return self._cut(run, Call("", begin, len(run.text), wrapped))
-        call = Call(head.name, begin, head.end, wrapped)
+            return self._cut(run, OpenCall("", begin, len(run.text), wrapped))
+        call = OpenCall(head.name, begin, head.end, wrapped)
         if head.note:
             call.notes.append(head.note)
         mark = yield from self._next(run, head.end)
-        if not head.closed and mark.role not in (Role.PARAMETER, Role.END_CALL):
-            if mark.role in (Role.DONE, Role.CUT):
+        if not head.closed and mark.role not in (TagRole.PARAMETER, TagRole.END_CALL):
+            if mark.role in (TagRole.DONE, TagRole.CUT):
                 run.begin_block(begin, separators)
                 return self._cut(run, call)
-            if mark.role is Role.TEXT and not head.name:
+            if mark.role is TagRole.TEXT and not head.name:
                 return (yield from self._nameless(run, call, mark.start))
             unended = self._needs_nothing(run, head.name, mark)
-            if not unended and not (mark.role is Role.UNWRAP and wrapped) and not run.text.startswith("{", mark.start):
+            if (
+                not unended
+                and not (mark.role is TagRole.UNWRAP and wrapped)
+                and not run.text.startswith("{", mark.start)
+            ):
                 return None
         run.begin_block(begin, separators)
         if run.streams and _can_name(run, head.name):
             run.start_call(head.name)
-            call.told = ArgumentsText(run)
+            call.streamed = ArgumentsText(run)
         if head.closed:
             return (yield from self._closed(run, call, head.end, head.end))
-        if mark.role is Role.TEXT:
+        if mark.role is TagRole.TEXT:
             return (yield from self._json_arguments(run, call, mark.start))
         return (yield from self._parameters(run, call, mark))
 
-    def _parameters(self, run: Run, call: Call, mark: Mark) -> Step[_Done]:
+    def _parameters(self, run: Run, call: OpenCall, mark: Mark) -> Step[_Done]:
         """Read the parameters, the first of which opens at `mark`, and the end of the call."""
-        if run.final and call.told is None and self._usual is not None:
+        if run.final and call.streamed is None and self._usual is not None:
             mark = yield from self._next(run, self._usual_parameters(run, call, mark.start))
-        while (role := mark.role) in (Role.PARAMETER, Role.END_VALUE):
-            if role is Role.PARAMETER:
+        while (role := mark.role) in (TagRole.PARAMETER, TagRole.END_VALUE):
+            if role is TagRole.PARAMETER:
                 resume = yield from self._parameter(run, call, mark)
                 if isinstance(resume, _Done):
                     return resume
             else:
                 resume = mark.end
             mark = yield from self._next(run, resume)
-        if mark.role is Role.END_CALL:
+        if mark.role is TagRole.END_CALL:
             return (yield from self._closed(run, call, mark.start, mark.end))
         complete = run.tools.required(call.name) <= call.arguments.keys()
-        if mark.role in (Role.DONE, Role.CUT):
-            if mark.role is Role.DONE and self.open_end and call.arguments and complete:
+        if mark.role in (TagRole.DONE, TagRole.CUT):
+            if mark.role is TagRole.DONE and self.open_end and call.arguments and complete:
                 return (yield from self._closed(run, call, mark.start, mark.end))
             return self._cut(run, call)
-        if mark.role is not Role.TEXT and complete and (call.arguments or self._needs_nothing(run, call.name, mark)):
+        if mark.role is not TagRole.TEXT and complete and (call.arguments or self._needs_nothing(run, call.name, mark)):
             call.notes.append("the end tag of the call is missing")
             return (yield from self._closed(run, call, mark.start, mark.start))
         return (yield from self._broken(run, call, mark.start))
 
     def _needs_nothing(self, run: Run, name: str, mark: Mark) -> bool:
-        """Whether a name and the tag behind it, which opens or closes something else, are a call without its end tag:
-        of a tool that was offered and needs no arguments."""
+        """Whether a name and the tag after it, which opens or closes something else, are a call without its end tag:
+        the tool was offered and needs no arguments."""
         offered = name in run.tools.names() and not run.tools.required(name)
-        return offered and self.heads == "pairs" and mark.role in (*_OPENS_CALL, Role.UNWRAP)
+        return offered and self.heads == "pairs" and mark.role in (*_OPENS_CALL, TagRole.UNWRAP)
 
-    def _usual_parameters(self, run: Run, call: Call, position: int) -> int:
-        """Read parameters of the usual shape, to the same effect as `_parameter`: the position behind them."""
+    def _usual_parameters(self, run: Run, call: OpenCall, position: int) -> int:
+        """Read parameters of the usual shape, with the results of `_parameter`. Return the position after them."""
         assert self._usual is not None
         while match := self._usual.match(run.text, position):
             key, typed, text = match.groups()
@@ -192,8 +196,8 @@ class TagBlocks(TagValues):
             position = match.end()
         return position
 
-    def _parameter(self, run: Run, call: Call, mark: Mark) -> Step[int | _Done]:
-        """Read a parameter: where to go on, or the end of the attempt."""
+    def _parameter(self, run: Run, call: OpenCall, mark: Mark) -> Step[int | _Done]:
+        """Read a parameter. Return where to continue, or the end of the attempt."""
         head = yield from self._head(run, mark.end, self._parameter_head)
         if head is CUT_HEAD:
             return self._cut(run, call)
@@ -212,49 +216,49 @@ class TagBlocks(TagValues):
             return start
         if self.framed and not head.open_end and (yield from run.more(start + 1)) and run.text[start] == "\n":
             start += 1
-        teller = yield from self._teller(run, call, head, start)
-        value = yield from self._value(run, call, head.name, start, teller)
+        stream = yield from self._string_stream(run, call, head, start)
+        value = yield from self._value(run, call, head.name, start, stream)
         if value is None:
             return self._cut(run, call)
         end = value.end
         if value.broken:
             return (yield from self._broken(run, call, value.end))
-        # A closed value ends with a newline only where framing adds one; one without its end tag, before the next tag.
+        # A closed value ends with a newline only if framing adds one; one without its end tag, before the next tag.
         if (self.framed or value.unclosed or head.open_end) and end > start and run.text[end - 1] == "\n":
             end -= 1
         if value.note:
             call.notes.append(value.note)
-        elif value.unclosed and self.heads == "pairs":  # elsewhere the models' own parsers take it for granted
+        elif value.unclosed and self.heads == "pairs":  # elsewhere the models' own parsers accept it
             call.notes.append("the end tag of a value is missing")
-        self._store(run, call, head, start, end, teller)
+        self._store(run, call, head, start, end, stream)
         return value.resume
 
-    def _teller(self, run: Run, call: Call, head: Head, start: int) -> Step[Teller | None]:
-        """Begin to tell a parameter that is certain to be a string."""
-        if call.told is None:
+    def _string_stream(self, run: Run, call: OpenCall, head: Head, start: int) -> Step[StringStream | None]:
+        """Begin to stream a parameter that is certainly a string."""
+        if call.streamed is None:
             return None
         if head.name == self.unwrapped and not call.arguments and run.tools.declares(call.name, head.name) is False:
-            call.told = None
+            call.streamed = None
             return None
         string = run.tools.is_string(call.name, head.name) if head.typed is None else head.typed == "string"
         if not string or head.open_end:
             return None
         if self.cdata and (not (yield from run.more(start + 1)) or run.text[start].isspace() or run.text[start] == "<"):
             return None
-        call.told.member(head.name, '"')
-        return Teller(run, call.told, start)
+        call.streamed.member(head.name, '"')
+        return StringStream(run, call.streamed, start)
 
-    def _store(self, run: Run, call: Call, head: Head, start: int, end: int, teller: Teller | None) -> None:
+    def _store(self, run: Run, call: OpenCall, head: Head, start: int, end: int, stream: StringStream | None) -> None:
         value = self._read(run, call, head.name, head.typed, run.text[start:end])
         call.set(head.name, value)
-        if teller is not None:
-            teller.rest(end)
-            teller.told.tell('"')
-        elif call.told is not None:
-            call.told.member(head.name, json.dumps(value, ensure_ascii=False))
+        if stream is not None:
+            stream.rest(end)
+            stream.streamed.add('"')
+        elif call.streamed is not None:
+            call.streamed.member(head.name, json.dumps(value, ensure_ascii=False))
 
-    def _read(self, run: Run, call: Call, key: str, typed: str | None, text: str) -> Any:
-        """The value that a text stands for."""
+    def _read(self, run: Run, call: OpenCall, key: str, typed: str | None, text: str) -> Any:
+        """The value of a parameter's text."""
         if self.cdata and (bare := text.strip()).startswith(CDATA) and bare.endswith(CDATA_END):
             text = bare[len(CDATA) : -len(CDATA_END)].replace(_CDATA_SPLIT, CDATA_END)
             if typed is not None or CDATA in text:
@@ -263,29 +267,29 @@ class TagBlocks(TagValues):
 
     # -- the end of a call --------------------------------------------------------------------------------------------
 
-    def _closed(self, run: Run, call: Call, raw_end: int, end: int) -> Step[_Done]:
-        """The call is whole; its markup ends at `end`, or with the wrapper's end tag behind that."""
+    def _closed(self, run: Run, call: OpenCall, raw_end: int, end: int) -> Step[_Done]:
+        """Record a complete call, whose tags end at `end`, or with the end tag of the wrapper that follows."""
         over = not call.wrapped
         if call.wrapped:
             mark = yield from self._next(run, end)
-            if mark.role is Role.UNWRAP:
+            if mark.role is TagRole.UNWRAP:
                 end, over = mark.end, True
         raw = run.text[call.body : raw_end].strip()
         if self.unwrapped and list(call.arguments) == [self.unwrapped]:
             self._unwrap(run, call)
-        json_text = call.told.whole() if call.told is not None else None
+        json_text = call.streamed.whole() if call.streamed is not None else None
         status, error = CallStatus.OK, None
         if not call.name:
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         elif not _can_name(run, call.name):
-            status, error = CallStatus.MALFORMED, "the call's name is none"
+            status, error = CallStatus.MALFORMED, "the call's name is invalid"
         elif call.notes:
             status, error = CallStatus.REPAIRED, "; ".join(dict.fromkeys(call.notes))
         usable = run.end_call(call.start, end, status, call.name, call.arguments, raw, error=error, json_text=json_text)
         (run.skip if usable else run.fail)(end)
         return _Done(end, over, usable)
 
-    def _unwrap(self, run: Run, call: Call) -> None:
+    def _unwrap(self, run: Run, call: OpenCall) -> None:
         value = call.arguments[self.unwrapped]
         if run.tools.declares(call.name, self.unwrapped) is False and isinstance(value, (dict, str)) and value:
             inner = read_arguments(value, "")
@@ -293,8 +297,8 @@ class TagBlocks(TagValues):
                 call.arguments = inner.value
                 call.notes.append("all arguments as one parameter")
 
-    def _cut(self, run: Run, call: Call) -> _Done:
-        """The text ends in the call."""
+    def _cut(self, run: Run, call: OpenCall) -> _Done:
+        """Record a call that the end of the text cuts off."""
         text, end = run.text, len(run.text)
         ends = [marker for marker, kind in run.markers.kinds.items() if kind is Marker.END]
         while True:
@@ -311,45 +315,45 @@ class TagBlocks(TagValues):
         run.fail(end)
         return _Done(end, True)
 
-    def _nameless(self, run: Run, call: Call, position: int) -> Step[_Done | None]:
-        """A call without a name that holds no parameter either: an attempt only if it has its end tag."""
+    def _nameless(self, run: Run, call: OpenCall, position: int) -> Step[_Done | None]:
+        """A call without a name or parameters: an attempt only if it has its end tag."""
         match = yield from run.find(self._closing, position)
-        if match is None or self._roles[match.group()] is not Role.END_CALL:
+        if match is None or self._roles[match.group()] is not TagRole.END_CALL:
             return None
         run.begin_block(call.start, self.separators)
         return (yield from self._broken(run, call, position))
 
-    def _broken(self, run: Run, call: Call, position: int) -> Step[_Done]:
-        """What stands at `position` is no parameter: the attempt ends with the call's end tag, or before other tags."""
+    def _broken(self, run: Run, call: OpenCall, position: int) -> Step[_Done]:
+        """Record an attempt with other text in place of a parameter. It ends at the call's end tag or before others."""
         match = yield from run.find(self._closing, position)
-        role = self._roles[match.group()] if match is not None else Role.DONE
-        end = len(run.text) if match is None else match.end() if role is Role.END_CALL else match.start()
+        role = self._roles[match.group()] if match is not None else TagRole.DONE
+        end = len(run.text) if match is None else match.end() if role is TagRole.END_CALL else match.start()
         status = CallStatus.MALFORMED if call.name else CallStatus.MISSING_NAME
         raw = run.text[call.body : end].strip()
         run.end_call(call.start, end, status, call.name, call.arguments, raw, error="the markup of the call is broken")
         run.fail(end)
         return _Done(end, not call.wrapped)
 
-    def _json_arguments(self, run: Run, call: Call, start: int) -> Step[_Done]:
-        """The arguments as one JSON object between the tags of a call."""
-        call.told = None
+    def _json_arguments(self, run: Run, call: OpenCall, start: int) -> Step[_Done]:
+        """Read the arguments as one JSON object between the tags of a call."""
+        call.streamed = None
         read = yield from read_value(run, start, self._closing)
         if read.status is CallStatus.INCOMPLETE:
             return self._cut(run, call)
         mark = yield from self._next(run, read.end)
         found = read_arguments(read.value, run.text[start : read.end])
         usable = read.status in (CallStatus.OK, CallStatus.REPAIRED) and found.status is not CallStatus.NOT_AN_OBJECT
-        if usable and (mark.role is Role.END_CALL or (call.wrapped and mark.role in AFTER_CALL)):
+        if usable and (mark.role is TagRole.END_CALL or (call.wrapped and mark.role in AFTER_CALL)):
             call.arguments = found.value
             call.notes.append(read.error or "a JSON object instead of tags")
             return (
-                yield from self._closed(run, call, read.end, mark.end if mark.role is Role.END_CALL else mark.start)
+                yield from self._closed(run, call, read.end, mark.end if mark.role is TagRole.END_CALL else mark.start)
             )
         return (yield from self._broken(run, call, read.end))
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         if self.writes_json and self.json is not None:
             return self.json.render_calls(turn)
         return self.around[0] + self.between.join(map(self._render_call, turn.calls)) + self.around[1]
@@ -369,12 +373,12 @@ class TagBlocks(TagValues):
 
 
 def _can_name(run: Run, name: str) -> bool:
-    """Whether a tool can have that name."""
+    """Whether a tool can have the name."""
     return _NAME.fullmatch(name) is not None or name in run.tools.names()
 
 
 def _typed(text: str, kind: str) -> Any:
-    """A value whose type the markup tells."""
+    """A value whose type the tags state."""
     if kind == "string":
         return text
     if text.lstrip()[:1] == '"' and kind == "json":

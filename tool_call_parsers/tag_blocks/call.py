@@ -1,4 +1,4 @@
-"""A call while it is read, and the telling of its arguments."""
+"""A call while it is read, and the stream of its arguments."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Run
 
 
-class Call:
+class OpenCall:
     """A call while it is read."""
 
-    __slots__ = ("arguments", "body", "name", "notes", "start", "told", "wrapped")
+    __slots__ = ("arguments", "body", "name", "notes", "start", "streamed", "wrapped")
 
     def __init__(self, name: str, start: int, body: int, wrapped: bool) -> None:
         self.name = name
@@ -20,27 +20,27 @@ class Call:
         self.wrapped = wrapped
         self.arguments: dict[str, Any] = {}
         self.notes: list[str] = []
-        self.told: ArgumentsText | None = None
-        """The arguments' JSON text as far as it was told; None where nobody listens."""
+        self.streamed: ArgumentsText | None = None
+        """The arguments' JSON text as far as it was sent; None if the run does not stream."""
 
     def set(self, key: str, value: Any) -> None:
-        """The last of several parameters of one name counts, where it stands."""
+        """Set an argument. Of repeated parameters the last counts, in the last place."""
         self.arguments.pop(key, None)
         self.arguments[key] = value
 
 
-class Teller:
-    """Tells a string value piece by piece."""
+class StringStream:
+    """Sends a string value piece by piece."""
 
-    __slots__ = ("position", "run", "told")
+    __slots__ = ("position", "run", "streamed")
 
-    def __init__(self, run: Run, told: ArgumentsText, start: int) -> None:
+    def __init__(self, run: Run, streamed: ArgumentsText, start: int) -> None:
         self.run = run
-        self.told = told
+        self.streamed = streamed
         self.position = start
 
     def upto(self, end: int) -> None:
-        """The text before `end` belongs to the value, but for a newline at its end, which may be framing."""
+        """Send the text before `end`, except for a newline at its end, which may be framing."""
         text = self.run.text
         if end > self.position and text[end - 1] == "\n":
             end -= 1
@@ -48,5 +48,5 @@ class Teller:
 
     def rest(self, end: int) -> None:
         if end > self.position:
-            self.told.characters(self.run.text[self.position : end])
+            self.streamed.characters(self.run.text[self.position : end])
             self.position = end

@@ -1,11 +1,11 @@
-"""Calls whose arguments are nested elements, as MiniMax M3 writes them, every tag behind the marker `]<]minimax[>[`:
+"""Calls whose arguments are nested elements, as MiniMax M3 writes them, every tag after the marker `]<]minimax[>[`:
 
 `<invoke name="f"><city>Oslo</city><tags><item>a</item><item>b</item></tags></invoke>`
 
-Lists are elements named `item`. What an element stands for, only the schema tells: `<x></x>` is an empty string, an
+Lists are elements named `item`. Only the schema tells the type of an element: `<x></x>` is an empty string, an
 empty list or an empty object. Without a schema, text is a string, elements that are all named `item` are a list, and
-others an object. Tags without the marker are data. Where a value ends is a matter of `TagBlocks`, of the end tag with
-the parameter's own name; where the schema says that it is a string, tags inside it are data as well.
+others an object. Tags without the marker are data. `TagBlocks` finds the end of a value by the end tag with the
+parameter's name. If the schema says that the value is a string, tags inside it are data as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tool_call_parsers.engine import RenderCall, Run, Step
 from tool_call_parsers.schema import MAX_DEPTH, coerce, member
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
-from tool_call_parsers.tag_blocks.call import Call, Teller
+from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head
 
 _ELEMENT_BEGIN = re.compile(r"[^\s<>/]?+[^\s<>]*+")
@@ -28,7 +28,7 @@ _ELEMENT_HEAD = re.compile(r"([^\s<>/][^\s<>]*+)>")
 
 @dataclass(slots=True)
 class _Element:
-    """An element of a value: its text, or the elements in it."""
+    """An element of a value: its text, or its child elements."""
 
     name: str
     start: int
@@ -38,10 +38,10 @@ class _Element:
 
 @dataclass(frozen=True)
 class NestedTags(TagBlocks):
-    """`TagBlocks` with parameters as elements of their own names."""
+    """`TagBlocks` with parameters as elements that bear their names."""
 
     marker: str = ""
-    """What stands before every tag."""
+    """The text before every tag."""
 
     @cached_property
     def _parameter_head(self) -> re.Pattern[str]:
@@ -53,7 +53,7 @@ class NestedTags(TagBlocks):
 
     @cached_property
     def _usual(self) -> re.Pattern[str] | None:
-        # A value without elements. Tags of other roles begin as a parameter does.
+        # A value without elements. Tags with other roles begin like a parameter.
         mark, first = re.escape(self.marker), re.escape(self.marker[0])
         others = "|".join(re.escape(tag.removeprefix(f"{self.marker}<")) for tag in (*self.calls, *self.wraps))
         begin, value = rf"{mark}<(?!{others})", rf"[^{first}]*+(?>(?:(?!{mark}){first}[^{first}]*+)*)"
@@ -78,23 +78,23 @@ class NestedTags(TagBlocks):
         end = position + len(key) + 1
         return end if (yield from run.more(end)) and run.text[position:end] == f"{key}>" else None
 
-    def _nests(self, run: Run, call: Call, key: str, position: int) -> Step[bool]:
+    def _nests(self, run: Run, call: OpenCall, key: str, position: int) -> Step[bool]:
         if run.tools.is_string(call.name, key) and run.tools.declares(call.name, key):
             return False
         return (yield from self._closes(run, key, position)) is not None
 
-    def _begins_parameter(self, run: Run, call: Call, key: str, position: int) -> Step[str]:
-        # Inside anything but a string, an element is more likely a part of the value.
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int) -> Step[str]:
+        # Except in a string, an element is more likely part of the value.
         if not (run.tools.declares(call.name, key) and run.tools.is_string(call.name, key)):
             return ""
         return (yield from super()._begins_parameter(run, call, key, position))
 
-    def _teller(self, run: Run, call: Call, head: Head, start: int) -> Step[Teller | None]:
+    def _string_stream(self, run: Run, call: OpenCall, head: Head, start: int) -> Step[StringStream | None]:
         if not run.tools.declares(call.name, head.name):
             return None
-        return (yield from super()._teller(run, call, head, start))
+        return (yield from super()._string_stream(run, call, head, start))
 
-    def _read(self, run: Run, call: Call, key: str, typed: str | None, text: str) -> Any:
+    def _read(self, run: Run, call: OpenCall, key: str, typed: str | None, text: str) -> Any:
         schema, root = run.tools.schema(call.name, key)
         if schema is not None and run.tools.is_string(call.name, key):
             return text
@@ -102,7 +102,7 @@ class NestedTags(TagBlocks):
         return text if element is None else self._value_of(element, schema, root)
 
     def _parse(self, text: str) -> _Element | None:
-        """The elements of a value; None when its tags do not match."""
+        """The elements of a value; None if its tags do not match."""
         open_elements = [_Element("", 0)]
         for tag in self._element.finditer(text):
             top = open_elements[-1]
@@ -121,7 +121,7 @@ class NestedTags(TagBlocks):
         return top if len(open_elements) == 1 else None
 
     def _value_of(self, element: _Element, schema: object, root: object) -> Any:
-        """What an element stands for. As deep as `_parse` lets elements be."""
+        """The value of an element. `_parse` bounds the depth."""
         children = element.children
         if not children:
             if not element.text.strip() and schema is not None:

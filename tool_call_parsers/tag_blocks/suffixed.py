@@ -1,4 +1,4 @@
-"""Tags that carry one suffix, which differs between checkpoints: `<tool_call:opensource>`, as Hunyuan writes them."""
+"""Tags with a suffix that differs between checkpoints: `<tool_call:opensource>`, as Hunyuan writes them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TypeVar
 
-from tool_call_parsers.engine import BlockGrammar, Run, Step, Turn, cut_off
+from tool_call_parsers.engine import BlockGrammar, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
 
 T = TypeVar("T", bound=tuple[str, ...])
 
 _SUFFIX_LIMIT = 40
 _SUFFIXES = 8
-"""How many suffixes are taken for such in a completion: a checkpoint has one, and patterns are made for each."""
+"""How many suffixes a completion may use. A checkpoint has one, and each costs new patterns."""
 _SUFFIX = re.compile(r"((?>(?::[^\s<>]{1,32})?))>")
 _SUFFIX_BEGIN = re.compile(r"(?>(?::[^\s<>]{0,32})?)")
 
 
 @dataclass(frozen=True)
 class SuffixedTags(BlockGrammar):
-    """`TagBlocks` whose suffix is read from the first tag of a block. None is written."""
+    """`TagBlocks` that reads the suffix from the first tag of a block, and writes none."""
 
     plain: TagBlocks
 
@@ -51,7 +51,7 @@ class SuffixedTags(BlockGrammar):
         tags = _with_suffix(self.plain, match[1])
         return (yield from tags.block(run, start, match.end(), f"{opener}{match[1]}>"))
 
-    def render_calls(self, turn: Turn) -> str:
+    def render_calls(self, turn: RenderTurn) -> str:
         return self.plain.render_calls(turn)
 
 

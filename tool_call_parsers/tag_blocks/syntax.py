@@ -1,4 +1,4 @@
-"""How a format spells its tags, and which of them stands where."""
+"""The tags of a format, and their order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tool_call_parsers.tag_blocks.tags import (
     Beginning,
     Head,
     Mark,
-    Role,
+    TagRole,
     attributes_head,
     equals_head,
 )
@@ -27,28 +27,32 @@ CDATA, CDATA_END = "<![CDATA[", "]]>"
 
 @dataclass(frozen=True)
 class TagSyntax(BlockGrammar):
-    """The tags of a format. Of several spellings of one the first is written."""
+    """The tags of a format. Of several spellings the first is written."""
 
     heads: Literal["equals", "attributes", "pairs"]
-    """Where names stand: `<function=f>`, `<invoke name="f">`, or behind the tag, with keys in tags of their own."""
+    """The place of names: `<function=f>`, `<invoke name="f">`, or after the tag, with keys in tags of their own."""
     calls: tuple[str, ...]
     """Opening tags of a call, up to the name."""
     ends: tuple[str, ...]
+    """End tags of a call."""
     parameters: tuple[str, ...]
     """Opening tags of a parameter, up to the name."""
     value_ends: tuple[str, ...]
+    """End tags of a parameter."""
     wraps: tuple[str, ...] = ()
+    """Opening tags of the wrapper around all calls."""
     unwraps: tuple[str, ...] = ()
+    """End tags of the wrapper."""
     fillers: tuple[str, ...] = ()
-    """What may stand between a wrapper and a call and says nothing."""
+    """Texts without meaning that may occur between a wrapper and a call."""
     pair: tuple[str, str] = ("", "")
     """Pairs: the end tag of a key, the opening tag of a value."""
     key_type: tuple[str, str] = ("", "")
     """Pairs: tags around a type between a key and its value."""
     name_end: str = ""
-    """Pairs: what stands behind the name."""
+    """Pairs: the text after the name."""
     framed: bool = False
-    """A newline on each side of a value is markup."""
+    """A newline on each side of a value is framing."""
     cdata: bool = False
     """A value may be a CDATA section."""
     open_end: bool = False
@@ -56,21 +60,22 @@ class TagSyntax(BlockGrammar):
     unwrapped: str = ""
     """A parameter that, undeclared and alone, holds all arguments as an object."""
     json: JsonBlocks | None = None
-    """Calls as JSON behind the same tags, where the format has them."""
+    """Calls as JSON after the same tags, if the format has them."""
     writes_json: bool = False
     """Calls are written as `json` writes them."""
     separators: tuple[str, ...] = ("\n\n", "\n")
     separates: bool = False
     trail: str = ""
     around: tuple[str, str] = ("", "")
-    """What is written before and behind all calls of a turn."""
+    """The text before and after all calls of a turn."""
     between: str = "\n"
+    """The text between two calls."""
     call: str = ""
-    """A call as it is written: `{name}`, `{parameters}`."""
+    """The text of a call: `{name}`, `{parameters}`."""
     parameter: str = ""
-    """A parameter as it is written, with what follows it: `{key}`, `{value}`, `{string}` ("true" or "false")."""
+    """The text of a parameter and its framing: `{key}`, `{value}`, `{string}` ("true" or "false")."""
     empty: str = ""
-    """What is written for no parameters."""
+    """The text in place of parameters if there are none."""
 
     # -- derived ------------------------------------------------------------------------------------------------------
 
@@ -83,16 +88,16 @@ class TagSyntax(BlockGrammar):
         return (*self.unwraps, *self.ends)
 
     @cached_property
-    def _roles(self) -> dict[str, Role]:
+    def _roles(self) -> dict[str, TagRole]:
         return {
-            **dict.fromkeys(self.wraps, Role.WRAP),
-            **dict.fromkeys(self.unwraps, Role.UNWRAP),
-            **dict.fromkeys(self.calls, Role.CALL),
-            **dict.fromkeys(self.ends, Role.END_CALL),
-            **dict.fromkeys(self.parameters, Role.PARAMETER),
-            **dict.fromkeys(self.value_ends, Role.END_VALUE),
-            # Nowhere due but behind a name, and told from the other tags all the same.
-            **dict.fromkeys(filter(None, (self.name_end,)), Role.TEXT),
+            **dict.fromkeys(self.wraps, TagRole.WRAP),
+            **dict.fromkeys(self.unwraps, TagRole.UNWRAP),
+            **dict.fromkeys(self.calls, TagRole.CALL),
+            **dict.fromkeys(self.ends, TagRole.END_CALL),
+            **dict.fromkeys(self.parameters, TagRole.PARAMETER),
+            **dict.fromkeys(self.value_ends, TagRole.END_VALUE),
+            # Valid only after a name, and must differ from the other tags.
+            **dict.fromkeys(filter(None, (self.name_end,)), TagRole.TEXT),
         }
 
     @cached_property
@@ -132,8 +137,8 @@ class TagSyntax(BlockGrammar):
 
     @cached_property
     def _usual(self) -> re.Pattern[str] | None:
-        """A whole parameter of the usual shape: its value ends at the first tag, and behind that stands what may follow
-        it. Its groups are name, type and value. None where a pattern cannot tell."""
+        """A whole parameter of the usual shape: its value ends at the first tag, and valid text follows.
+        Its groups are name, type and value. None if a pattern cannot decide."""
         if self._tags.extendable or len({tag[0] for tag in self._roles}) > 1:
             return None
 
@@ -151,14 +156,14 @@ class TagSyntax(BlockGrammar):
         begin = re.escape(next(iter(self._roles))[0])
         value = rf"([^{begin}]*+(?>(?:(?!{one(tuple(self._roles))}){begin}[^{begin}]*+)*))"
         value = (r"\n?+" if self.framed else rf"(?!\s*+{re.escape(CDATA)})" if self.cdata else "") + value
-        behind = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
-        follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{behind}))"
+        after = rf"\s*+(?:{one((*self.unwraps, *self.calls, *self.wraps))}|\Z)" if self.wraps else ""
+        follows = rf"(?=\s*+(?:{parameter('(?:')}|{one(self.ends)}{after}))"
         return re.compile(rf"\s*+{parameter('(')}{value}{one(self.value_ends)}{follows}")
 
-    # -- what stands where --------------------------------------------------------------------------------------------
+    # -- reading tags --------------------------------------------------------------------------------------------------
 
     def _next(self, run: Run, position: int) -> Step[Mark]:
-        """What stands at `position`."""
+        """The mark at `position`."""
         match = self._tag.match(run.text, position)
         if match is None or match[1] in self._tags.extendable:
             position = yield from run.skip_space(position)
@@ -169,7 +174,7 @@ class TagSyntax(BlockGrammar):
         return Mark(match.start(1), self._roles[match[1]], match.end())
 
     def _no_tag(self, run: Run, start: int) -> Step[Mark]:
-        """What no tag at `start` means."""
+        """The mark for text at `start` that is not a tag."""
         position = start
         while position < len(run.text):
             marker = yield from run.starts(position, run.markers.all)
@@ -177,15 +182,15 @@ class TagSyntax(BlockGrammar):
                 break
             position = yield from run.skip_space(position + len(marker))
         else:
-            return Mark(start, Role.DONE, start)
+            return Mark(start, TagRole.DONE, start)
         if not self._tags.begins(run.text, start):
-            return Mark(start, Role.TEXT, start)
+            return Mark(start, TagRole.TEXT, start)
         meant = {role for tag, role in self._roles.items() if tag.startswith(run.text[start:])}
-        role = Role.DONE if meant <= {Role.END_CALL, Role.UNWRAP, Role.END_VALUE} else Role.CUT
+        role = TagRole.DONE if meant <= {TagRole.END_CALL, TagRole.UNWRAP, TagRole.END_VALUE} else TagRole.CUT
         return Mark(start, role, len(run.text))
 
     def _match(self, run: Run, pattern: re.Pattern[str], start: int, ahead: int = 0) -> Step[re.Match[str] | None]:
-        """The head at `start`, trusted when `ahead` characters behind it are there."""
+        """The head at `start`, final once `ahead` characters after it have arrived."""
         while True:
             match = pattern.match(run.text, start, start + HEAD_LIMIT)
             if run.final or len(run.text) >= start + HEAD_LIMIT or (match and match.end() + ahead <= len(run.text)):
@@ -193,7 +198,7 @@ class TagSyntax(BlockGrammar):
             yield
 
     def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[Head | None]:
-        """The rest of an opening tag from behind its first word on; None where it is none."""
+        """The rest of an opening tag after its first word; None if it is not a tag."""
         names_call = pattern is self._call_head
         ahead = self._tags.longest + len(self.name_end + self.pair[0]) if self.heads == "pairs" else 0
         match = yield from self._match(run, pattern, start, ahead)
@@ -210,7 +215,7 @@ class TagSyntax(BlockGrammar):
         return Head(match[1].strip(), match.end(), kind, note, dangling=match[4] is None)
 
     def _unread(self, run: Run, start: int, named: bool = False) -> Head | None:
-        """What a head is that no pattern matches: cut if the text ends in what could have become one."""
+        """A head that no pattern matches: cut if the text ends in a possible head."""
         tail = run.text[start : start + HEAD_LIMIT].strip()
         if not run.final or len(run.text) - start >= HEAD_LIMIT:
             return None
@@ -222,11 +227,11 @@ class TagSyntax(BlockGrammar):
         return None if named else CUT_HEAD
 
     def _begins_call(self, run: Run, start: int) -> Step[Beginning | None]:
-        """The beginning of the call whose opening tag ends at `start`; None if it is none, to judge by that."""
+        """The beginning of the call whose opening tag ends at `start`; None if no call begins there."""
         head = yield from self._head(run, start, self._call_head)
         if head is None or head is CUT_HEAD:
             return None
         mark = yield from self._next(run, head.end)
-        if head.closed or mark.role in (Role.PARAMETER, Role.END_CALL) or run.text.startswith("{", mark.start):
+        if head.closed or mark.role in (TagRole.PARAMETER, TagRole.END_CALL) or run.text.startswith("{", mark.start):
             return Beginning(head.name, mark)
         return None

@@ -1,4 +1,4 @@
-"""A single tag: what it does, and what its head says, the name above all."""
+"""A single tag: its role, and the contents of its head, such as the name."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from enum import Enum
 from typing import NamedTuple
 
 HEAD_LIMIT = 1024
-"""Characters that the head of a tag spans at most, blanks included. Bounds what is looked at twice."""
+"""The maximum length of a tag's head, blanks included. Bounds the text that is read twice."""
 WORD = re.compile(r"[\w.\-:/$]+")
 EQUALS = re.compile(r"\s*+([^<>\n]*+)(?:([<>])|\n\s*+(\S))")
-"""The head of `<function=f>`: the name and what ends it, which is not `>` where that is missing."""
+"""The head of `<function=f>`: the name and the character that ends it, which is not `>` if that is missing."""
 _QUOTED = r"\"[^\"]*+\"|'[^']*+'|[^\s<>\"'/]*+"
 ATTRIBUTES = re.compile(
     rf"(?>(?:\s++string[ \t]*+=[ \t]*+(?:{_QUOTED}))?)"
@@ -20,11 +20,11 @@ ATTRIBUTES = re.compile(
 """The head of `<invoke name="f">`: the name, other attributes, and the same."""
 _STRING_FLAG = re.compile(r"string[ \t]*+=[ \t]*+[\"']?+(true|false)")
 TYPES = {"true": "string", "false": "json"}
-"""What the attribute `string` says."""
+"""The meaning of the attribute `string`."""
 
 
-class Role(Enum):
-    """What a tag does, and what else may stand where a tag is due."""
+class TagRole(Enum):
+    """The role of a tag, or of other text in the place of one."""
 
     WRAP = 1
     UNWRAP = 2
@@ -37,31 +37,31 @@ class Role(Enum):
     CUT = 8
     """The text ends in an opening tag."""
     TEXT = 9
-    """No tag."""
+    """Not a tag."""
 
 
-AFTER_CALL = (Role.UNWRAP, Role.CALL, Role.WRAP, Role.DONE, Role.CUT)
+AFTER_CALL = (TagRole.UNWRAP, TagRole.CALL, TagRole.WRAP, TagRole.DONE, TagRole.CUT)
 
 
 class Mark(NamedTuple):
-    """What stands at a position, blanks before it left out."""
+    """A tag or other text at a position, after blanks."""
 
     start: int
-    role: Role
+    role: TagRole
     end: int
 
 
 class Head(NamedTuple):
-    """An opening tag read to its end, the name of the call or the parameter in it."""
+    """An opening tag read to its end, with the name of the call or the parameter."""
 
     name: str
     end: int
     typed: str | None = None
-    """How the markup types the value: "string", "json", a JSON schema's type, or not at all."""
+    """The type that the tag states: "string", "json", a JSON schema's type, or None."""
     note: str | None = None
-    """What is wrong with the tag."""
+    """The defect of the tag."""
     closed: bool = False
-    """It is its own end tag."""
+    """The tag closes itself."""
     dangling: bool = False
     """A key without a value."""
     open_end: bool = False
@@ -73,14 +73,14 @@ CUT_HEAD = Head("", -1)
 
 
 class Beginning(NamedTuple):
-    """A call's name, and what stands behind its opening tag."""
+    """A call's name, and the mark after its opening tag."""
 
     name: str
     mark: Mark
 
 
 def equals_head(match: re.Match[str]) -> Head | None:
-    """The head that `EQUALS` has found; None where it is none."""
+    """The head in a match of `EQUALS`; None if it is not a head."""
     name, end, note = match[1].strip(), match.end(), None
     if len(name) > 1 and name[0] in "'\"" and name[-1] == name[0]:
         name, note = name[1:-1], "a name in quotes"
@@ -90,7 +90,7 @@ def equals_head(match: re.Match[str]) -> Head | None:
 
 
 def attributes_head(match: re.Match[str]) -> Head | None:
-    """The head that `ATTRIBUTES` has found; None where it is none."""
+    """The head in a match of `ATTRIBUTES`; None if it is not a head."""
     name, mark = match[3], match[5]
     name = (name[1:-1] if name[:1] in ("'", '"') else name).strip()
     note = None if match[1] and match[2] else "a tag run together with its attribute"
@@ -102,7 +102,7 @@ def attributes_head(match: re.Match[str]) -> Head | None:
 
 
 def _unended(head: Head) -> Head | None:
-    """A head without its `>`, if it looks like one all the same."""
+    """A head without its `>`, if it is otherwise plausible."""
     if head.name and not WORD.fullmatch(head.name):
         return None
     notes = filter(None, (head.note, "a tag without its '>'"))

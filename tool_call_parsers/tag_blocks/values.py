@@ -1,18 +1,18 @@
 """Where the value of a parameter ends.
 
-Nothing in these formats is escaped, so where a value ends is a matter of what stands around the tags:
+Nothing in these formats is escaped, so the end of a value depends on the text around the tags:
 
-* The end tag of a value ends it if markup follows that may follow a value: the next parameter, the end of the call or
-  of the wrapper, the end tag once more, the end of the text. Before anything else it is data. Behind the end of a
-  call inside a wrapper, too, markup has to follow; else a better end may come, and only without one it counts.
-* A value without its end tag ends at the opening tag of a parameter that the tool has and the call has not yet, unless
-  an end tag without markup behind it shows that both are data; or else at the end of the call. With an end tag and text
-  before either, the text was written behind a parameter, and is dropped.
-* A whole call inside a value is data when the value ends properly behind it. Where it does not, and the text ends with
-  the end of a call, one of two things has happened. The call in the value stands on a line of its own and fits a tool
-  that was offered: then the call around it was never closed, and is none. Or the value only quotes an opening tag, and
-  ends at its first plausible end. How often either is found out is bounded, which keeps the time linear. Text that ends
-  otherwise is cut in the value, and no call.
+* The end tag of a value ends it if a tag follows that may follow a value: the next parameter, the end of the call or
+    of the wrapper, the end tag again, or the end of the text. Before other text it is data. After the end of a call
+    inside a wrapper, a tag must follow as well; otherwise a better end may come, and this one is the fallback.
+* A value without its end tag ends at the opening tag of a parameter that the tool has and the call still lacks, unless
+    an end tag without a tag after it shows that both are data; or else at the end of the call. If an end tag and text
+    precede either, the model wrote the text after a parameter, and it is dropped.
+* A whole call inside a value is data if the value ends properly after it. If it does not, and the text ends with the
+  end of a call, there are two cases. The inner call is on its own line and fits a tool that was offered: the outer
+  call was never closed, and is not a call. Or the value only quotes an opening tag, and ends at its first plausible
+  end. The number of both decisions is bounded, which keeps the time linear. Text that ends in another way is cut in
+  the value, and is not a call.
 """
 
 from __future__ import annotations
@@ -21,89 +21,91 @@ import re
 from typing import NamedTuple
 
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.tag_blocks.call import Call, Teller
+from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END, TagSyntax
-from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, Role
+from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, TagRole
 
 _SECTION, _SECTION_END = Needles(CDATA), Needles(CDATA_END)
 _SIBLINGS = 8
-"""How many calls in a completion may turn out unclosed only at the end of the text. Bounds how often it is searched."""
+"""How many calls may turn out unclosed only at the end of the text. Bounds the number of searches."""
 
 
 class _Value(NamedTuple):
-    """Where a value ends, and where the markup behind it begins."""
+    """The end of a value, and the start of the tag after it."""
 
     end: int
     resume: int
     unclosed: bool = False
     """It has no end tag."""
     broken: bool = False
-    """It has no end at all: the call is over there."""
+    """It has no end at all, and ends the call."""
     note: str | None = None
-    """What had to be assumed."""
+    """The assumption that was made."""
 
 
 def _without_end(at: int, loose: int | None) -> _Value:
-    """A value without an end tag before the tag at `at`; or with one, at `loose`, and text behind it."""
+    """A value without an end tag before the tag at `at`; or, with an end tag at `loose`, text after it."""
     if loose is None:
         return _Value(at, at, unclosed=True)
-    return _Value(loose, at, note="text behind a value")
+    return _Value(loose, at, note="text after a value")
 
 
 class TagValues(TagSyntax):
     """Finds the ends of values."""
 
-    def _seek(self, run: Run, start: int, teller: Teller | None) -> Step[re.Match[str] | None]:
-        """The next tag from `start` on; what stands before it is told while waiting."""
+    def _seek(self, run: Run, start: int, stream: StringStream | None) -> Step[re.Match[str] | None]:
+        """The next tag from `start` on. The text before it is streamed while waiting."""
         tags = self._tags
         while True:
             match = tags.pattern.search(run.text, start)
             if run.final or (match is not None and not self._may_grow(run, match)):
                 return match
             start = tags.unsettled(run.text, start) if match is None else match.start()
-            if teller is not None:
-                teller.upto(start)
+            if stream is not None:
+                stream.upto(start)
             yield
 
     def _may_grow(self, run: Run, match: re.Match[str]) -> bool:
-        """Whether what comes next can turn a tag into a longer one."""
+        """Whether the following text can turn a tag into a longer one."""
         tags = self._tags
         return match.group() in tags.extendable and len(run.text) - match.start() < tags.longest
 
-    def _value(self, run: Run, call: Call, key: str, start: int, teller: Teller | None) -> Step[_Value | None]:
-        """Where the value from `start` on ends; None when the text ends in it."""
+    def _value(
+        self, run: Run, call: OpenCall, key: str, start: int, stream: StringStream | None
+    ) -> Step[_Value | None]:
+        """The end of the value that begins at `start`; None if the text ends in it."""
         position = start
         if self.cdata:
             position = yield from self._section(run, start)
         depth = 0  # calls open in the value
         inner = 0  # elements of the parameter's own name open in the value
-        closed = start  # behind the last end tag of a call or a wrapper
-        unwrapped = False  # that it was a wrapper's
-        quoted: _Value | None = None  # the first end, if calls in the value are no calls
-        sibling: int | None = None  # the first call in the value, if it is a call of its own
-        fallback: _Value | None = None  # an end that counts if no better comes
-        opener: int | None = None  # of a parameter that ends the value, unless its own end tag is none
-        opened = ""  # that parameter's name
-        loose: int | None = None  # the last end tag with text behind it
+        closed = start  # after the last end tag of a call or a wrapper
+        unwrapped = False  # the last end tag was a wrapper's
+        quoted: _Value | None = None  # the first end, if the calls in the value are data
+        sibling: int | None = None  # the first call in the value, if it follows the outer call
+        fallback: _Value | None = None  # an end that counts if no better one comes
+        opener: int | None = None  # the next parameter, which ends the value unless its end tag is data
+        opened = ""  # the name of that parameter
+        loose: int | None = None  # the last end tag with text after it
         while True:
             certain = opener is None and fallback is None and quoted is None and loose is None and not depth
-            match = yield from self._seek(run, position, teller if certain else None)
+            match = yield from self._seek(run, position, stream if certain else None)
             if match is None:
                 break
             at, position = match.span()
             role = self._roles[match.group()]
-            if role is Role.END_VALUE:
-                behind = yield from self._closes(run, opened or key, position)
-                if inner and behind is not None:
+            if role is TagRole.END_VALUE:
+                after = yield from self._closes(run, opened or key, position)
+                if inner and after is not None:
                     inner -= 1
                     continue
-                mark = Mark(position, Role.TEXT, position)
-                if behind is not None:
-                    mark = yield from self._after_value(run, opened or key, behind)
+                mark = Mark(position, TagRole.TEXT, position)
+                if after is not None:
+                    mark = yield from self._after_value(run, opened or key, after)
                 position = mark.start
-                if mark.role is Role.TEXT:
+                if mark.role is TagRole.TEXT:
                     opener, opened = None, ""
-                    if behind is not None and not depth:
+                    if after is not None and not depth:
                         loose = at
                     continue
                 if opener is not None:
@@ -111,35 +113,35 @@ class TagValues(TagSyntax):
                 found = _Value(self._last_end(run, start, at, mark.start), mark.start)
                 if depth:
                     quoted = quoted or found
-                elif mark.role in (Role.PARAMETER, Role.DONE, Role.CUT) or (
-                    mark.role is Role.END_CALL
+                elif mark.role in (TagRole.PARAMETER, TagRole.DONE, TagRole.CUT) or (
+                    mark.role is TagRole.END_CALL
                     and (not call.wrapped or (yield from self._next(run, mark.end)).role in AFTER_CALL)
                 ):
                     return found
                 else:
                     fallback = fallback or found
-            elif opener is not None and role is not Role.TEXT:
+            elif opener is not None and role is not TagRole.TEXT:
                 return _without_end(opener, loose)
-            elif role is Role.END_CALL:
+            elif role is TagRole.END_CALL:
                 closed, unwrapped = position, False
                 if depth:
                     depth -= 1
                 elif fallback is None and (yield from self._next(run, position)).role in AFTER_CALL:
                     fallback = _without_end(at, loose)
-            elif role is Role.UNWRAP:
-                behind_call = closed > start and not run.text[closed:at].strip()
+            elif role is TagRole.UNWRAP:
+                after_call = closed > start and not run.text[closed:at].strip()
                 closed, unwrapped = position, True
-                if not depth and not behind_call and fallback is None:
+                if not depth and not after_call and fallback is None:
                     mark = yield from self._next(run, position)
                     if mark.role in AFTER_CALL:
                         fallback = _Value(at, position, broken=True)
-            elif role is Role.PARAMETER:
+            elif role is TagRole.PARAMETER:
                 if (yield from self._nests(run, call, key, position)):
                     inner += 1
                 elif not depth and fallback is None and (loose is None or run.text[at - 1] == "\n"):
                     opened = yield from self._begins_parameter(run, call, key, position)
                     opener = at if opened else None
-            elif role is Role.CALL and (following := (yield from self._begins_call(run, position))):
+            elif role is TagRole.CALL and (following := (yield from self._begins_call(run, position))):
                 if fallback is not None:
                     return fallback
                 if "quotes" not in run.hints:
@@ -149,15 +151,15 @@ class TagValues(TagSyntax):
         if opener is not None or (quoted is None and (fallback is not None or sibling is None)):
             return fallback if opener is None else None
         mark = yield from self._next(run, closed)
-        if closed == start or mark.role is not Role.DONE:
+        if closed == start or mark.role is not TagRole.DONE:
             return None
         if sibling is not None and (mark.end > mark.start or (call.wrapped and not unwrapped)):
             return None  # more likely a text that shows calls, cut in one of them
         return self._undecided(run, sibling, quoted)
 
     def _undecided(self, run: Run, sibling: int | None, quoted: _Value | None) -> _Value | None:
-        """The end of a value that opens calls and ends with the end tags of one: before the call that is no part of it,
-        or where it ends if these calls are none."""
+        """The end of a value that opens calls and ends with the end tags of one: before the call that follows the outer
+        one, or at its own end if these calls are data."""
         siblings = run.memo.get("siblings", (0, 0))[0]
         if sibling is not None and siblings < _SIBLINGS:
             run.memo["siblings"] = (siblings + 1, 0)
@@ -166,51 +168,51 @@ class TagValues(TagSyntax):
         return quoted and quoted._replace(note="a value opens calls and does not close them")
 
     def _is_sibling(self, run: Run, start: int, at: int, following: Beginning) -> Step[bool]:
-        """Whether the opening tag at `at` in a value may well be that of the next call: on a line of its own, of a tool
-        that was offered, with a parameter that the tool has."""
+        """Whether the opening tag at `at` in a value probably begins the next call: on a line of its own, of an offered
+        tool, with a parameter that the tool has."""
         line = run.text[max(start, run.text.rfind("\n", start, at) + 1) : at]
         if (self.between and not self._wrapping.fullmatch(line)) or following.name not in run.tools.names():
             return False
-        if following.mark.role is not Role.PARAMETER:
-            return following.mark.role is not Role.TEXT
+        if following.mark.role is not TagRole.PARAMETER:
+            return following.mark.role is not TagRole.TEXT
         head = yield from self._head(run, following.mark.end, self._parameter_head)
         return head is not None and run.tools.declares(following.name, head.name) is True
 
-    def _nests(self, run: Run, call: Call, key: str, position: int) -> Step[bool]:
-        """Whether the tag before `position` opens an element of the value that has the parameter's own name."""
+    def _nests(self, run: Run, call: OpenCall, key: str, position: int) -> Step[bool]:
+        """Whether the tag before `position` opens an element in the value with the parameter's name."""
         yield from ()
         return False
 
     def _last_end(self, run: Run, start: int, first: int, end: int) -> int:
-        """Which of the end tags between `first` and `end` ends the value that begins at `start`."""
+        """The one of the end tags between `first` and `end` that ends the value which begins at `start`."""
         if self.framed and run.text[start - 1] == "\n" != run.text[first - 1]:
-            # Framed at its beginning, it is framed at its end: what is not is data.
+            # Framed at its beginning, a value is framed at its end. Other end tags are data.
             for tag in self.value_ends:
                 if (last := run.text.rfind("\n" + tag, first, end)) >= 0:
                     return last + 1
         return first
 
     def _closes(self, run: Run, key: str, position: int) -> Step[int | None]:
-        """The position behind the end tag of a value that ends at `position`; None if it is not that of `key`."""
+        """The position after the end tag of a value that ends at `position`; None if it is another parameter's."""
         yield from ()
         return position
 
     def _after_value(self, run: Run, key: str, position: int) -> Step[Mark]:
-        """What stands behind the end tag of a value, and behind further ones."""
+        """The mark after the end tag of a value, and after repeated end tags."""
         mark = yield from self._next(run, position)
-        while mark.role is Role.END_VALUE:
-            behind = yield from self._closes(run, key, mark.end)
-            if behind is None:
-                return Mark(mark.start, Role.TEXT, mark.start)
-            mark = yield from self._next(run, behind)
-        if mark.role is Role.PARAMETER and self.heads != "pairs":
+        while mark.role is TagRole.END_VALUE:
+            after = yield from self._closes(run, key, mark.end)
+            if after is None:
+                return Mark(mark.start, TagRole.TEXT, mark.start)
+            mark = yield from self._next(run, after)
+        if mark.role is TagRole.PARAMETER and self.heads != "pairs":
             head = yield from self._head(run, mark.end, self._parameter_head)
             if head is None:
-                return Mark(mark.end, Role.TEXT, mark.end)
+                return Mark(mark.end, TagRole.TEXT, mark.end)
         return mark
 
-    def _begins_parameter(self, run: Run, call: Call, key: str, position: int) -> Step[str]:
-        """The name in the opening tag at `position` if it is that of a parameter that the call still lacks, else ""."""
+    def _begins_parameter(self, run: Run, call: OpenCall, key: str, position: int) -> Step[str]:
+        """The name in the opening tag at `position` if the call still lacks that parameter, else ""."""
         head = yield from self._head(run, position, self._parameter_head)
         if head is None or head.dangling or head.name in call.arguments or head.name == key:
             return ""
@@ -218,16 +220,16 @@ class TagValues(TagSyntax):
         return head.name if declared or (declared is None and WORD.fullmatch(head.name)) else ""
 
     def _section(self, run: Run, start: int) -> Step[int]:
-        """The position behind a CDATA section at `start`, or `start`."""
+        """The position after a CDATA section at `start`, or `start`."""
         position = yield from run.skip_space(start)
         if "open section" in run.hints or (yield from run.starts(position, _SECTION)) is None:
             return start
         while (end := (yield from run.find(_SECTION_END, position))) is not None:
             position = end.end()
             mark = yield from self._next(run, position)
-            if mark.role is Role.END_VALUE:
+            if mark.role is TagRole.END_VALUE:
                 break
         if end is None:
-            run.hints.add("open section")  # and so is every later one
+            run.hints.add("open section")  # every later section is open, too
             return start
         return position

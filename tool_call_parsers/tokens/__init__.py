@@ -1,9 +1,9 @@
-"""Completions given as token ids: which markup the model wrote as special tokens, and where every token stands.
+"""Completions as token ids: which markers the model wrote as special tokens, and the position of every token.
 
 A marker that the tokenizer knows as an added token counts only as that token; the same characters spelled out of
 ordinary tokens are plain text, as when a model quotes its own format. `TokenMap.align` therefore gives the parsers a
 *masked* text: the same length, with every spelled-out marker replaced character by character by private-use
-characters. Positions are those of the text, and `Aligned.unmask` undoes it in whatever was cut out.
+characters. Positions are those of the text, and `Aligned.unmask` restores any part of it.
 
     tokens = TokenMap(tokenizer)                    # once per tokenizer, shared between threads
     aligned = tokens.align(None, completion_ids)

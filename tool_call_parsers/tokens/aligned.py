@@ -16,14 +16,14 @@ class Aligned:
     text: str
     """The completion as it decodes."""
     masked: str
-    """`text` with every marker that is not a special token's made unrecognisable. Same length."""
+    """`text` with every marker masked that is not a special token. It has the same length."""
     starts: list[int]
-    """Offset of every token, and `len(text)`. A token that begins within a character stands at that character."""
+    """The offset of every token, and `len(text)`. A token that begins within a character has its offset."""
     _ends: list[int] = field(repr=False)
     _originals: Mapping[str, str] = field(repr=False)
 
     def unmask(self, s: str) -> str:
-        """Text cut out of `masked`, from anywhere and of any length, as it stands in `text`."""
+        """A part of `masked`, of any length, as it is in `text`."""
         return unmask_text(s, self._originals)
 
     def token_span(self, start: int, end: int) -> tuple[int, int]:

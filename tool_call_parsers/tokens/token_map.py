@@ -1,4 +1,4 @@
-"""One tokenizer's special tokens, and the texts of its tokens: what holds for every completion."""
+"""The special tokens of one tokenizer, and the texts of its tokens."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _Trie: TypeAlias = dict[str, Any]
 class TokenMap:
     """The special tokens of one tokenizer, and how text aligns with its tokens.
 
-    Makes no difference between special tokens and other added tokens: models write `<tool_call>` as one either way.
-    Added tokens of blanks or of letters and digits alone are never masked, since they are words and not markup.
-    Fixed after construction, but for a memo of what single tokens decode to; safe to share between threads.
+    Treats special tokens and other added tokens alike, because models write `<tool_call>` as either.
+    Added tokens of only blanks, or only letters and digits, are never masked: they are words and not markers.
+    Immutable, except for a cache of decoded tokens; safe to share between threads.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Read the special tokens. TypeError when `tokenizer` cannot decode or does not tell its special tokens."""
+        """Read the special tokens. Raises TypeError if `tokenizer` cannot decode or lists none."""
         if not callable(getattr(tokenizer, "decode", None)):
             raise TypeError(f"tokenizer: {type(tokenizer).__name__} has no decode()")
         self._special = special_tokens(tokenizer)
@@ -51,7 +51,7 @@ class TokenMap:
             raise TypeError(f"tokenizer: {type(tokenizer).__name__}.decode() takes no list of token ids")
         self._options = options
         self.tokenizer = tokenizer
-        """What the tokens are of."""
+        """The tokenizer."""
         self._decoder = decoder
         self._names: Callable[[int], Any] | None = getattr(tokenizer, "convert_ids_to_tokens", None) or getattr(
             tokenizer, "id_to_token", None
@@ -70,27 +70,28 @@ class TokenMap:
         characters = sorted({character for marker in markers for character in marker})
         self._masks = {ord(character): MASK_BASE + k for k, character in enumerate(characters)}
         self._originals = {chr(mask): chr(character) for character, mask in self._masks.items()}
-        # Two characters, so that every "<" of a page of HTML is not looked at. Hit or tail: a marker may just begin.
+        # Two characters, to skip most "<" of a page of HTML; or one at the end, where a marker may begin.
         heads = sorted({re.escape(marker[:2]) for marker in markers})
         tails = sorted({re.escape(marker[0]) for marker in markers})
         self._candidate = re.compile("|".join([*heads, *(f"{tail}\\Z" for tail in tails)])) if markers else None
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is a special or added token's."""
+        """Whether the id belongs to a special or added token."""
         return token_id in self._special
 
     def align(self, text: str | None, token_ids: Sequence[int]) -> Aligned:
-        """Place every token in the completion's text; `text` None takes what the ids decode to.
+        """Find the position of every token in the completion's text. `text` None means the decoded ids.
 
-        A trailing character that is cut off within its bytes may be U+FFFD in `text` or missing from it. ValueError
-        naming `token_ids` when they do not decode to `text`.
+        A last character cut off within its bytes may be U+FFFD in `text` or missing from it. Raises ValueError
+        that names `token_ids` if they do not decode to `text`.
         """
         ids = as_ids(token_ids)
         pieces = self._whole_texts(ids)
         joined = "".join(pieces) if pieces is not None else None
         if text is None:
-            told = joined is not None and self._concatenates and REPLACEMENT not in joined
-            text = joined if joined is not None and told else self._decode(ids)
+            text = (
+                joined if joined is not None and self._concatenates and REPLACEMENT not in joined else self._decode(ids)
+            )
         stream = TokenStream(self)
         if pieces is not None and joined == text:
             stream.take_whole(text, ids, pieces)
@@ -105,28 +106,28 @@ class TokenMap:
             raise ValueError(f"token_ids cannot be decoded: {error}") from error
 
     def _decode_within(self, ids: list[int]) -> str:
-        """The text of tokens that follow others: a sentencepiece decoder drops the blank that opens a text."""
+        """The text of tokens after other tokens. A sentencepiece decoder drops the blank at the start of a text."""
         if self._anchor is None:
             return self._decode(ids)
         return self._decode([self._anchor, *ids])[len(self._anchor_text) :]
 
     def _piece(self, token_id: int) -> tuple[str, bool]:
-        """A token's text, and whether its text depends on the tokens around it since it holds parts of characters."""
+        """A token's text, and whether it depends on neighbouring tokens because the token holds parts of characters."""
         piece = self._pieces.get(token_id)
         if piece is None:
             text = self._decode_within([token_id])
             special = token_id in self._special
-            # A byte token counts with its neighbours even where its byte is a character: decoders of that kind
-            # give up a whole run of byte tokens when one of its bytes is wrong.
+            # A byte token depends on its neighbours even if its byte is a character: such decoders reject
+            # a whole run of byte tokens if one of its bytes is wrong.
             partial = not special and (REPLACEMENT in text or _BYTE_TOKEN.fullmatch(self._name(token_id)) is not None)
             piece = self._pieces[token_id] = text, partial
         return piece
 
     def _whole_texts(self, ids: list[int]) -> list[str] | None:
-        """The texts of tokens; None where one of them holds parts of characters."""
+        """The texts of tokens; None if one of them holds parts of characters."""
         try:
             return list(map(self._whole.__getitem__, ids))
-        except KeyError:  # seen for the first time, or a part of a character
+        except KeyError:  # new, or a part of a character
             pieces = zip(ids, map(self._piece, ids), strict=True)
             self._whole |= {token_id: piece for token_id, (piece, partial) in pieces if not partial}
         return [self._whole[token_id] for token_id in ids] if self._whole.keys() >= set(ids) else None
@@ -140,7 +141,7 @@ class TokenMap:
             return ""
 
     def _find_anchor(self) -> tuple[int | None, str]:
-        """An ordinary token that is a word's part with and without a token before it."""
+        """An ordinary token with the same text at the start of a text and after another token."""
         for token_id in range(_ANCHOR_CANDIDATES):
             if token_id in self._special or _BYTE_TOKEN.fullmatch(self._name(token_id)):
                 continue

@@ -1,4 +1,4 @@
-"""One completion, its tokens placed in its text while both arrive."""
+"""Aligns the tokens of one completion with its text while both arrive."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 
 _CLOSE_STEPS: Final = 8
 _WAIT: Final = -1
-"""The text so far agrees, and more of it must come."""
+"""The text agrees so far, and more of it must arrive."""
 _MISFIT: Final = -2
-"""The text does not agree, or the tokens are no whole characters yet."""
+"""The text does not agree, or the tokens are not whole characters yet."""
 
 
 class TokenStream:
-    """A completion aligned while it arrives: `feed` deltas, then `finish`.
+    """A completion that is aligned while it arrives: `feed` deltas, then `finish`.
 
-    The deltas' texts make up the completion's text and their ids its ids, but need not keep step: a server may hold
-    text back until a character is whole, and tokens may arrive before or after their text. What `feed` returned makes
-    up a beginning of `finish().masked`; the rest of it is what was still uncertain. One stream serves one completion.
+    The texts of the deltas make up the completion's text, and their ids its ids, but they need not correspond: a server
+    may hold text back until a character is complete, and tokens may arrive before or after their text. The results of
+    `feed` are a prefix of `finish().masked`; the rest was uncertain. One stream serves one completion.
     """
 
     __slots__ = (
@@ -51,33 +51,33 @@ class TokenStream:
     )
 
     def __init__(self, tokens: TokenMap) -> None:
-        """A stream over the tokens of `tokens`."""
+        """Start a stream over the tokens of `tokens`."""
         self._map = tokens
         self._parts: list[str] = []
         self._ids: list[int] = []
         self._starts: list[int] = []
         self._ends: list[int] = []
-        self._next = 0  # the first token that has no place yet, but for those in _open
+        self._next = 0  # the first token without a position, except for those in _open
         self._open: list[int] = []  # tokens with parts of characters, waiting for the rest
-        self._open_text = 0, ""  # how many of them were decoded last, and their text
-        self._pos = 0  # where the next token stands
-        self._tail = ""  # the text from _tail_at on, but for what is in _pending
+        self._open_text = 0, ""  # the number of tokens decoded last, and their text
+        self._pos = 0  # the position of the next token
+        self._tail = ""  # the text from _tail_at on, without _pending
         self._tail_at = 0
         self._pending: list[str] = []
-        self._scanned = 0  # up to here the text is in _masked
-        self._genuine: list[tuple[int, int]] = []  # special tokens' own text that scanning has not passed
-        self._hits: list[tuple[int, int]] = []  # markers' text, whosesoever, likewise
+        self._scanned = 0  # the text up to here is in _masked
+        self._genuine: list[tuple[int, int]] = []  # texts of special tokens that the scan has not passed
+        self._hits: list[tuple[int, int]] = []  # texts of markers, special tokens or not, likewise
         self._masked: list[str] = []
         self._escapes: dict[str, str] = {}
-        self._complete = False  # no more text will come
+        self._complete = False  # no more text follows
         self._failed = False
 
     def feed(self, text: str, token_ids: Sequence[int]) -> str:
-        """Take a delta; returns the masked text that is certain now.
+        """Add a delta, and return the masked text that is now certain.
 
-        Uncertain are text whose tokens have not come, tokens that end within a character, and the beginning of what
-        may become a spelled-out marker. Never raises on ids that do not fit the text: then no more is certain, and
-        `finish` tells.
+        Text without its tokens is uncertain, and so are tokens that end within a character, and the beginning of a
+        possible spelled-out marker. Never raises if the ids do not fit the text: nothing more is certain then, and
+        `finish` raises.
         """
         self._ids.extend(as_ids(token_ids))
         if text:
@@ -88,7 +88,7 @@ class TokenStream:
         return "" if self._failed else self._scan()
 
     def take_whole(self, text: str, ids: list[int], texts: list[str]) -> None:
-        """Take a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`."""
+        """Add a whole completion at once: tokens that are whole characters, and whose `texts` make up `text`."""
         self._ends = list(accumulate(map(len, texts)))
         self._starts = [0, *self._ends[:-1]] if ids else []
         special = self._map._special
@@ -100,7 +100,7 @@ class TokenStream:
         self._tail, self._pos = text, len(text)
 
     def finish(self) -> Aligned:
-        """The whole completion. ValueError naming `token_ids` when they do not decode to the text."""
+        """The whole completion. Raises ValueError that names `token_ids` if they do not decode to the text."""
         text = "".join(self._parts)
         self._complete = True
         if not self._failed:
@@ -117,7 +117,7 @@ class TokenStream:
         )
 
     def unmask(self, s: str) -> str:
-        """Text cut out of what `feed` returned so far, as it stands in the completion."""
+        """A part of the results of `feed`, as it is in the completion."""
         return unmask_text(s, self._originals())
 
     def token_span(self, start: int, end: int) -> tuple[int, int]:
@@ -129,7 +129,7 @@ class TokenStream:
         return masks | {code: original for original, code in self._escapes.items()} if self._escapes else masks
 
     def _place(self) -> None:
-        """Give a place to every token whose text is there."""
+        """Find the position of every token whose text has arrived."""
         ids, count = self._ids, len(self._ids)
         if self._next == count and not (self._complete and self._open):
             return
@@ -149,7 +149,7 @@ class TokenStream:
                 if partial:
                     self._open.append(token_id)
                     if self._close(ended=False) == _WAIT:
-                        self._open.pop()  # tried again with more text, before a further token joins
+                        self._open.pop()  # tried again with more text, before a further token is added
                         return
                     self._next += 1
                     continue
@@ -178,12 +178,12 @@ class TokenStream:
             self._failed = True
 
     def _fit(self, piece: str, *, last: bool = False) -> int:
-        """How many characters of the text `piece` is, else `_WAIT` or `_MISFIT`."""
+        """How many characters of the text match `piece`, else `_WAIT` or `_MISFIT`."""
         at = self._pos - self._tail_at
         available = len(self._tail) - at
         readings = [piece]
         if self._pos == 0 and piece.startswith(" "):
-            readings.append(piece[1:])  # as a sentencepiece decoder has it
+            readings.append(piece[1:])  # as a sentencepiece decoder writes it
         rest = self._tail[at : at + len(piece)]
         for reading in readings:
             if rest.startswith(reading) and (available or not piece):
@@ -198,9 +198,9 @@ class TokenStream:
         return _MISFIT
 
     def _close(self, *, ended: bool, last: bool = False) -> int:
-        """Place the open tokens if they end with a character (`ended`: however they end); see `_fit`."""
+        """Place the open tokens if they end with a character (`ended`: in any case). Returns as `_fit`."""
         count = len(self._open)
-        # Decoding after every token would be quadratic where characters never end, as in a run of broken bytes.
+        # Decoding after every token would be quadratic for characters that never end, as in a run of broken bytes.
         if not ended and count > _CLOSE_STEPS and count & (count - 1):
             return _MISFIT
         if self._open_text[0] != count:
@@ -264,7 +264,7 @@ class TokenStream:
         self._pending.clear()
 
     def _scan(self) -> str:
-        """Mask the text up to the last placed token, or to where a marker may be beginning; returns what was added."""
+        """Mask the text up to the last placed token, or up to a possible marker. Return the added text."""
         begin, limit = self._scanned - self._tail_at, self._pos - self._tail_at
         if limit <= begin:
             return ""
@@ -298,7 +298,7 @@ class TokenStream:
         return piece
 
     def _mask(self, piece: str) -> str:
-        """`piece`, which stands where scanning has got to, with the hits masked, but for special tokens' own text."""
+        """`piece`, which follows the scanned text, with the hits masked, except for the text of special tokens."""
         begin, end = self._scanned, self._scanned + len(piece)
         out: list[str] = []
         done = at = begin
@@ -320,7 +320,7 @@ class TokenStream:
         return "".join(out)
 
     def _escape(self, piece: str, original: str) -> str:
-        """Private-use characters that are the text's own give way to others, in their order of appearance."""
+        """Replace private-use characters of the text by others, in their order of appearance."""
         escaped = list(piece)
         for match in PRIVATE.finditer(original):
             character = match[0]

@@ -1,4 +1,4 @@
-"""What a tokenizer tells of itself: its special tokens, and how it decodes."""
+"""The special tokens of a tokenizer, and its way to decode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ DECODE_OPTIONS: Final[tuple[dict[str, bool], ...]] = (
     {"skip_special_tokens": False},
     {},
 )
-"""Arguments of `decode`, of which the first that a tokenizer takes are its own."""
+"""Arguments of `decode`. The first that a tokenizer accepts are used."""
 
 
 class Tokenizer(Protocol):
-    """The part of a transformers tokenizer that is needed here, which a `tokenizers.Tokenizer` has as well.
+    """The part of a transformers tokenizer that is used here. A `tokenizers.Tokenizer` has it as well.
 
     Besides `decode`, special tokens are read from whichever of `get_added_vocab()`, `added_tokens_decoder`,
-    `get_added_tokens_decoder()` and `all_special_ids` with `all_special_tokens` there is.
+    `get_added_tokens_decoder()` and `all_special_ids` with `all_special_tokens` exist.
     """
 
     def decode(self, token_ids: Sequence[int], **kwargs: Any) -> str:
@@ -33,37 +33,37 @@ class Tokenizer(Protocol):
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
     """Id to text of the special and added tokens."""
     special: dict[int, str] = {}
-    told = False
+    listed = False
     for source in ("added_tokens_decoder", "get_added_tokens_decoder"):
         table = getattr(tokenizer, source, None)
         table = table() if callable(table) else table
         if isinstance(table, Mapping):
-            told = True
+            listed = True
             special |= {int(k): str(getattr(token, "content", token)) for k, token in table.items()}
     if callable(added := getattr(tokenizer, "get_added_vocab", None)):
-        told = True
+        listed = True
         special |= {int(token_id): str(name) for name, token_id in added().items()}
     ids, names = getattr(tokenizer, "all_special_ids", None), getattr(tokenizer, "all_special_tokens", None)
     if ids is not None and names is not None:
-        told = True
+        listed = True
         special |= {int(token_id): str(name) for token_id, name in zip(ids, names, strict=False)}
-    if not told:
+    if not listed:
         raise TypeError(
-            f"tokenizer: {type(tokenizer).__name__} tells no special tokens "
+            f"tokenizer: {type(tokenizer).__name__} lists no special tokens "
             "(get_added_vocab, added_tokens_decoder, or all_special_ids with all_special_tokens)"
         )
     return special
 
 
 def concatenates(tokenizer: Any) -> bool:
-    """Whether the text of tokens is that of each, one behind the other, as long as each is whole characters."""
-    # No other decoder does so in every case: most of them know where a text or a word begins.
+    """Whether a text is the concatenation of the texts of its tokens, as long as each token is whole characters."""
+    # No other decoder does in all cases: most treat the start of a text or a word specially.
     kind = type(getattr(tokenizer, "decoder", None))
     return kind.__name__ == "ByteLevel" and kind.__module__.startswith("tokenizers")
 
 
 def plain_decoder(tokenizer: Any) -> Any:
-    """What decodes for a tokenizer: where transformers only wraps another one, that, for a fraction of the time."""
+    """The decoder of a tokenizer: the one that transformers wraps, if it does, for a fraction of the time."""
     own = getattr(type(tokenizer), "_decode", None)
     wrapped = getattr(tokenizer, "backend_tokenizer", None)
     wraps = getattr(own, "__module__", "").startswith("transformers.tokenization_utils")
@@ -71,7 +71,7 @@ def plain_decoder(tokenizer: Any) -> Any:
 
 
 def is_markup(name: str) -> bool:
-    """Whether a token's text is a marker rather than a word or blanks, which code and prose are full of."""
+    """Whether a token's text is a marker rather than a word or blanks, which code and prose contain often."""
     return (
         len(name) > 1
         and not all(character.isalnum() or character.isspace() for character in name)
@@ -80,7 +80,7 @@ def is_markup(name: str) -> bool:
 
 
 def as_ids(token_ids: Iterable[Any]) -> list[int]:
-    """The ids as plain integers. `TypeError` where one is none."""
+    """The ids as plain integers. Raises `TypeError` if one is not an integer."""
     ids = list(token_ids)
     if set(map(type, ids)) <= {int}:
         return ids

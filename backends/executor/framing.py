@@ -1,4 +1,4 @@
-"""What is written to the stream: frames, failures, and the proofs that both sides know the token."""
+"""Frames, error answers, and proofs of the token."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:  # on Python 3.8 these could not be evaluated
 
 PROTOCOL = 2
 FRAME = struct.Struct("!II")
-"""The lengths of a frame's header and payload."""
+"""The lengths of a header and a payload."""
 CHUNK = 1 << 18
-"""Bytes that are read at once, and of a part of a file."""
+"""Bytes per read, and per part of a file."""
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
@@ -33,8 +33,8 @@ def failure(request: int, error: BaseException) -> Header:
     return {"id": request, "error": detail}
 
 
-def complain(error: BaseException) -> None:
-    """Without the lines of a traceback, which would be looked for in files that others can have made."""
+def log_error(error: BaseException) -> None:
+    """Log an error without source lines: Python would look for them in files that commands can write."""
     at = error.__traceback__
     while at is not None and at.tb_next is not None:
         at = at.tb_next
@@ -43,21 +43,21 @@ def complain(error: BaseException) -> None:
         os.write(2, os.fsencode("executor: %s in %s: %s\n" % (type(error).__name__, place, error)))
 
 
-def keyed(key: bytes, message: bytes, size: int, sender: bytes = b"") -> bytes:
+def keyed_hash(key: bytes, message: bytes, size: int, sender: bytes = b"") -> bytes:
     try:
-        from _blake2 import blake2b  # without the rest of hashlib, which would load OpenSSL
+        from _blake2 import blake2b  # hashlib would load OpenSSL
     except ImportError:
         from hashlib import blake2b
     return blake2b(message, key=key, digest_size=size, person=sender).digest()
 
 
-def prove(token: bytes, *words: object) -> str:
-    """Shows that one knows the token, by words that are said once only."""
-    return keyed(token, " ".join(str(word) for word in words).encode(), 32).hex()
+def token_proof(token: bytes, *words: object) -> str:
+    """Prove knowledge of the token, over words that are used only once."""
+    return keyed_hash(token, " ".join(str(word) for word in words).encode(), 32).hex()
 
 
-def is_same(one: str, other: str) -> bool:
-    """Takes as long wherever they differ."""
+def is_equal(one: str, other: str) -> bool:
+    """Whether two texts are equal, in constant time."""
     from _operator import _compare_digest
 
     return bool(_compare_digest(one.encode(), other.encode()))

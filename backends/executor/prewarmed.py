@@ -1,4 +1,4 @@
-"""Shells that were started ahead of the commands that they will run."""
+"""Prewarmed shells: they wait for a command, because starting a shell takes longer than most commands."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .shell import STATEFUL, encode_environment, shell_call
 if TYPE_CHECKING:
     from .shells import Shells
 
-SPARES, SPARE_COMMAND = 2, 16_384
-"""Shells that are started ahead, and the bytes of a command up to which they are used (they read slowly)."""
+PREWARMED, PREWARMED_COMMAND = 2, 16_384
+"""How many shells wait, and the longest command for them in bytes: bash reads it slowly."""
 
 _AHEAD = (
     "builtin read -r -u %d __command || builtin exit; exec %d<&-; "
@@ -28,20 +28,20 @@ _PLAIN = re.compile(r"[\t\n -~\u00a1-\ud7ff]*\Z")
 _ODD = frozenset(
     ["BASH_COMPAT", "BASH_ENV", "BASH_XTRACEFD", "BASHOPTS", "ENV", "POSIXLY_CORRECT", "SHELLOPTS", "TMOUT"]
 )
-"""Variables that make a difference to when a shell is started."""
+"""Variables that act while a shell starts."""
 
 
-class Spare:
-    """A shell that was started ahead, with the folder and the variables that the next command is to have.
+class PrewarmedShell:
+    """A shell with the folder and the variables of the next command.
 
-    Starting one takes longer than most commands do. Earlier commands may have left processes that can open what it has
-    in /proc/PID/fd: not its end of a socket, though, and to no avail a file that is sealed. (They could still write to
-    its memory, as to any shell's: who must not be deceived ends them first.)
+    Earlier commands may have left processes that open its descriptors in /proc/PID/fd. They cannot open sockets there,
+    and cannot change sealed files. They could write to its memory, as to that of any shell: a reward that must not be
+    deceived ends them first.
     """
 
-    def __init__(self, spares: Spares) -> None:
-        self.spares = spares
-        self.shells = shells = spares.shells
+    def __init__(self, pool: PrewarmedShells) -> None:
+        self.pool = pool
+        self.shells = shells = pool.shells
         state = shells.state
         self.version = state.version
         self.folder = self.identify(state.cwd)
@@ -50,7 +50,7 @@ class Spare:
         try:
             self.stdout, self.stderr = self.pipe(theirs), self.pipe(theirs)
             self.report, self.command = self.file("report"), self.file("command")
-            fcntl.fcntl(self.report, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK)  # what has begun cannot seem not to have
+            fcntl.fcntl(self.report, F_ADD_SEALS, F_SEAL_SEAL | F_SEAL_SHRINK)  # nobody can hide its beginning
             go, ours = _socket.socketpair()
             theirs.append(go.detach())
             self.go = ours.detach()
@@ -87,7 +87,7 @@ class Spare:
         self.fds = self.fds if keep else []
 
     def is_usable(self) -> bool:
-        """Whether it lives, is not stopped, and would do what one that is started now would do."""
+        """Whether it lives, is not stopped, and has the folder and the variables of the next command."""
         state = self.shells.state
         ended_or_stopped = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
         try:
@@ -98,10 +98,10 @@ class Spare:
             return False
 
     def run(self, command: str) -> bool:
-        """Give it its command. Its report and its outputs are the caller's then; False when it is not to be trusted.
+        """Hand over a command. On success the caller owns its report and outputs; False when it was tampered with.
 
-        What others have written for it goes, unless they let it run that: then it has begun, or is about to read more
-        than there is.
+        A command that another process has written for it is overwritten. If the shell runs that already, it has begun,
+        or its command is longer than it should be.
         """
         encoded = os.fsencode(command)
         try:
@@ -111,7 +111,7 @@ class Spare:
             if os.pread(self.command, len(encoded) + 1, 0) != encoded or self.has_begun() or self.has_spoken():
                 return False
             os.write(self.go, b"\n")
-        except OSError:  # it is dead, or others hold on to its command
+        except OSError:  # it is dead, or another process has mapped its command
             return False
         os.close(self.command)
         os.close(self.go)
@@ -122,7 +122,7 @@ class Spare:
         return any(unread(fd) for fd in (self.stdout, self.stderr))
 
     def has_begun(self) -> bool:
-        """Whether it has written its first byte; one that is dead and has not, has not run the command."""
+        """Whether it has written its first byte. A dead shell that has not did not run the command."""
         return os.fstat(self.report).st_size > 0
 
     def discard(self) -> None:
@@ -130,47 +130,47 @@ class Spare:
         self.close([])
 
     def on_exit(self, _: int) -> None:
-        """It was killed: by its own end, or by somebody inside."""
+        """It ended, or a process inside has killed it."""
         self.close([])
-        self.spares.forget(self)
+        self.pool.forget(self)
 
 
-class Spares:
-    """Those that wait, the oldest first."""
+class PrewarmedShells:
+    """The shells that wait, the oldest first."""
 
     def __init__(self, shells: Shells) -> None:
         self.shells = shells
-        self.waiting: list[Spare] = []
+        self.waiting: list[PrewarmedShell] = []
 
     def prepare(self) -> bool:
-        """Start one, if there are to be more. Whether one was started."""
+        """Start one if too few wait. Returns whether one was started."""
         if not _ODD.isdisjoint(self.shells.state.env):
             return False
-        for spare in [spare for spare in self.waiting if spare.version != self.shells.state.version]:
-            self.waiting.remove(spare)
-            spare.discard()
-        if len(self.waiting) >= SPARES:
+        for shell in [shell for shell in self.waiting if shell.version != self.shells.state.version]:
+            self.waiting.remove(shell)
+            shell.discard()
+        if len(self.waiting) >= PREWARMED:
             return False
         try:
-            self.waiting.append(Spare(self))
+            self.waiting.append(PrewarmedShell(self))
         except OSError:
             return False
         return True
 
-    def take(self, command: str) -> Spare | None:
-        """One that is at work on `command` from here on, if there is one and it may be trusted with it."""
-        while self.waiting and len(command) <= SPARE_COMMAND and _PLAIN.match(command):
-            spare = self.waiting.pop(0)
-            if spare.is_usable() and spare.run(command):
-                return spare
-            spare.discard()
+    def take(self, command: str) -> PrewarmedShell | None:
+        """A waiting shell that now runs `command`, None if no usable one is left."""
+        while self.waiting and len(command) <= PREWARMED_COMMAND and _PLAIN.match(command):
+            shell = self.waiting.pop(0)
+            if shell.is_usable() and shell.run(command):
+                return shell
+            shell.discard()
         return None
 
-    def forget(self, spare: Spare) -> None:
-        if spare in self.waiting:
-            self.waiting.remove(spare)
+    def forget(self, shell: PrewarmedShell) -> None:
+        if shell in self.waiting:
+            self.waiting.remove(shell)
 
     def discard(self) -> None:
-        for spare in self.waiting:
-            spare.discard()
+        for shell in self.waiting:
+            shell.discard()
         self.waiting = []

@@ -1,4 +1,4 @@
-"""Streams of bytes as the executor's protocol uses them: frame by frame, with tags where others could interfere."""
+"""The owner's end of a byte stream as frames, with tags where others could interfere."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from .executor.wire import CHUNK, FRAME
+from .executor.framing import CHUNK, FRAME
 
-_SMALL = 1 << 16  # bytes of a payload that are copied to its header rather than written apart
-_HEADER = 1 << 26  # bytes of a header above which the stream is damaged for certain
+_SMALL = 1 << 16  # payloads up to this size are sent in one write with their header
+_HEADER = 1 << 26  # a longer header means a damaged stream
 
 
 class ByteStream(Protocol):
-    """Two directions of bytes. Whatever it raises means that it is broken."""
+    """Bytes in two directions. Any exception means that the stream is broken."""
 
     async def read(self, n: int) -> bytes:
         """At least one byte and at most `n`; empty at the end."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Never blocks: what cannot be sent now is buffered."""
+        """Send, or buffer. Never blocks."""
         ...
 
     async def drain(self) -> None:
@@ -31,7 +31,7 @@ class ByteStream(Protocol):
         ...
 
     def abort(self) -> None:
-        """Close it at once, whatever is buffered. May be called more than once."""
+        """Close at once and discard what is buffered. May be called more than once."""
         ...
 
 
@@ -61,7 +61,7 @@ def asyncio_stream(reader: Any, writer: Any) -> ByteStream:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A frame as it is sent; `head` is its lengths, its header and, where it is small, its payload."""
+    """An encoded frame. `head` holds the lengths, the header and a small payload."""
 
     head: bytes
     payload: bytes
@@ -78,7 +78,7 @@ class Frame:
 
 
 class Seal:
-    """Tags of the frames of one attachment in one direction: nobody in between can add, change or replay any."""
+    """Tags for the frames of one attachment in one direction. They prevent adding, changing and replaying frames."""
 
     SIZE = 16
 
@@ -94,7 +94,7 @@ class Seal:
 
 
 class Attachment:
-    """One stream, read and written frame by frame."""
+    """One stream of frames."""
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
@@ -103,11 +103,11 @@ class Attachment:
         self._opening: Seal | None = None
 
     def seal(self, key: bytes) -> None:
-        """From here on, frames of both directions carry tags."""
+        """Tag the frames of both directions from now on."""
         self._sealing, self._opening = Seal(key, b"near"), Seal(key, b"far")
 
     def write(self, frame: Frame) -> None:
-        with contextlib.suppress(Exception):  # whoever reads finds out that it is broken
+        with contextlib.suppress(Exception):  # the reader finds out that it is broken
             if self._sealing is not None:
                 tag = self._sealing.tag(frame.head, frame.payload)
                 frame = Frame(frame.head, frame.payload + tag) if frame.payload else Frame(frame.head + tag, b"")
@@ -116,11 +116,11 @@ class Attachment:
                 self.stream.write(frame.payload)
 
     async def next(self, limit: int | None = None) -> tuple[dict[str, Any], bytes, int]:
-        """The next frame: its header, its payload, its size in bytes. Frames above `limit` bytes are refused.
+        """The next frame: header, payload, and size in bytes.
 
         Raises:
             EOFError: the stream has ended.
-            ValueError: what came is not a frame, or is one by somebody else.
+            ValueError: the bytes are no frame, its tag is wrong, or it has more than `limit` bytes.
         """
         buffer = self._buffer
         await self._fill(FRAME.size)
@@ -135,7 +135,7 @@ class Attachment:
             if self._opening is not None and not hmac.compare_digest(
                 self._opening.tag(view[:size]), view[size : size + tag_size]
             ):
-                raise ValueError("a frame is not by the executor")
+                raise ValueError("a frame has a wrong tag")
             header = json.loads(bytes(view[FRAME.size : header_end]))
             payload = bytes(view[header_end:size])
         del buffer[: size + tag_size]

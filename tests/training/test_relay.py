@@ -1,4 +1,4 @@
-"""What is concluded from the little that the stock API tells, and whether it is true of the stock API."""
+"""The conclusions from the answers of the stock API, and whether they hold for the stock API itself."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lachesis.training.delivery import Delivery, DeliveryError, Fate, judge, taken_unseen, was_restarted
+from lachesis.training.outbox import Outbox
+from lachesis.training.outbox_state import POSTING, Entry, KnownApi
+from lachesis.training.reconcile import PostResult, result_of_post, taken_unseen, was_restarted
+from lachesis.training.relay import OutboxRelay, RelayError
 from lachesis.training.rollout_api import ApiDown, EnvDescription, EnvStatus, Latest, RolloutApi, compress, encode_group
-from lachesis.training.spool import Spool
-from lachesis.training.spool_state import Doubt, Entry, Known
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api, until
 
@@ -21,8 +22,8 @@ __all__ = ["run_api"]
 
 ENV = EnvDescription("fake", max_token_length=40, group_size=2)
 OTHER = EnvDescription("other", max_token_length=40, group_size=2)
-KNOWN = Known(env_id=1, env=ENV, batch_size=8, step=5, alone=True, last_group_id="last", largest=2)
-DOUBT = Doubt(Entry(seq=9, group_id="doubt", key="9", sequences=2, tokens=1), env_id=1, step=5)
+KNOWN = KnownApi(env_id=1, env=ENV, batch_size=8, step=5, alone=True, last_group_id="last", largest=2)
+IN_DOUBT = Entry(seq=9, group_id="doubt", key="9", sequences=2, tokens=1, state=POSTING, env_id=1)
 STATUS = EnvStatus(5, 3, 3, 1.0, 2, 0.5)
 OURS, THEIRS = Latest(1, "last", False), Latest(0, "theirs", False)
 
@@ -46,29 +47,29 @@ def entries(count: int, sequences: int = 2):
     ],
 )
 def test_a_restarted_api_gives_itself_away(status, latest, restarted):
-    assert was_restarted(KNOWN, status, latest, held=6, doubt=DOUBT) is restarted
+    assert was_restarted(KNOWN, status, latest, held=6, in_doubt=IN_DOUBT) is restarted
 
 
 @pytest.mark.parametrize(
-    ("status", "latest", "fate"),
+    ("status", "latest", "result"),
     [
-        (STATUS, Latest(1, "doubt", False), Fate.ARRIVED),
-        (replace(STATUS, current_step=7, self_queue_size=0), Latest(1, "doubt", False), Fate.ARRIVED),
-        (STATUS, OURS, Fate.ABSENT),
-        (replace(STATUS, current_step=7, self_queue_size=0), OURS, Fate.ABSENT),
-        (STATUS, THEIRS, Fate.ABSENT),  # others have posted since; our part of the queue has not grown
-        (replace(STATUS, self_queue_size=4), THEIRS, Fate.ARRIVED),
-        (replace(STATUS, current_step=6, self_queue_size=1), THEIRS, Fate.UNKNOWN),
+        (STATUS, Latest(1, "doubt", False), PostResult.ARRIVED),
+        (replace(STATUS, current_step=7, self_queue_size=0), Latest(1, "doubt", False), PostResult.ARRIVED),
+        (STATUS, OURS, PostResult.ABSENT),
+        (replace(STATUS, current_step=7, self_queue_size=0), OURS, PostResult.ABSENT),
+        (STATUS, THEIRS, PostResult.ABSENT),  # others have posted since; our part of the queue has not grown
+        (replace(STATUS, self_queue_size=4), THEIRS, PostResult.ARRIVED),
+        (replace(STATUS, current_step=6, self_queue_size=1), THEIRS, PostResult.UNKNOWN),
     ],
 )
-def test_the_fate_of_an_unanswered_post(status, latest, fate):
-    assert judge(DOUBT, KNOWN, status, latest, held=6) is fate
+def test_the_fate_of_an_unanswered_post(status, latest, result):
+    assert result_of_post(IN_DOUBT, KNOWN, status, latest, held=6) is result
 
 
 def test_a_group_of_another_size_may_be_held_back_where_nobody_sees_it():
-    odd = replace(DOUBT, entry=replace(DOUBT.entry, sequences=1))
-    assert judge(odd, KNOWN, STATUS, OURS, held=6) is Fate.UNKNOWN
-    assert judge(odd, KNOWN, STATUS, Latest(1, "doubt", False), held=6) is Fate.ARRIVED
+    odd = replace(IN_DOUBT, sequences=1)
+    assert result_of_post(odd, KNOWN, STATUS, OURS, held=6) is PostResult.UNKNOWN
+    assert result_of_post(odd, KNOWN, STATUS, Latest(1, "doubt", False), held=6) is PostResult.ARRIVED
 
 
 @pytest.mark.parametrize(
@@ -81,7 +82,7 @@ def test_a_group_of_another_size_may_be_held_back_where_nobody_sees_it():
         (6, False, 0),  # the batch may have been of others' groups
     ],
 )
-def test_what_a_dead_api_had_handed_out(starting_step, alone, taken):
+def test_how_many_groups_a_dead_api_had_handed_out(starting_step, alone, taken):
     assert taken_unseen(entries(5), replace(KNOWN, alone=alone), starting_step) == taken
 
 
@@ -112,14 +113,14 @@ async def nobody(*_):
     raise AssertionError("nothing is to be refused")
 
 
-async def delivered(api: RolloutApi, spool: Spool, condition, *, env=ENV, tell=lambda line: None):
-    """Run a delivery until the condition is true."""
-    delivery = Delivery(api, spool, env, refuse=nobody, tell=tell, pace=PACE)
-    task = asyncio.create_task(delivery.run())
+async def delivered(api: RolloutApi, outbox: Outbox, condition, *, env=ENV, report=lambda line: None):
+    """Run a relay until the condition is true."""
+    relay = OutboxRelay(api, outbox, env, on_refused=nobody, report=report, pace=PACE)
+    task = asyncio.create_task(relay.run())
     await until(condition, task)
-    delivery.stop()
+    relay.stop()
     await task
-    return delivery
+    return relay
 
 
 @pytest.mark.parametrize("arrives", [True, False])
@@ -128,22 +129,22 @@ async def test_an_unanswered_post_is_neither_lost_nor_doubled(tmp_path, arrives)
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
         await trainer.poll()
-        spool = Spool(tmp_path, {})
-        await spool.open()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
         for number in range(4):
-            await spool.append(payload(number), key=str(number), tokens=76)
+            await outbox.append(payload(number), key=str(number), tokens=76)
         async with CutOff(server.url, [arrives, arrives, arrives]) as api:
-            await delivered(api, spool, lambda: not spool.state.unsent)
+            await delivered(api, outbox, lambda: not outbox.state.unsent)
         await trainer.take(4)
         assert [number_of(group) for group in trainer.groups] == [0, 1, 2, 3]
         assert not await trainer.poll()
-        assert spool.state.maybe_doubled == 0
-        await spool.close()
+        assert outbox.state.maybe_doubled == 0
+        await outbox.close()
 
 
 @pytest.mark.parametrize("arrives", [True, False])
 async def test_other_environments_do_not_hide_the_fate_of_a_post(tmp_path, arrives):
-    """While the trainer takes nothing, the queue's length tells."""
+    """While the trainer takes nothing, the length of the queue shows it."""
     async with StockRunApi() as server, RolloutApi(server.url) as theirs:
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
@@ -160,16 +161,16 @@ async def test_other_environments_do_not_hide_the_fate_of_a_post(tmp_path, arriv
                     await theirs.send(compress(encode_group(foreign)), connection=theirs.connection)
                     raise
 
-        spool = Spool(tmp_path, {})
-        await spool.open()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
         for number in range(3):
-            await spool.append(payload(number), key=str(number), tokens=76)
+            await outbox.append(payload(number), key=str(number), tokens=76)
         async with Interrupted(server.url, [arrives]) as api:
-            await delivered(api, spool, lambda: not spool.state.unsent)
+            await delivered(api, outbox, lambda: not outbox.state.unsent)
         await trainer.take(4)
         assert sorted(number_of(group) for group in trainer.groups) == [0, 1, 2, 1000]
-        assert spool.state.maybe_doubled == 0
-        await spool.close()
+        assert outbox.state.maybe_doubled == 0
+        await outbox.close()
 
 
 async def test_an_api_that_fails_over_one_group_does_not_hold_up_the_others(tmp_path):
@@ -179,7 +180,7 @@ async def test_an_api_that_fails_over_one_group_does_not_hold_up_the_others(tmp_
                 raise ApiDown(self.url, "/scored_data answered 500", status=500)
             return await super().send(body, connection=connection)
 
-    class Watched(Spool):
+    class Watched(Outbox):
         async def body(self, entry, env_id):
             body = await super().body(entry, env_id)
             encodings[body] = await self.payload(entry)
@@ -191,24 +192,26 @@ async def test_an_api_that_fails_over_one_group_does_not_hold_up_the_others(tmp_
         trainer = Trainer(server.url, batch_size=4)
         await trainer.register()
         await trainer.poll()
-        spool = Watched(tmp_path, {})
-        await spool.open()
-        await spool.append({**payload(1), "generation_params": {"x": "poison"}}, key="1", tokens=76)
-        await spool.append(payload(2), key="2", tokens=76)
-        await spool.append(payload(3), key="3", tokens=76)
+        outbox = Watched(tmp_path, {})
+        await outbox.open()
+        await outbox.append({**payload(1), "generation_params": {"x": "poison"}}, key="1", tokens=76)
+        await outbox.append(payload(2), key="2", tokens=76)
+        await outbox.append(payload(3), key="3", tokens=76)
 
-        async def refuse(entry, reason):
+        async def on_refused(entry, reason):
             refused.append((entry.key, reason))
 
-        delivery = Delivery(api, spool, ENV, refuse=refuse, tell=lambda line: None, pace=replace(PACE, settle=0.0))
-        task = asyncio.create_task(delivery.run())
+        relay = OutboxRelay(
+            api, outbox, ENV, on_refused=on_refused, report=lambda line: None, pace=replace(PACE, settle=0.0)
+        )
+        task = asyncio.create_task(relay.run())
         await trainer.take(2)
-        delivery.stop()
+        relay.stop()
         await task
         assert [key for key, _ in refused] == ["1"]
         assert "500" in refused[0][1]
         assert [number_of(group) for group in trainer.groups] == [2, 3]
-        await spool.close()
+        await outbox.close()
 
 
 @pytest.mark.parametrize(
@@ -218,16 +221,16 @@ async def test_an_api_that_fails_over_one_group_does_not_hold_up_the_others(tmp_
         (replace(ENV, group_size=16), "larger than the trainer's batch_size 8"),
     ],
 )
-async def test_settings_that_cannot_work_are_told(tmp_path, run_api, env, reason):
+async def test_settings_that_cannot_work_are_reported(tmp_path, run_api, env, reason):
     async with run_api.wiped() as server, RolloutApi(server.url) as api:
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
         await trainer.poll()
-        spool = Spool(tmp_path, {})
-        await spool.open()
-        with pytest.raises(DeliveryError, match=reason):
-            await delivered(api, spool, lambda: False, env=env)
-        await spool.close()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
+        with pytest.raises(RelayError, match=reason):
+            await delivered(api, outbox, lambda: False, env=env)
+        await outbox.close()
 
 
 async def test_no_more_than_a_batch_lies_at_the_api_and_it_goes_out_in_order(tmp_path, run_api):
@@ -235,22 +238,22 @@ async def test_no_more_than_a_batch_lies_at_the_api_and_it_goes_out_in_order(tmp
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
         await trainer.poll()
-        spool = Spool(tmp_path, {})
-        await spool.open()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
         for number in range(20):
-            await spool.append(payload(number), key=str(number), tokens=76)
-        delivery = Delivery(api, spool, ENV, refuse=nobody, tell=lambda line: None, pace=PACE)
-        task = asyncio.create_task(delivery.run())
+            await outbox.append(payload(number), key=str(number), tokens=76)
+        relay = OutboxRelay(api, outbox, ENV, on_refused=nobody, report=lambda line: None, pace=PACE)
+        task = asyncio.create_task(relay.run())
         for batch in range(5):
-            await until(lambda batch=batch: spool.state.in_api.total() == 8 and spool.state.known.step == batch, task)
+            await until(lambda batch=batch: outbox.state.in_api.total() == 8 and outbox.state.known.step == batch, task)
             await asyncio.sleep(4 * PACE.poll)
             assert (await trainer.ask("GET", "/status"))["queue_size"] == 4
             assert await trainer.poll()
             assert [number_of(group) for group in trainer.batches[batch]] == list(range(4 * batch, 4 * batch + 4))
-        delivery.stop()
+        relay.stop()
         await task
         assert orjson.dumps(trainer.groups[3]["tokens"]) == orjson.dumps(payload(3)["tokens"])
-        await spool.close()
+        await outbox.close()
 
 
 async def test_a_start_with_another_weight_takes_its_own_place_over(tmp_path):
@@ -258,27 +261,27 @@ async def test_a_start_with_another_weight_takes_its_own_place_over(tmp_path):
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
         await trainer.poll()
-        spool = Spool(tmp_path, {})
-        await spool.open()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
         for number in range(2):
-            await spool.append(payload(number), key=str(number), tokens=76)
+            await outbox.append(payload(number), key=str(number), tokens=76)
         async with RolloutApi(server.url) as api:
-            await delivered(api, spool, lambda: not spool.state.unsent, env=replace(ENV, min_batch_allocation=0.75))
+            await delivered(api, outbox, lambda: not outbox.state.unsent, env=replace(ENV, min_batch_allocation=0.75))
         for number in range(2, 4):
-            await spool.append(payload(number), key=str(number), tokens=76)
+            await outbox.append(payload(number), key=str(number), tokens=76)
         async with RolloutApi(server.url) as api:
-            delivery = await delivered(api, spool, lambda: not spool.state.unsent)
-            assert spool.state.known.env_id == 1
+            relay = await delivered(api, outbox, lambda: not outbox.state.unsent)
+            assert outbox.state.known.env_id == 1
             assert (await api.status_env(1)).unallocated_fraction == 1.0, "no batch waits for the old registration"
-            assert spool.state.in_api == {0: 4, 1: 4}
+            assert outbox.state.in_api == {0: 4, 1: 4}
             await trainer.take(4)
-            assert delivery.status.env_weight == 1.0
-            await delivered(api, spool, lambda: spool.state.delivered == 4)
+            assert relay.status.env_weight == 1.0
+            await delivered(api, outbox, lambda: outbox.state.delivered == 4)
         assert sorted(number_of(group) for group in trainer.groups) == [0, 1, 2, 3]
-        await spool.close()
+        await outbox.close()
 
 
-async def test_a_connection_that_does_not_last_is_told(tmp_path):
+async def test_a_connection_that_does_not_last_is_reported(tmp_path):
     """A proxy that hangs up after each answer: no group can be posted where its process is known."""
 
     class Hasty(RolloutApi):
@@ -287,15 +290,15 @@ async def test_a_connection_that_does_not_last_is_told(tmp_path):
             await self.close()
             return answer
 
-    told = []
+    reports = []
     async with StockRunApi() as server, Hasty(server.url) as api:
         trainer = Trainer(server.url, batch_size=8)
         await trainer.register()
         await trainer.poll()
-        spool = Spool(tmp_path, {})
-        await spool.open()
-        await spool.append(payload(1), key="1", tokens=76)
-        await delivered(api, spool, lambda: bool(told), tell=told.append)
-        assert "does not keep connections alive" in told[0]
-        assert spool.state.unsent == 1
-        await spool.close()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
+        await outbox.append(payload(1), key="1", tokens=76)
+        await delivered(api, outbox, lambda: bool(reports), report=reports.append)
+        assert "does not keep connections alive" in reports[0]
+        assert outbox.state.unsent == 1
+        await outbox.close()

@@ -1,4 +1,4 @@
-"""Cases for parsers: a text, what is in it, and the judgement of what a parser made of it."""
+"""Cases for parsers, and checks of a parser's results against them and against each other."""
 
 from __future__ import annotations
 
@@ -7,13 +7,23 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tool_call_parsers import CALLABLE, CallStatus, ParsedCompletion, ParsedToolCall, ToolCallParser, get_parser
-from tool_call_parsers.types import ArgumentsDelta, CallEnd, CallStart, ContentDelta, Event, ReasoningDelta
-
-OWN_CASES = Path(__file__).with_name("own_cases.jsonl")
+from tool_call_parsers import (
+    CALLABLE,
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    CallStatus,
+    ContentDelta,
+    Event,
+    ParsedCompletion,
+    ParsedToolCall,
+    ReasoningDelta,
+    ToolCallParser,
+    ToolSchemas,
+    get_parser,
+)
 
 
 def tool(name: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
@@ -25,7 +35,7 @@ def tool(name: str, **properties: Mapping[str, Any]) -> dict[str, Any]:
 
 
 STRING, INTEGER, NUMBER, BOOLEAN = ({"type": name} for name in ("string", "integer", "number", "boolean"))
-TOOLS = [
+CASE_TOOLS = [
     tool(
         "measure",
         sensor=STRING,
@@ -39,54 +49,43 @@ TOOLS = [
     tool("note", title=STRING, body=STRING),
     tool("ping"),
 ]
-"""The tools that our own cases offer."""
+"""The tools that cases offer unless a suite names others."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A text and what a parser has to find in it."""
+    """A text and the calls, content and reasoning that a parser must find in it."""
 
     parser: str
     name: str
     text: str
     calls: Sequence[tuple[str, Mapping[str, Any]]]
+    """Name and arguments of the usable calls."""
     content: str | None = None
     reasoning: str | None = None
-    statuses: Sequence[str] = ()
-    """Of the attempts, in order; alternatives are separated by `|`."""
+    statuses: Sequence[str] | None = None
+    """The status of each attempt, in order; `|` separates alternatives. None: one `ok` for each call."""
     ids: Sequence[str | None] = field(default=())
-    """Of the calls, where the model wrote them."""
+    """The ids of the calls, where the model wrote them."""
 
     def __str__(self) -> str:
         return f"{self.parser}/{self.name}"
 
-
-def own_cases() -> Iterator[Case]:
-    """The cases of `own_cases.jsonl`. Its first line names arguments that many of them share."""
-    shared, *rows = map(json.loads, OWN_CASES.read_text(encoding="utf-8").splitlines())
-    for row in rows:
-        calls = [(name, shared["arguments"][args] if isinstance(args, str) else args) for name, args in row["calls"]]
-        yield Case(
-            row["parser"],
-            row["case"],
-            row["text"],
-            calls,
-            row.get("content"),
-            row.get("reasoning"),
-            row.get("statuses", ["ok"] * len(calls)),
-            row.get("ids", ()),
-        )
+    @property
+    def expected_statuses(self) -> Sequence[str]:
+        """The status of each attempt."""
+        return ["ok"] * len(self.calls) if self.statuses is None else self.statuses
 
 
-def own_case_problems(case: Case, *, strict: bool = False) -> list[str]:
-    """What a parser gets wrong about one of our own cases; empty when nothing."""
-    found = get_parser(case.parser, reasoning="auto").parse(case.text, TOOLS, strict=strict)
+def case_problems(case: Case, tools: ToolSchemas, *, strict: bool = False) -> list[str]:
+    """Where a parser's result differs from the case; empty if nowhere."""
+    found = get_parser(case.parser, reasoning="auto").parse(case.text, tools, strict=strict)
     problems = [f"{name} {got!r}, want {want!r}" for name, got, want in _differences(case, found) if got != want]
-    statuses = [str(call.status) for call in found.attempts]
-    if len(statuses) != len(case.statuses) or any(
-        got not in want.split("|") for got, want in zip(statuses, case.statuses, strict=True)
+    statuses, expected = [str(call.status) for call in found.attempts], case.expected_statuses
+    if len(statuses) != len(expected) or any(
+        got not in want.split("|") for got, want in zip(statuses, expected, strict=True)
     ):
-        problems.append(f"statuses {statuses}, want {list(case.statuses)}")
+        problems.append(f"statuses {statuses}, want {list(expected)}")
     return problems + shape_problems(found, case.text, strict=strict)
 
 
@@ -96,7 +95,7 @@ def _differences(case: Case, found: ParsedCompletion) -> Iterator[tuple[str, Any
         [(call.name, typed(call.arguments)) for call in found.tool_calls],
         [(name, typed(arguments)) for name, arguments in case.calls],
     )
-    if all(status in CALLABLE or status == CallStatus.IN_REASONING for status in case.statuses):
+    if all(status in CALLABLE or status == CallStatus.IN_REASONING for status in case.expected_statuses):
         yield "content", words(found.content), words(case.content)
     yield "reasoning", words(found.reasoning), words(case.reasoning)
     for call, native in zip(found.tool_calls, case.ids, strict=False):
@@ -105,12 +104,12 @@ def _differences(case: Case, found: ParsedCompletion) -> Iterator[tuple[str, Any
 
 
 def words(text: str | None) -> str:
-    """The text with every run of whitespace as one blank: framing differs between templates."""
+    """The text with each run of whitespace as one blank, because chat templates differ in framing."""
     return " ".join((text or "").split())
 
 
 def typed(value: Any) -> Any:
-    """The value in a form whose equality tells `1` from `True` and `1.0`, and `0.0` from `-0.0`."""
+    """The value in a form that compares `1`, `True` and `1.0`, and `0.0` and `-0.0`, as different."""
     if isinstance(value, dict):
         return {key: typed(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -119,7 +118,7 @@ def typed(value: Any) -> Any:
 
 
 def shape_problems(found: ParsedCompletion, text: str, *, strict: bool = False) -> list[str]:
-    """What is wrong with a result whatever the text: types, spans, statuses, and what JSON and UTF-8 cannot hold."""
+    """Violations of the rules for every result: types, spans, statuses, and values that JSON or UTF-8 cannot hold."""
     problems = []
     usable = CALLABLE - {CallStatus.REPAIRED} if strict else CALLABLE
     if [call for call in found.attempts if call.status in usable] != list(found.tool_calls):
@@ -134,28 +133,28 @@ def shape_problems(found: ParsedCompletion, text: str, *, strict: bool = False) 
         problems.append("two attempts share an id")
     for piece in (found.content, found.reasoning):
         if piece is not None and not _encodable(piece):
-            problems.append("text that is no UTF-8")
+            problems.append("text that is not UTF-8")
         if piece is not None and not piece.strip():
-            problems.append("blank text is not None")
+            problems.append("blank text instead of None")
     return problems
 
 
 def _value_problems(call: ParsedToolCall) -> Iterator[str]:
     if not isinstance(call.arguments, dict):
-        yield f"arguments of {call.name!r} are no dict"
+        yield f"arguments of {call.name!r} are not a dict"  # type: ignore[unreachable]  # what a parser promises
         return
     try:
         written = json.dumps([call.name, call.arguments], allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
-        yield f"arguments of {call.name!r} are no JSON: {error}"
+        yield f"arguments of {call.name!r} are not JSON: {error}"
         return
     if not _encodable(written + call.raw + call.arguments_raw + (call.error or "")):
-        yield f"arguments of {call.name!r} are no UTF-8"
+        yield f"arguments of {call.name!r} are not UTF-8"
     if call.status in CALLABLE:
         if not call.name:
             yield "a call without a name"
         if typed(json.loads(call.arguments_json)) != typed(call.arguments):
-            yield f"arguments_json of {call.name!r} says something else"
+            yield f"arguments_json of {call.name!r} differs from arguments"
     elif call.error is None:
         yield f"{call.status} without an error"
 
@@ -169,14 +168,14 @@ def _encodable(text: str) -> bool:
 
 
 def _whole_characters(text: str) -> str:
-    """The text with half surrogate pairs replaced, as parsers do."""
+    """The text with lone surrogates replaced, as parsers do."""
     return "".join("\ufffd" if "\ud800" <= char <= "\udfff" else char for char in text)
 
 
 def facts(found: ParsedCompletion) -> dict[str, Any]:
-    """All that is in a result, in a comparable form. Ids are left out where they are random."""
-    told = {name: getattr(found, name) for name in ("content", "reasoning", "reasoning_complete", "finish")}
-    return told | {
+    """All fields of a result in a comparable form. Random ids are left out."""
+    whole = {name: getattr(found, name) for name in ("content", "reasoning", "reasoning_complete", "finish")}
+    return whole | {
         "calls": [call.name for call in found.tool_calls],
         "attempts": [
             (
@@ -201,17 +200,22 @@ def pieces_of(text: str, cuts: Iterable[int]) -> list[str]:
 
 
 def streamed(
-    parser: ToolCallParser, pieces: Iterable[str], tools: Any, *, opened: bool = False, strict: bool = False
+    parser: ToolCallParser,
+    pieces: Iterable[str],
+    tools: ToolSchemas | None,
+    *,
+    opened: bool = False,
+    strict: bool = False,
 ) -> tuple[ParsedCompletion, list[Event]]:
-    """What a stream of these pieces ends in, and all its events."""
+    """The result of a stream of these pieces, and all its events."""
     stream = parser.stream(tools, prompt_opened_reasoning=opened, strict=strict)
     events = [event for piece in pieces for event in stream.feed(piece)]
     found = stream.finish()
     return found, events + stream.last_events
 
 
-def parsed(parser: ToolCallParser, text: str, tools: Any, **options: Any) -> ParsedCompletion:
-    """What a text holds, streamed by characters as well, with all that is to hold of any result."""
+def parsed(parser: ToolCallParser, text: str, tools: ToolSchemas | None, **options: Any) -> ParsedCompletion:
+    """The result of `parse`, checked against the rules for every result and against a stream of single characters."""
     found = parser.parse(text, tools, **options)
     again, events = streamed(parser, text, tools, **options)
     assert facts(again) == facts(found)
@@ -237,7 +241,7 @@ def event_problems(events: Sequence[Event], found: ParsedCompletion) -> list[str
         problems.append("the calls that end are not the attempts, in order")
     usable = {call.id for call in found.tool_calls}
     if any(event.index >= len(found.attempts) for event in events if isinstance(event, CallStart | ArgumentsDelta)):
-        problems.append("a call is announced that is no attempt")
+        problems.append("a call is announced and is not among the attempts")
     for index, call in enumerate(found.attempts):
         own = [event for event in events if not isinstance(event, ContentDelta | ReasoningDelta)]
         own = [event for event in own if event.index == index]
@@ -246,7 +250,7 @@ def event_problems(events: Sequence[Event], found: ParsedCompletion) -> list[str
             problems.append(f"{len(starts)} starts of attempt {index}, {call.status}")
         if starts and (own[0] is not starts[0] or not isinstance(own[-1], CallEnd)):
             problems.append(f"attempt {index} does not begin with its start or end with its end")
-        # What had to be repaired is told as it was written, before anybody knew.
+        # A repaired call is streamed as the model wrote it, before the repair.
         well_formed = call.status == CallStatus.OK or call.error == f"no tool named {call.name!r} was offered"
         if starts and (starts[0].id != call.id or (well_formed and starts[0].name != call.name)):
             problems.append(f"attempt {index} was announced as another")

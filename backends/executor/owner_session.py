@@ -1,4 +1,4 @@
-"""The session: one near side after the other over streams that break, and frames that arrive once nevertheless.
+"""The session with the owner: frames arrive exactly once, over one stream or over several that break.
 
 The handshake and the numbering of frames are described at the top of the package.
 """
@@ -13,39 +13,39 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .link import Link
+from .framed_stream import FramedStream
+from .framing import PROTOCOL, encode, failure, is_equal, keyed_hash, token_proof
 from .processes import kill_tree
-from .wire import PROTOCOL, encode, failure, is_same, keyed, prove
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .framing import Header
     from .loop import Loop, Timer
-    from .wire import Header
 
-START, HANDSHAKE, SILENCE, FAREWELL = 120.0, 10.0, 300.0, 2.0
-"""Seconds: until somebody has attached; for a handshake; without a word until a stream counts as dead; for saying why
-it ends to somebody who is not attached just then."""
+START, HANDSHAKE, SILENCE, GOODBYE_WAIT = 120.0, 10.0, 300.0, 2.0
+"""Seconds: until the first attachment; for a handshake; of silence until a stream counts as dead; to tell an owner that
+is not attached why the executor ends."""
 WINDOW = 1 << 22
-"""Bytes that nobody has acknowledged at which files wait."""
+"""Unacknowledged bytes above which files wait."""
 ACK_FRAMES, ACK_BYTES = 16, 1 << 18
-STRANGERS = 32
-"""Who may be connected without having shown who they are."""
+MAX_UNVERIFIED = 32
+"""Connections at once whose handshake has not succeeded."""
 
 
-class Session:
-    """Takes requests to `serve`, and brings what is sent to whoever holds the token, now or after the next cut."""
+class OwnerSession:
+    """Passes requests to `serve`, and sends answers to the owner of the token, now or after the next attachment."""
 
     def __init__(self, loop: Loop, serve: Callable[[Header, bytes], None]) -> None:
         self.loop = loop
         self.serve = serve
-        self.farewell: str | None = None
-        """Why it ends as soon as somebody has been told."""
-        self.link: Link | None = None
+        self.goodbye: str | None = None
+        """Why it ends, as soon as the owner knows."""
+        self.stream: FramedStream | None = None
         self.resumable = False
         self.dial: Callable[[], None] | None = None
         self.redial_after = 0.05
-        self.strangers: list[Link] = []
+        self.unverified: list[FramedStream] = []
         self.token = b""
         self.grace = START
         self.grace_timer: Timer = []
@@ -57,37 +57,37 @@ class Session:
         self.heard = time.monotonic()
         self.files: deque[tuple[int, Iterator[bytes]]] = deque()
 
-    # its beginning and its end
+    # start and end
 
     def use_stream(self, stream_in: int, stream_out: int) -> None:
-        """One stream, the end of which is the end."""
-        self.link = Link(self, stream_in, stream_out, attached=True)
-        self.greet(self.link)
+        """Use one stream. Its end is the end of the executor."""
+        self.stream = FramedStream(self, stream_in, stream_out, attached=True)
+        self.greet(self.stream)
 
     def use_listener(self, listening: int, accept: Callable[[], int]) -> None:
-        """Streams come by `accept`, which raises `BlockingIOError` when there is none."""
+        """Take streams from `accept`, which raises `BlockingIOError` when there is none."""
         self.begin()
 
         def on_connection(fd: int) -> None:
             try:
-                self.add_stranger(accept())
+                self.add_unverified(accept())
             except BlockingIOError:
                 pass
-            except OSError:  # no more descriptors: it would be reported again at once
+            except OSError:  # no descriptors are left, and epoll would report it again at once
                 self.loop.unwatch(fd)
                 self.loop.after(0.1, lambda: self.loop.watch(fd, select.EPOLLIN, on_connection))
 
         self.loop.watch(listening, select.EPOLLIN, on_connection)
 
     def use_dial(self, connect: Callable[[], int]) -> None:
-        """Streams are made by `connect`, whenever there is none."""
+        """Make a stream by `connect` whenever there is none."""
         self.begin()
 
         def dial() -> None:
-            if self.link is not None or self.strangers:
+            if self.stream is not None or self.unverified:
                 return
             try:
-                self.add_stranger(connect())
+                self.add_unverified(connect())
             except OSError:
                 self.redial()
 
@@ -95,121 +95,121 @@ class Session:
         dial()
 
     def redial(self) -> None:
-        if self.dial is not None and self.link is None and not self.strangers:
+        if self.dial is not None and self.stream is None and not self.unverified:
             self.loop.after(self.redial_after, self.dial)
             self.redial_after = min(1.0, 2 * self.redial_after)
 
     def begin(self) -> None:
         self.resumable = True
-        self.grace_timer = self.loop.after(self.grace, lambda: self.loop.end("nobody came"))
+        self.grace_timer = self.loop.after(self.grace, lambda: self.loop.end("its owner never connected"))
         self.on_silence()
 
     def on_silence(self) -> None:
-        if self.link is not None and time.monotonic() > self.heard + SILENCE:
-            self.on_cut(self.link, "nobody speaks to it")
+        if self.stream is not None and time.monotonic() > self.heard + SILENCE:
+            self.on_cut(self.stream, "its owner is silent")
         self.loop.after(SILENCE / 5, self.on_silence)
 
     def stop(self, reason: str) -> None:
-        """End; one who is about to come back is told why, if that takes no longer than a moment."""
-        if self.token and self.link is None and self.farewell is None:
-            self.farewell = reason
+        """End. An owner that is about to attach again learns why, if it does so within GOODBYE_WAIT."""
+        if self.token and self.stream is None and self.goodbye is None:
+            self.goodbye = reason
             kill_tree(os.getpid())
-            self.loop.after(FAREWELL, lambda: self.stop(reason))
+            self.loop.after(GOODBYE_WAIT, lambda: self.stop(reason))
         else:
             self.loop.end(reason)
 
     def say_goodbye(self) -> None:
-        """The last word, to somebody who is attached."""
-        if self.link is not None:
+        """Tell an attached owner why the executor ends."""
+        if self.stream is not None:
             with contextlib.suppress(OSError):
-                self.link.write(encode({"id": 0, "bye": self.loop.reason}))
-                self.link.flush()
+                self.stream.write(encode({"id": 0, "bye": self.loop.reason}))
+                self.stream.flush()
 
     # streams
 
-    def greet(self, link: Link) -> None:
+    def greet(self, stream: FramedStream) -> None:
         hello: Header = {"id": 0, "hello": PROTOCOL, "pid": os.getpid(), "python": list(sys.version_info[:3])}
-        if not link.attached:
-            hello.update(nonce=link.nonce, fresh=not self.token)
-        link.write(encode(hello))
-        link.flush()
+        if not stream.attached:
+            hello.update(nonce=stream.nonce, fresh=not self.token)
+        stream.write(encode(hello))
+        stream.flush()
 
-    def add_stranger(self, fd: int) -> None:
-        if len(self.strangers) >= STRANGERS:  # whom it hits is chance: a crowd cannot keep the right one out for long
-            other = self.strangers[os.urandom(1)[0] % len(self.strangers)]
+    def add_unverified(self, fd: int) -> None:
+        if len(self.unverified) >= MAX_UNVERIFIED:  # a random one, so that a crowd cannot keep the owner out
+            other = self.unverified[os.urandom(1)[0] % len(self.unverified)]
             self.on_cut(other, "too many")
         try:
             other_fd = os.dup(fd)
         except OSError:
             os.close(fd)
             raise
-        link = Link(self, fd, other_fd, attached=False)
-        self.strangers.append(link)
-        link.timer = self.loop.after(HANDSHAKE, lambda: self.on_cut(link, "it said nothing"))
-        self.greet(link)
+        stream = FramedStream(self, fd, other_fd, attached=False)
+        self.unverified.append(stream)
+        stream.timer = self.loop.after(HANDSHAKE, lambda: self.on_cut(stream, "it said nothing"))
+        self.greet(stream)
 
-    def shake_hands(self, link: Link, header: Header) -> None:
-        """The first message of a stranger; raises whatever it likes when that is not as it should be."""
+    def shake_hands(self, stream: FramedStream, header: Header) -> None:
+        """Verify the first message of a peer. Raises any exception when it is wrong."""
         near, received, sealed = header["nonce"], header["received"], header["sealed"]
-        facts = (link.nonce, near, received, sealed)
+        facts = (stream.nonce, near, received, sealed)
         token = self.token
         if not token:
             token = bytes.fromhex(header["token"])
             if len(token) != 32:
-                raise ValueError("no token")
-        elif not is_same(prove(token, "near", *facts), header["proof"]):
-            raise ValueError("a stranger")
+                raise ValueError("the token has a wrong length")
+        elif not is_equal(token_proof(token, "near", *facts), header["proof"]):
+            raise ValueError("the peer does not know the token")
         if not self.acknowledged <= received <= self.acknowledged + len(self.retained):
-            raise ValueError("it has received what was never sent")
+            raise ValueError("the peer counts frames that were never sent")
         self.token = token
-        self.strangers.remove(link)
-        if self.link is not None:
-            self.link.close()
-        proof = prove(token, "far", *facts, self.taken)
-        link.write(encode({"id": 0, "attached": PROTOCOL, "received": self.taken, "proof": proof}))
+        self.unverified.remove(stream)
+        if self.stream is not None:
+            self.stream.close()
+        proof = token_proof(token, "far", *facts, self.taken)
+        stream.write(encode({"id": 0, "attached": PROTOCOL, "received": self.taken, "proof": proof}))
         if sealed:
-            link.key = keyed(token, ("frames %s %s" % (link.nonce, near)).encode(), 32)
-        link.attached = True
-        link.timer[2] = None
-        self.link = link
+            stream.key = keyed_hash(token, ("frames %s %s" % (stream.nonce, near)).encode(), 32)
+        stream.attached = True
+        stream.timer[2] = None
+        self.stream = stream
         self.heard = time.monotonic()
         self.due_frames = self.due_bytes = 0
         self.redial_after = 0.05
         self.grace_timer[2] = None
         self.forget(received)
         for frame in self.retained:
-            link.write(frame)
-        link.flush()
-        if self.farewell is not None:
-            self.stop(self.farewell)
+            stream.write(frame)
+        stream.flush()
+        if self.goodbye is not None:
+            self.stop(self.goodbye)
 
-    def on_cut(self, link: Link, reason: str) -> None:
-        link.close()
-        if link is self.link:
-            self.link = None
+    def on_cut(self, stream: FramedStream, reason: str) -> None:
+        stream.close()
+        if stream is self.stream:
+            self.stream = None
             if not self.resumable:
                 self.stop(reason)
                 return
-            message = "%s, and nobody came back within %g s" % (reason, self.grace)
+            message = "%s, and its owner did not come back within %g s" % (reason, self.grace)
             self.grace_timer = self.loop.after(self.grace, lambda: self.loop.end(message))
-        elif link in self.strangers:
-            self.strangers.remove(link)
+        elif stream in self.unverified:
+            self.unverified.remove(stream)
         self.redial()
 
     def forget(self, acknowledged: int) -> None:
         if not self.acknowledged <= acknowledged <= self.acknowledged + len(self.retained):
-            raise ValueError("an acknowledgement of what was never sent")
+            raise ValueError("the peer acknowledges frames that were never sent")
         while self.acknowledged < acknowledged:
             self.retained_bytes -= len(self.retained.popleft())
             self.acknowledged += 1
 
-    def on_frame(self, link: Link, header: Header, payload: bytes, size: int) -> None:
+    def on_frame(self, stream: FramedStream, header: Header, payload: bytes, size: int) -> None:
         self.heard = time.monotonic()
         due = False
         if header.get("id") == 0:
             if "ack" in header:
                 self.forget(header["ack"])
-                link.flush()
+                stream.flush()
             due = "ping" in header
         else:
             self.taken += 1
@@ -217,10 +217,10 @@ class Session:
             self.due_bytes += size
             self.serve(header, payload)
             due = self.due_frames >= ACK_FRAMES or self.due_bytes >= ACK_BYTES
-        if due and self.resumable and not link.closed:
+        if due and self.resumable and not stream.closed:
             self.due_frames = self.due_bytes = 0
-            link.write(encode({"id": 0, "ack": self.taken}))
-            link.flush()
+            stream.write(encode({"id": 0, "ack": self.taken}))
+            stream.flush()
 
     # sending
 
@@ -232,15 +232,15 @@ class Session:
         if self.resumable:
             self.retained.append(frame)
             self.retained_bytes += len(frame)
-        if self.link is not None:
-            self.link.write(frame)
+        if self.stream is not None:
+            self.stream.write(frame)
 
     def flush(self) -> None:
-        if self.link is not None:
-            self.link.flush()
+        if self.stream is not None:
+            self.stream.flush()
 
     def send_file(self, request: int, chunks: Iterator[bytes]) -> None:
-        """Answer a request with these, now and as there is room. Their first may raise what the answer is then."""
+        """Answer a request with these chunks, as there is room. An exception of the iterator becomes the answer."""
         self.files.append((request, chunks))
         self.flush()
 
@@ -248,7 +248,7 @@ class Session:
         self.files = deque(file for file in self.files if file[0] != request)
 
     def next_chunk(self) -> bool:
-        """Files go out when nothing else has to, a chunk of each in turn. False when there is nothing to send now."""
+        """Send a chunk of a file, each file in turn, when nothing else waits. False when none can be sent now."""
         if not self.files or self.retained_bytes > WINDOW:
             return False
         request, chunks = self.files.popleft()
@@ -260,7 +260,7 @@ class Session:
             self.files.append((request, chunks))
         except StopIteration:
             pass
-        except Exception as error:  # it may have been asked for what is no path, or no offset
+        except Exception as error:  # the request may hold an invalid path or offset
             header = failure(request, error)
         self.post(encode(header, data))
         return True

@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from lachesis.errors import LachesisError
-from lachesis.tools.schema import Parameter, arguments_model, parse_docstring, read_parameters
-from lachesis.tools.session import ToolSession
+from lachesis.tools.argument_schema import Parameter, arguments_model, parse_docstring, read_parameters
+from lachesis.tools.tool_session import ToolSession
 
 MAX_RESULT_CHARS = 50_000
 """Characters of a result that reach the model unless the tool says otherwise."""
@@ -28,7 +28,7 @@ MIN_RESULT_CHARS = 100
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 
-class ToolError(Exception):
+class ToolFailure(Exception):
     """What a tool asked for cannot be done, and the model should read why. The message is shown as it is."""
 
 
@@ -104,7 +104,7 @@ def tool(
 
     The first paragraph of its docstring becomes the description, the Google-style `Args:` section the descriptions of
     the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not announced.
-    The function returns a string, or anything that pydantic can turn into JSON; it raises `ToolError` to refuse.
+    The function returns a string, or anything that pydantic can turn into JSON; it raises `ToolFailure` to refuse.
 
     Args:
         toolset: The toolset that the tool belongs to.

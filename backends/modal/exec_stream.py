@@ -1,4 +1,4 @@
-"""The way to an executor at Modal: how it is started, the relay that leads to it, and the relay's streams as one."""
+"""The executor at Modal: its command line, the relay to it, and the streams of the relay as one."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from backends import executor_code
 from .calls import text_of
 
 _BUFFER = 1 << 20
-"""Bytes beyond which a stream's writer, or its reader, waits."""
+"""Buffered bytes above which the writer, or the reader, of a stream waits."""
 _SOCKET = "@lachesis"
 _SILENCE = 75
-"""Seconds, five of the connection's pings, after which a relay takes the owner for dead."""
+"""Seconds of silence (five pings of the connection) after which a relay takes the owner for dead."""
 
-# The executor's own `--relay` would do, but for one thing: whether Modal ends an exec whose client has died is not
-# known, and a relay that lives on would keep the executor from seeing that nobody is there. It is also started for
-# every stream, which compiling the whole executor would delay. Blocking writes are safe, as neither side stops reading.
+# Modal may keep an exec whose client has died. The executor's `--relay` would live on then, and the executor would not
+# notice that its owner is gone. This relay also starts faster than the whole executor compiles. Blocking writes are
+# safe, as neither side stops reading.
 RELAY = """
 import ctypes, os, select, socket, sys, time
 ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
@@ -56,22 +56,22 @@ def _program() -> str:
 
 
 def entrypoint() -> list[str]:
-    """Arguments that start the executor."""
-    # On the command line because Modal has no other way of bringing a file along that works for every image; packed,
-    # as the SDK takes 64 KiB of arguments. Everybody inside can read it there: there is no secret in it.
+    """The command line of the executor."""
+    # Only the command line can carry a file into every image at Modal. It is packed, as the SDK takes 64 KiB of
+    # arguments. Everyone inside can read it; it holds no secret.
     return ["python3", "-I", "-S", "-c", _program(), "--listen", _SOCKET]
 
 
 def relay() -> list[str]:
-    """Arguments that start a relay to it."""
+    """The command line of a relay to the executor."""
     return ["python3", "-I", "-S", "-c", RELAY, _SOCKET[1:], str(_SILENCE)]
 
 
 class ExecStream:
     """The standard streams of a Modal exec as a `ByteStream`.
 
-    The SDK's writer may only be written to by one task at a time, and forgets what is written while it sends; hence a
-    buffer and a task of its own for either direction.
+    The SDK's writer accepts one task at a time, and drops what is written while it sends. Therefore each direction has
+    a buffer and a task.
     """
 
     def __init__(self, process: Any) -> None:
@@ -113,7 +113,7 @@ class ExecStream:
             await self._roomy.wait()
 
     def abort(self) -> None:
-        if not self._aborted:  # a second cancellation would come between the SDK and its own
+        if not self._aborted:  # a second cancellation would interrupt the SDK's clean-up
             self._aborted = True
             for task in self._tasks:
                 task.cancel()

@@ -1,8 +1,8 @@
-"""How the executor of a Docker sandbox is reached.
+"""The route to the executor of a Docker sandbox.
 
-With an engine on this machine the executor dials a Unix socket of ours in a folder that is bound into its container
-(`SocketLink`). With any other it listens inside, and each stream goes through a small process that the engine's own
-`exec` starts there (`RelayLink`).
+With an engine on this machine, the executor dials a Unix socket in a folder that is bound into its container
+(`SocketRoute`). With any other engine it listens inside, and each stream goes through a relay process, which the
+engine's `exec` starts there (`RelayRoute`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from .client import (
     PATIENCE,
     Engine,
     EngineError,
-    Facts,
+    EngineInfo,
     close_client,
     explained,
     open_client,
@@ -42,34 +42,34 @@ from .client import (
 )
 
 INSIDE = "/run/lachesis-link"
-"""Where a socket's folder appears inside. Not below the runtime: that is read-only when it is bound."""
+"""Where the folder of the socket is bound inside. Not below the runtime, which is bound read-only."""
 _SOCKET = "s"
 _OWNER = "owner"
 _STREAM_LIMIT = 1 << 18
 _HALF_MADE = 600.0
-"""Seconds after which a folder that names no owner is nobody's."""
+"""Seconds after which a folder without an owner file counts as abandoned."""
 _VOLUME = "lachesis-runtime-"
 
 StillThere = Callable[[], Awaitable[None]]
-"""Raises `SandboxLost`, with the reason, when the container runs no more; returns when it does or nobody knows."""
+"""Raises `SandboxLost`, with the reason, when the container is known to have ended."""
 
 
-class Link(Protocol):
-    """One sandbox' way to its executor."""
+class Route(Protocol):
+    """The route to the executor of one sandbox."""
 
     @property
     def arguments(self) -> list[str]:
-        """The executor's command line."""
+        """Arguments of the executor."""
         ...
 
     @property
     def mounts(self) -> list[dict[str, Any]]:
-        """What the container needs bound into it, in the engine's terms."""
+        """The mounts of the container, in the terms of the engine."""
         ...
 
     @property
     def sealed(self) -> bool:
-        """Whether streams pass through something that the sandbox' own processes could touch."""
+        """Whether streams pass through a process that others inside could tamper with."""
         ...
 
     async def dial(self) -> ByteStream: ...
@@ -77,14 +77,14 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-# --- a socket of ours ------------------------------------------------------------------------------------------------
+# --- a socket of this machine ----------------------------------------------------------------------------------------
 
 
 def run_folder() -> Path:
-    """Where the folders of sockets are: private to this user, on a path short enough for a socket's address.
+    """The folder of all sockets: private to this user, with a path short enough for the address of a socket.
 
     Raises:
-        BackendError: it cannot be made, or somebody else made it.
+        BackendError: it cannot be created, or belongs to another user.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     usable = base is not None and len(base) < 50 and os.access(base, os.W_OK | os.X_OK)
@@ -93,23 +93,23 @@ def run_folder() -> Path:
 
 
 def remove_stale_folders() -> None:
-    """Folders of sockets whose owners are gone: nobody listens there."""
+    """Remove the socket folders of owners that are gone."""
     for folder in run_folder().iterdir():
         with contextlib.suppress(OSError):
             try:
                 who = (folder / _OWNER).read_text()
-                stale = owner.is_gone(who) or not owner.is_of_this_boot(who)  # a socket is this machine's own
-            except FileNotFoundError:  # whoever made it may have been killed before it said so
+                stale = owner.is_gone(who) or not owner.is_of_this_boot(who)  # sockets do not survive a reboot
+            except FileNotFoundError:  # its owner may have been killed before it wrote the file
                 stale = time.time() - folder.stat().st_mtime > _HALF_MADE
             if stale:
                 shutil.rmtree(folder)
 
 
-class SocketLink:
-    """A socket on which this side listens while it has no stream, and only then: inside there is nothing to attack.
+class SocketRoute:
+    """A socket that exists only while there is no stream, so that processes inside have nothing to attack.
 
-    Its folder is reached by this user and by the one sandbox that it is bound into. There, any user may connect; who
-    is not the executor is hung up on, by its process id where the kernel tells it, in any case by the handshake.
+    Only this user and the sandbox into which it is bound reach its folder. Any user inside may connect; peers other
+    than the executor are disconnected, by their process id where the kernel shows it, and by the handshake in any case.
     """
 
     def __init__(self, id: str, runtime_folder: Path, still_there: StillThere) -> None:
@@ -117,8 +117,8 @@ class SocketLink:
         self._folder = run_folder() / id
         self._folder.mkdir(mode=0o700)
         (self._folder / "new").write_text(owner.this_owner())
-        (self._folder / "new").replace(self._folder / _OWNER)  # it is there with all that it says, or not at all
-        # What is bound is a folder below: its mode is for the inside alone, whose users' numbers may be any.
+        (self._folder / "new").replace(self._folder / _OWNER)  # readers see the whole file or none
+        # A folder below is bound: its mode is for users inside, who may have any number.
         self._bound = self._folder / "link"
         self._bound.mkdir()
         self._bound.chmod(0o755)
@@ -159,7 +159,7 @@ class SocketLink:
         if self._listener is None:
             self._listener = self._listen()
         try:
-            patience = 0.25  # the first look comes soon: a container that ended is why most streams break
+            patience = 0.25  # check soon: most streams break because the container ended
             while True:
                 if await _readable(self._listener, patience):
                     with contextlib.suppress(BlockingIOError, ConnectionError):
@@ -176,9 +176,9 @@ class SocketLink:
         return asyncio_stream(*await asyncio.open_unix_connection(sock=accepted, limit=_STREAM_LIMIT))
 
     def _is_executor(self, accepted: socket.socket) -> bool:
-        """By its process id: the first to connect is the executor, as nothing else has run by then."""
+        """By its process id: the first peer is the executor, since nothing else has run before."""
         credentials = accepted.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid: int = struct.unpack("3i", credentials)[0]  # 0: it is not visible in this process' namespace
+        pid: int = struct.unpack("3i", credentials)[0]  # 0: invisible in this process' namespace
         self._peer = self._peer or pid
         return pid == self._peer
 
@@ -211,10 +211,10 @@ async def _readable(listener: socket.socket, seconds: float) -> bool:
 # --- a relay inside --------------------------------------------------------------------------------------------------
 
 
-class RelayLink:
-    """Streams through `exec`: for an engine that does not share this machine's files."""
+class RelayRoute:
+    """Streams through `exec`, for an engine that does not share this machine's files."""
 
-    def __init__(self, engine: Engine, facts: Facts, id: str, volume: str, still_there: StillThere) -> None:
+    def __init__(self, engine: Engine, facts: EngineInfo, id: str, volume: str, still_there: StillThere) -> None:
         self._engine, self._facts, self._id, self._volume = engine, facts, id, volume
         self._still_there = still_there
         self._streams: set[_RelayStream] = set()
@@ -255,7 +255,7 @@ class RelayLink:
 
 
 class _RelayStream:
-    """An exec's standard input and output. What it writes to its standard error explains its end."""
+    """The standard input and output of an exec. Its standard error explains its end."""
 
     def __init__(self, docker: aiodocker.Docker, stream: Stream) -> None:
         self._docker, self._stream = docker, stream
@@ -320,12 +320,12 @@ class _RelayStream:
 
 
 async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -> str:
-    """The engine's volume with the portable runtime: uploaded once per version, then shared read-only by all sandboxes.
+    """The engine's volume with the portable runtime, uploaded once per version and shared read-only by all sandboxes.
 
-    It is unpacked through a container of `image` that is never started, and whose name is the lock.
+    It is unpacked through a container of `image` that is never started. The name of the container is the lock.
 
     Raises:
-        EngineError: the engine refused.
+        EngineError: the engine failed.
     """
     folder = await asyncio.to_thread(runtime.portable_runtime)
     name = _VOLUME + folder.name.rpartition("-")[2][:16]
@@ -358,7 +358,7 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
 
 async def _locked(docker: aiodocker.Docker, name: str, config: dict[str, Any]) -> aiodocker.docker.DockerContainer:
     while True:
-        # Waited for even when cancelled: a lock that nobody knows of would hold up all others.
+        # Awaited even when cancelled: a lock without an owner would block all others.
         asking = asyncio.ensure_future(asyncio.wait_for(docker.containers.create(config, name=name), PATIENCE))
         try:
             return await finish(asking)
@@ -369,22 +369,22 @@ async def _locked(docker: aiodocker.Docker, name: str, config: dict[str, Any]) -
         except aiodocker.DockerError as error:
             if error.status != 409:
                 raise
-        with contextlib.suppress(aiodocker.DockerError):  # it has just been removed
+        with contextlib.suppress(aiodocker.DockerError):  # it was just removed
             other = await docker.containers.get(name)
             labels = other["Config"]["Labels"]
-            old = time.time() - float(labels.get("lachesis.created", 0)) > 2 * PATIENCE  # made on another machine
+            old = time.time() - float(labels.get("lachesis.created", 0)) > 2 * PATIENCE  # perhaps of another machine
             if old or owner.is_gone(labels.get("lachesis.owner", "")):
                 await other.delete(force=True)
         await asyncio.sleep(0.1)
 
 
 def _marker() -> bytes:
-    """It goes up last."""
+    """The file that marks a complete upload, uploaded last."""
     return tar_of(tarfile.TarInfo(".complete"))
 
 
 def tar_of(member: tarfile.TarInfo) -> bytes:
-    """A tar file of one empty file, or a folder."""
+    """A tar file with one empty file or folder."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
         archive.addfile(member)

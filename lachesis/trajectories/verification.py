@@ -1,8 +1,7 @@
-"""Proof, offline, that samples are what was sampled: each span behind its very prefix, each token once, nothing else.
+"""Offline verification of token samples: each span after its exact prefix, each token once, nothing else.
 
-`verify` looks at one sample. `RecordVerifier` is fed the records of a file and also finds what only several samples
-together show: a token that is trained twice, and one that is in no sample at all. Nothing here raises on a malformed
-record: it says what is wrong.
+`verify` checks one sample. `RecordVerifier` takes the records of a file and also finds errors across samples: a token
+that is trained twice, or that is in no sample. A malformed record is a problem, never an exception.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from lachesis.trajectories.samples import MalformedSample, Span, TokenSample, logprobs_digest
+from lachesis.trajectories.samples import MalformedSample, SampledSpan, TokenSample, logprobs_digest
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, TokenPrefix, sampling_problem
 
 
 def verify(sample: TokenSample | Mapping[str, Any]) -> list[str]:
-    """Why this sample, or record of one, must not be trained on. Empty where all of it holds."""
+    """The reasons to reject a sample, or its record. Empty for a valid one."""
     if isinstance(sample, TokenSample):
         return _examine(sample).reasons
     try:
@@ -28,44 +27,44 @@ def verify(sample: TokenSample | Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong in a file."""
+    """One error in a file."""
 
     line: int | None
-    """From 1; None for what no single line shows."""
+    """From 1; None for an error across lines."""
     rollout_id: str
-    """Empty where the record does not say."""
+    """Empty where the record names none."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """What a set of records holds. Tokens, unless it says otherwise."""
+    """Counts over a set of records, in tokens unless stated otherwise."""
 
     samples: int
-    """Samples, refused ones included."""
+    """Samples, rejected ones included."""
     rollouts: int
-    """Rollouts that are named in a sample or under `undelivered`."""
+    """Rollouts that a sample or `undelivered` names."""
     sampled: int
-    """Sampled by the models."""
+    """Tokens that the models sampled."""
     delivered: int
-    """Of those, trained in a sample that verifies; each counted once."""
+    """Of those, trained in a valid sample; each counted once."""
     duplicated: int
-    """Trained once more, in a second sample of the rollout or in a sample that stands there twice."""
+    """Trained again, in a second sample of the rollout or in a repeated sample."""
     wrong_prefix: int
-    """Trained behind another prefix than the one that they were sampled behind."""
+    """Trained after another prefix than the one after which they were sampled."""
     undelivered: int
-    """Left out on purpose, as the groups say."""
+    """Left out on purpose, according to the groups."""
     lost: int
     """Neither delivered nor left out on purpose."""
-    refused: int
-    """Samples that do not verify. Their tokens are lost."""
+    rejected: int
+    """Invalid samples. Their tokens are lost."""
     problem_count: int
     problems: tuple[Problem, ...] = ()
     """The first of them."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing at all is wrong."""
+        """Whether there is no problem at all."""
         return not self.problem_count
 
 
@@ -82,17 +81,17 @@ class _Rollout:
     sampled: int | None = None
     count: int | None = None
     claimed: int = 0
-    """What samples that do not verify say was sampled: believed only where no better one says it."""
+    """The number of sampled tokens according to invalid samples, used where no valid sample states it."""
     delivered: int = 0
     undelivered: int | None = None
     turns: set[int] = field(default_factory=set)
 
 
 class RecordVerifier:
-    """Takes the records of a file one at a time: samples, and groups that hold `samples`.
+    """Takes the records of a file one at a time: samples, or groups with `samples`.
 
-    A group may say under `undelivered` how many sampled tokens of which rollout were left out on purpose
-    (`{rollout_id: tokens}`). Keeps a few numbers for each rollout and turn, never the tokens.
+    `undelivered` of a group is `{rollout_id: tokens}`: sampled tokens that were left out on purpose. The verifier keeps
+    a few numbers for each rollout and turn, never the tokens.
     """
 
     def __init__(self, *, max_problems: int = 20) -> None:
@@ -100,7 +99,7 @@ class RecordVerifier:
         self._problems: list[Problem] = []
         self._problem_count = 0
         self._rollouts: dict[str, _Rollout] = {}
-        self._records = self._samples = self._refused = self._duplicated = self._wrong_prefix = 0
+        self._records = self._samples = self._rejected = self._duplicated = self._wrong_prefix = 0
 
     def feed(self, record: Any, line: int | None = None) -> None:
         """One parsed line."""
@@ -118,13 +117,13 @@ class RecordVerifier:
             self.reject("is neither a sample (with tokens and spans) nor a group with samples", line)
 
     def reject(self, reason: str, line: int | None = None, rollout_id: str = "") -> None:
-        """Notes a problem that was found elsewhere, such as a line that is not JSON."""
+        """Records a problem, such as a line that is not JSON."""
         self._problem_count += 1
         if len(self._problems) < self._max_problems:
             self._problems.append(Problem(line, rollout_id, reason))
 
     def totals(self) -> Totals:
-        """Of everything fed so far."""
+        """The totals of all records so far."""
         found = list(self._problems)
         count = self._problem_count
         sampled = lost = 0
@@ -149,7 +148,7 @@ class RecordVerifier:
             wrong_prefix=self._wrong_prefix,
             undelivered=sum(rollout.undelivered or 0 for rollout in self._rollouts.values()),
             lost=lost,
-            refused=self._refused,
+            rejected=self._rejected,
             problem_count=count,
             problems=tuple(found),
         )
@@ -159,21 +158,21 @@ class RecordVerifier:
         try:
             sample = TokenSample.from_record(record)
         except MalformedSample as error:
-            self._refused += 1
+            self._rejected += 1
             self.reject(f"{at}{error}", line)
             return
         examined = _examine(sample)
         self._wrong_prefix += examined.wrong_prefix
         reasons = list(examined.reasons)
         if not sample.rollout_id:
-            reasons.append("rollout_id is empty, so it is unknown which samples belong together; name it in samples()")
+            reasons.append("rollout_id is empty, so its other samples are unknown; pass rollout_id= to samples()")
         else:
             rollout = self._rollouts.setdefault(sample.rollout_id, _Rollout())
             reasons += _disagreements(sample, rollout)
         for reason in reasons:
             self.reject(f"{at}{reason}", line, sample.rollout_id)
         if reasons:
-            self._refused += 1
+            self._rejected += 1
             if sample.rollout_id:
                 rollout.claimed = max(rollout.claimed, sample.sampled)
             return
@@ -183,7 +182,7 @@ class RecordVerifier:
             tokens = sum(map(len, twice))
             self._duplicated += tokens
             turns = _listed([span.turn for span in twice])
-            self.reject(f"{at}{turns} ({tokens} tokens) trained once more", line, sample.rollout_id)
+            self.reject(f"{at}{turns} ({tokens} tokens) trained again", line, sample.rollout_id)
         for span in sample.spans:
             if span.turn not in rollout.turns:
                 rollout.turns.add(span.turn)
@@ -195,13 +194,13 @@ class RecordVerifier:
             return
         for rollout_id, tokens in undelivered.items():
             if not isinstance(rollout_id, str) or type(tokens) is not int or tokens < 0:
-                self.reject(f"undelivered: {rollout_id!r}: {tokens!r} is no number of tokens", line)
+                self.reject(f"undelivered: {rollout_id!r}: {tokens!r} is not a number of tokens", line)
                 continue
             rollout = self._rollouts.setdefault(rollout_id, _Rollout())
             if rollout.undelivered is None:
                 rollout.undelivered = tokens
             else:
-                self.reject("what is undelivered of this rollout is told once more", line, rollout_id)
+                self.reject("undelivered names this rollout a second time", line, rollout_id)
 
 
 @dataclass(slots=True)
@@ -211,7 +210,7 @@ class _Examined:
 
 
 def _examine(sample: TokenSample) -> _Examined:
-    """Each check relies on the ones before it, so that the first thing wrong is the one that is told."""
+    """Each check relies on the ones before it, so the first error is the one that is reported."""
     found = _Examined(_list_problems(sample) or _span_problems(sample))
     if not found.reasons:
         _check_digests(sample, found)
@@ -236,13 +235,13 @@ def _list_problems(sample: TokenSample) -> list[str]:
             return [f"{name}[{at}] is {type(values[at]).__name__}, not a number of the right kind"]
     if sample.tokens and not (min(sample.tokens) >= 0 and max(sample.tokens) < _ID_LIMIT):
         at = next(place for place, token in enumerate(sample.tokens) if not 0 <= token < _ID_LIMIT)
-        return [f"tokens[{at}] is {_cut(sample.tokens[at])}: token ids go from 0 to {_ID_LIMIT - 1}"]
+        return [f"tokens[{at}] is {_cut(sample.tokens[at])}: token ids are 0 to {_ID_LIMIT - 1}"]
     return []
 
 
 def _span_problems(sample: TokenSample) -> list[str]:
     if not sample.spans:
-        return ["it trains nothing: there are no spans"]
+        return ["it has no spans, so it trains nothing"]
     turns: set[int] = set()
     at = 0
     for place, span in enumerate(sample.spans):
@@ -251,11 +250,11 @@ def _span_problems(sample: TokenSample) -> list[str]:
             where = f"{_cut(span.start)} to {_cut(span.end)} of {len(sample.tokens)} tokens{before}"
             return [f"spans[{place}] is out of order, empty or beyond the end: {where}"]
         if span.turn < 0 or span.turn in turns:
-            return [f"spans[{place}]: turn {_cut(span.turn)} is {'negative' if span.turn < 0 else 'there twice'}"]
+            return [f"spans[{place}]: turn {_cut(span.turn)} is {'negative' if span.turn < 0 else 'repeated'}"]
         turns.add(span.turn)
         at = span.end
     if at != len(sample.tokens):
-        return [f"{len(sample.tokens) - at} tokens stand behind the last sampled one"]
+        return [f"{len(sample.tokens) - at} tokens after the last sampled one"]
     return []
 
 
@@ -273,14 +272,14 @@ def _check_digests(sample: TokenSample, found: _Examined) -> None:
         elif prefix.digest != span.digest:
             altered.append(span.turn)
     if misplaced:
-        found.reasons.append(f"{_listed(misplaced)} behind another prefix than when it was sampled")
+        found.reasons.append(f"{_listed(misplaced)} after another prefix than when it was sampled")
     if altered:
         found.reasons.append(f"{_listed(altered)} with other ids than those that were sampled")
 
 
 def _mask_problems(sample: TokenSample) -> list[str]:
     found: list[str] = []
-    untold: list[int] = []
+    changed: list[int] = []
     at = 0
     for span in (*sample.spans, None):
         end = span.start if span is not None else len(sample.tokens)
@@ -300,11 +299,11 @@ def _mask_problems(sample: TokenSample) -> list[str]:
         values = sample.logprobs[span.start : at]
         wrong = _logprob_problem(values)
         if wrong is not None:
-            found.append(f"logprobs[{span.start + wrong}] is {_cut(values[wrong])}, no logprob of a trained token")
+            found.append(f"logprobs[{span.start + wrong}] is {_cut(values[wrong])}, not the logprob of a trained token")
         elif logprobs_digest(values) != span.logprobs_digest:
-            untold.append(span.turn)
-    if untold:
-        found.append(f"{_listed(untold)} with other logprobs than those that were reported")
+            changed.append(span.turn)
+    if changed:
+        found.append(f"{_listed(changed)} with other logprobs than those that were reported")
     return found
 
 
@@ -328,18 +327,18 @@ def _turn_problems(sample: TokenSample) -> list[str]:
         if not ends.isdisjoint(ids):
             place = next(place for place, token in enumerate(ids) if token in ends)
             found.append(
-                f"turn {span.turn} goes on behind its end-of-turn token (tokens[{span.start + place}] = {ids[place]}): "
-                f"the server did not stop there, tell it to (stop_token_ids [{ids[place]}])"
+                f"turn {span.turn} goes on after its end-of-turn token (tokens[{span.start + place}] = {ids[place]}): "
+                f"the server did not stop there; set stop_token_ids [{ids[place]}]"
             )
         if last in ends and span.end < len(sample.tokens) and sample.tokens[span.end] == last:
-            found.append(f"the end-of-turn token of turn {span.turn} stands there twice (tokens[{span.end}] = {last})")
+            found.append(f"the end-of-turn token of turn {span.turn} is repeated (tokens[{span.end}] = {last})")
         reason = _sampling_problem(span)
         if reason is not None:
             sampling.setdefault(reason, []).append(span.turn)
     return found + [f"{_listed(turns)}: {reason}" for reason, turns in sampling.items()]
 
 
-def _sampling_problem(span: Span) -> str | None:
+def _sampling_problem(span: SampledSpan) -> str | None:
     try:
         return sampling_problem(span.sampling)
     except (ArithmeticError, TypeError, ValueError) as error:
@@ -361,7 +360,7 @@ def _weight_problems(sample: TokenSample) -> list[str]:
 
 
 def _disagreements(sample: TokenSample, rollout: _Rollout) -> list[str]:
-    """What it says of its rollout otherwise than an earlier sample of it."""
+    """The fields in which the sample contradicts an earlier sample of its rollout."""
     found: list[str] = []
     for name, value in (("sampled", sample.sampled), ("count", sample.count)):
         before = getattr(rollout, name)
@@ -384,7 +383,7 @@ def _listed(turns: Sequence[int]) -> str:
 
 def _cut(value: Any) -> str:
     if isinstance(value, int) and value.bit_length() > 128:
-        return "a huge number"  # its decimal form is refused beyond 4300 digits
+        return "a huge number"  # Python rejects decimal forms of more than 4300 digits
     return repr(value)
 
 

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from backends.base import Backend, BackendError, Sandbox, SandboxSpec
 from backends.lease import Lessor, SandboxPerLease
+from lachesis.errors import LachesisError
 
 DEFAULT_TERMINAL_TIMEOUT = 120.0
 """Seconds that a command may take unless the call says otherwise."""
@@ -24,7 +25,7 @@ DEFAULT_TERMINAL_TIMEOUT = 120.0
 State = TypeVar("State")
 
 
-class SessionClosed(RuntimeError):
+class SessionClosed(LachesisError, RuntimeError):
     """The rollout that the session belonged to is over."""
 
 

@@ -1,4 +1,4 @@
-"""One byte stream: frames out, frames in, with tags where others could interfere."""
+"""One byte stream as frames: sending, receiving, and tags where others could interfere."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ import select
 from collections import deque
 from typing import TYPE_CHECKING
 
-from .wire import CHUNK, FRAME, complain, is_same, keyed
+from .framing import CHUNK, FRAME, is_equal, keyed_hash, log_error
 
 if TYPE_CHECKING:
     from .loop import Timer
-    from .session import Session
+    from .owner_session import OwnerSession
 
-STRANGER = 4096
-"""Bytes that somebody may send before they have shown who they are."""
+UNVERIFIED_LIMIT = 4096
+"""Bytes that a peer may send before the handshake has succeeded."""
 
 
-class Link:
+class FramedStream:
     """One byte stream, until it breaks or is replaced."""
 
-    def __init__(self, session: Session, stream_in: int, stream_out: int, attached: bool) -> None:
+    def __init__(self, session: OwnerSession, stream_in: int, stream_out: int, attached: bool) -> None:
         self.session = session
         self.stream_in, self.stream_out = stream_in, stream_out
         self.attached = attached
@@ -29,7 +29,7 @@ class Link:
         self.timer: Timer = [0.0, 0, None]
         self.nonce = os.urandom(16).hex()
         self.key = b""
-        self.sealed = self.opened = 0  # frames of this attachment, by direction
+        self.sealed = self.opened = 0  # frames of this attachment in either direction
         self.received = bytearray()
         self.sending: deque[memoryview] = deque()
         for fd in (stream_in, stream_out):
@@ -46,7 +46,7 @@ class Link:
 
     def write(self, frame: bytes) -> None:
         if self.key:
-            frame += keyed(self.key, self.sealed.to_bytes(8, "big") + frame, 16, b"far")
+            frame += keyed_hash(self.key, self.sealed.to_bytes(8, "big") + frame, 16, b"far")
             self.sealed += 1
         self.sending.append(memoryview(frame))
 
@@ -66,11 +66,11 @@ class Link:
         except BlockingIOError:
             self.session.loop.watch(fd, select.EPOLLOUT, self.on_sendable)
         except OSError:
-            self.session.on_cut(self, "nobody reads its answers")
+            self.session.on_cut(self, "its answers are not read")
 
     def on_readable(self, fd: int) -> None:
         try:
-            data = os.read(fd, CHUNK if self.attached else STRANGER)
+            data = os.read(fd, CHUNK if self.attached else UNVERIFIED_LIMIT)
         except BlockingIOError:
             return
         except OSError as error:
@@ -84,20 +84,20 @@ class Link:
             begin = self.parse()
         except Exception as error:
             if self.attached:
-                complain(error)
+                log_error(error)
             self.session.on_cut(self, "its stream is damaged: %s" % error)
             return
         del self.received[:begin]
 
     def parse(self) -> int:
-        """Serve all frames that have come; returns where the rest begins."""
+        """Serve all complete frames; returns the offset of the rest."""
         begin, available = 0, len(self.received)
         while available - begin >= FRAME.size and not self.closed and self.session.loop.reason is None:
             header_size, payload_size = FRAME.unpack_from(self.received, begin)
             payload_at = begin + FRAME.size + header_size
             end = payload_at + payload_size
-            if not self.attached and end > STRANGER:
-                raise ValueError("a stranger's frame is too large")
+            if not self.attached and end > UNVERIFIED_LIMIT:
+                raise ValueError("an unverified peer sent too large a frame")
             tag_end = end + 16 if self.key else end
             if tag_end > available:
                 break
@@ -105,8 +105,8 @@ class Link:
                 if self.key:
                     message = self.opened.to_bytes(8, "big") + bytes(view[begin:end])
                     self.opened += 1
-                    if not is_same(keyed(self.key, message, 16, b"near").hex(), bytes(view[end:tag_end]).hex()):
-                        raise ValueError("a frame is by somebody else")
+                    if not is_equal(keyed_hash(self.key, message, 16, b"near").hex(), bytes(view[end:tag_end]).hex()):
+                        raise ValueError("a frame has a wrong tag")
                 header = json.loads(bytes(view[begin + FRAME.size : payload_at]).decode())
                 payload = bytes(view[payload_at:end])
             if self.attached:

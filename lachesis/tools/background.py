@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from backends.base import Process
-from lachesis.tools.registry import ToolError, tool
-from lachesis.tools.session import ToolSession
 from lachesis.tools.terminal import MAX_TIMEOUT, OUTPUT_CHARS
 from lachesis.tools.text import HeadTail, did_you_mean, printable, to_json
+from lachesis.tools.tool_registry import ToolFailure, tool
+from lachesis.tools.tool_session import ToolSession
 
 LOG_BYTES = 20_000
 """Bytes of output that the action `log` returns unless told otherwise."""
@@ -65,10 +65,10 @@ async def process(
     if action == "list":
         return to_json({"processes": [await _status(each) | {"command": each.command} for each in known.values()]})
     if session_id is None:
-        raise ToolError(f"action {action!r} needs a session_id; the processes are: {', '.join(known) or 'none'}")
+        raise ToolFailure(f"action {action!r} needs a session_id; the processes are: {', '.join(known) or 'none'}")
     if session_id not in known:
         hint = did_you_mean(session_id, known)
-        raise ToolError(
+        raise ToolFailure(
             f"there is no process {session_id!r}{hint or '.'} The processes are: {', '.join(known) or 'none'}"
         )
     chosen = known[session_id]
@@ -82,9 +82,9 @@ async def process(
                 async with asyncio.timeout(WRITE_TIMEOUT):
                     await chosen.write((data + ("\n" if action == "submit" else "")).encode())
         except TimeoutError:
-            raise ToolError(f"process {session_id!r} has not read its input for {WRITE_TIMEOUT:g} s") from None
+            raise ToolFailure(f"process {session_id!r} has not read its input for {WRITE_TIMEOUT:g} s") from None
         except (ProcessLookupError, BrokenPipeError):
-            raise ToolError(f"process {session_id!r} takes no more input: {to_json(await _status(chosen))}") from None
+            raise ToolFailure(f"process {session_id!r} takes no more input: {to_json(await _status(chosen))}") from None
         return to_json(await _status(chosen))
     wait = 0.0
     if action == "kill":

@@ -171,7 +171,7 @@ def test_every_change_of_a_record_is_noticed(
     assert verify(changed) != []
     totals = verify_records([changed])
     assert not totals.ok
-    assert (totals.refused, totals.delivered) == (1, 0)
+    assert (totals.rejected, totals.delivered) == (1, 0)
 
 
 junk = st.recursive(
@@ -202,36 +202,36 @@ def test_nothing_raises_on_a_record_that_holds_anything_anywhere(data: st.DataOb
         verify_records([line, line])
 
 
-def test_a_doubled_end_of_turn_is_refused() -> None:
+def test_a_doubled_end_of_turn_is_rejected() -> None:
     tree = Tree()
     first = tree.sample(START, [4, END])
     tree.sample(first.extend([END, 5]), [7, END])
-    assert verify(record(tree)) == ["the end-of-turn token of turn 0 stands there twice (tokens[5] = 9)"]
+    assert verify(record(tree)) == ["the end-of-turn token of turn 0 is repeated (tokens[5] = 9)"]
 
 
-def test_an_answer_that_goes_on_behind_its_end_is_refused() -> None:
+def test_an_answer_that_goes_on_after_its_end_is_rejected() -> None:
     tree = Tree()
     tree.sample(START, [4, END, 6, END])
-    told = "turn 0 goes on behind its end-of-turn token (tokens[4] = 9): the server did not stop there, tell it to"
-    assert verify(record(tree)) == [f"{told} (stop_token_ids [9])"]
+    reason = "turn 0 goes on after its end-of-turn token (tokens[4] = 9): the server did not stop there"
+    assert verify(record(tree)) == [f"{reason}; set stop_token_ids [9]"]
 
 
-def test_a_suffix_with_the_logprobs_of_another_prefix_is_refused() -> None:
-    # The same ids behind a summary: what was reported behind the long context does not belong here.
+def test_a_suffix_with_the_logprobs_of_another_prefix_is_rejected() -> None:
+    # The same ids after a summary: the logprobs from the long context do not belong here.
     tree = Tree()
     tree.sample(TokenPrefix([1, 1, 1]), [7, END], logprobs=[-0.1, -0.2])
     long = record(tree)
     kept = {**long, "tokens": [2, 7, END], "masks": [-100, 7, END], "logprobs": [1.0, -0.1, -0.2]}
     kept["spans"] = [{**long["spans"][0], "start": 1, "end": 3}]
-    assert verify(kept) == ["turn 0 behind another prefix than when it was sampled"]
+    assert verify(kept) == ["turn 0 after another prefix than when it was sampled"]
     assert verify_records([kept]).wrong_prefix == 2
 
 
 @pytest.mark.parametrize("logprob", [0.1, MASKED_LOGPROB, math.nan, math.inf, -math.inf])
-def test_a_logprob_that_is_none_is_refused_also_where_a_server_reported_it(logprob: float) -> None:
+def test_a_logprob_that_is_none_is_rejected_also_where_a_server_reported_it(logprob: float) -> None:
     tree = Tree()
     tree.sample(START, [4, END], logprobs=[-0.5, logprob])
-    assert verify(samples(tree)[0]) == [f"logprobs[4] is {logprob!r}, no logprob of a trained token"]
+    assert verify(samples(tree)[0]) == [f"logprobs[4] is {logprob!r}, not the logprob of a trained token"]
 
 
 @pytest.mark.parametrize(
@@ -239,18 +239,18 @@ def test_a_logprob_that_is_none_is_refused_also_where_a_server_reported_it(logpr
     [
         ("tokens", True, "tokens[3] is bool"),
         ("tokens", "4", "tokens[3] is str"),
-        ("tokens", -4, "tokens[3] is -4: token ids go from 0"),
-        ("tokens", 1 << 32, "tokens[3] is 4294967296: token ids go from 0"),
+        ("tokens", -4, "tokens[3] is -4: token ids are 0"),
+        ("tokens", 1 << 32, "tokens[3] is 4294967296: token ids are 0"),
         ("tokens", 10**5000, "tokens[3] is a huge number"),
         ("masks", True, "masks[3] is bool"),
         ("masks", 10**5000, "masks[3] is a huge number"),
         ("logprobs", None, "logprobs[3] is NoneType"),
-        ("logprobs", 10**400, "logprobs[3] is a huge number, no logprob"),
-        ("logprobs", -(10**400), "logprobs[3] is a huge number, no logprob"),
+        ("logprobs", 10**400, "logprobs[3] is a huge number, not the logprob"),
+        ("logprobs", -(10**400), "logprobs[3] is a huge number, not the logprob"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_what_is_no_id_or_no_logprob_is_named_with_its_place(name: str, value: Any, reason: str) -> None:
+def test_a_wrong_id_or_logprob_is_named_with_its_place(name: str, value: Any, reason: str) -> None:
     changed = record()
     changed[name][3] = value
     assert verify(changed)[0].startswith(reason)
@@ -272,18 +272,18 @@ def test_samples_of_a_rollout_have_to_agree_on_it() -> None:
         "sampled is 8, but 7 in an earlier sample of the rollout",
         "5 of 7 sampled tokens delivered",
     ]
-    assert verify_records([first, {**second, "count": 3}]).refused == 1
+    assert verify_records([first, {**second, "count": 3}]).rejected == 1
 
 
 def test_a_turn_is_trained_once_in_a_sample() -> None:
     changed = record()
     changed["spans"][1]["turn"] = 0
-    assert verify(changed) == ["spans[1]: turn 0 is there twice"]
+    assert verify(changed) == ["spans[1]: turn 0 is repeated"]
     changed["spans"][1]["turn"] = -1
     assert verify(changed) == ["spans[1]: turn -1 is negative"]
 
 
-def test_sampling_from_another_distribution_is_refused_with_the_setting_to_change() -> None:
+def test_sampling_from_another_distribution_is_rejected_with_the_setting_to_change() -> None:
     tree = Tree()
     first = tree.sample(START, [4, END], sampling={**SAMPLING, "top_p": 0.95})
     tree.sample(first.extend([5]), [4, END], sampling={**SAMPLING, "top_p": 0.95})
@@ -304,7 +304,7 @@ def test_sampling_from_another_distribution_is_refused_with_the_setting_to_chang
         ),  # vLLM
     ],
 )
-def test_what_a_server_is_told_to_write_is_no_sample_of_the_policy(name: str) -> None:
+def test_text_that_a_server_is_forced_to_write_is_not_a_sample_of_the_policy(name: str) -> None:
     tree = Tree()
     tree.sample(START, [4, END], sampling={**SAMPLING, name: {"any": "value"}})
     (reason,) = verify(record(tree))
@@ -321,16 +321,16 @@ def test_totals_of_a_file_that_is_fine() -> None:
     lines.append({"samples": [record(rollout_id="b")], "undelivered": {"c": 11}})
     totals = verify_records(lines)
     assert totals.ok
-    assert (totals.samples, totals.rollouts, totals.refused) == (3, 3, 0)
+    assert (totals.samples, totals.rollouts, totals.rejected) == (3, 3, 0)
     assert (totals.sampled, totals.delivered, totals.undelivered) == (23, 12, 11)
     assert (totals.duplicated, totals.wrong_prefix, totals.lost) == (0, 0, 0)
 
 
-def test_a_sample_that_stands_there_twice_is_counted_as_duplicated() -> None:
+def test_a_repeated_sample_is_counted_as_duplicated() -> None:
     totals = verify_records([record(), record()])
     assert (totals.sampled, totals.delivered, totals.duplicated, totals.lost) == (5, 5, 5, 0)
     assert [(problem.line, problem.rollout_id) for problem in totals.problems] == [(2, "r")]
-    assert totals.problems[0].reason == "turns 0, 1 (5 tokens) trained once more"
+    assert totals.problems[0].reason == "turns 0, 1 (5 tokens) trained again"
 
 
 def test_a_shared_turn_that_two_samples_train_is_counted_as_duplicated() -> None:
@@ -355,7 +355,7 @@ def test_two_rollouts_that_say_the_same_are_two() -> None:
     assert (totals.rollouts, totals.delivered, totals.duplicated) == (2, 10, 0)
 
 
-def test_what_is_in_no_sample_is_lost_unless_the_group_says_that_it_was_left_out() -> None:
+def test_tokens_in_no_sample_are_lost_unless_the_group_left_them_out() -> None:
     tree = conversation()
     tree.sample(START, [8, 8])
     kept, left = samples(tree, rollout_id="r")
@@ -369,10 +369,10 @@ def test_what_is_in_no_sample_is_lost_unless_the_group_says_that_it_was_left_out
     assert not verify_records([{**group, "undelivered": {"r": 3}}]).ok
 
 
-def test_a_refused_sample_does_not_speak_for_its_rollout() -> None:
+def test_a_rejected_sample_does_not_speak_for_its_rollout() -> None:
     broken = {**record(), "sampled": 50}
     totals = verify_records([broken, record()])
-    assert (totals.refused, totals.sampled, totals.delivered, totals.lost) == (1, 5, 5, 0)
+    assert (totals.rejected, totals.sampled, totals.delivered, totals.lost) == (1, 5, 5, 0)
     assert verify_records([broken]).lost == 50
 
 
@@ -382,7 +382,7 @@ def test_a_refused_sample_does_not_speak_for_its_rollout() -> None:
         (3, "is int, not an object"),
         ({"messages": []}, "is neither a sample"),
         ({"samples": [], "undelivered": [1]}, "undelivered is list"),
-        ({"samples": [], "undelivered": {"r": -1}}, "undelivered: 'r': -1 is no number of tokens"),
+        ({"samples": [], "undelivered": {"r": -1}}, "undelivered: 'r': -1 is not a number of tokens"),
         ({"samples": [None]}, r"samples[0]: is null"),
     ],
 )
@@ -392,9 +392,9 @@ def test_a_line_that_is_neither_a_sample_nor_a_group_is_named(line: Any, reason:
     assert problem.reason.startswith(reason)
 
 
-def test_samples_without_the_id_of_their_rollout_are_refused_in_a_file() -> None:
+def test_samples_without_the_id_of_their_rollout_are_rejected_in_a_file() -> None:
     totals = verify_records([record(rollout_id="")])
-    assert totals.refused == 1
+    assert totals.rejected == 1
     assert totals.problems[0].reason.startswith("rollout_id is empty")
 
 
@@ -431,19 +431,19 @@ def test_the_command_names_file_line_rollout_and_reason(tmp_path: Path, capsys: 
     bad = write(tmp_path / "bad.jsonl", "\n", record(), '{"tokens": [1,\n', record(), '{"torn')
     missing, empty = tmp_path / "missing.jsonl", write(tmp_path / "empty.jsonl")
     assert main(["verify", *map(str, (good, bad, missing, empty))]) == 1
-    told = capsys.readouterr().out
-    assert f"{bad}, line 3: not JSON" in told
-    assert f"{bad}, line 4: rollout r: turns 0, 1 (5 tokens) trained once more" in told
-    assert f"{bad}, line 5: not JSON" in told
-    assert "torn or half written" in told
-    assert f"{missing}: the file cannot be read: No such file or directory" in told
-    assert f"{empty}: holds no samples" in told
-    assert told.startswith(f"ok    {good}: 1 samples of 1 rollouts, 0 refused")
-    assert told.count("WRONG") == 3
+    printed = capsys.readouterr().out
+    assert f"{bad}, line 3: not JSON" in printed
+    assert f"{bad}, line 4: rollout r: turns 0, 1 (5 tokens) trained again" in printed
+    assert f"{bad}, line 5: not JSON" in printed
+    assert "torn or half written" in printed
+    assert f"{missing}: the file cannot be read: No such file or directory" in printed
+    assert f"{empty}: holds no samples" in printed
+    assert printed.startswith(f"ok    {good}: 1 samples of 1 rollouts, 0 rejected")
+    assert printed.count("WRONG") == 3
 
 
-def test_the_command_reads_what_a_hostile_record_holds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_prints_hostile_records_safely(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "odd.jsonl", {**record(), "rollout_id": "[red]\x1b[2J\ud800", "count": 0})
     assert main(["verify", str(path)]) == 1
-    told = capsys.readouterr().out
-    assert r"rollout [red]\x1b[2J\ud800: index 0 is none of 0 samples" in told
+    printed = capsys.readouterr().out
+    assert r"rollout [red]\x1b[2J\ud800: index 0 is none of 0 samples" in printed

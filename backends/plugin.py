@@ -1,0 +1,43 @@
+"""Everything that a backend outside this project is written with; `docs/backend-plugins.md` has an example.
+
+These names and their signatures are stable. Names of other modules of `backends` may change.
+"""
+
+from .base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    reject_fields,
+    sandbox_title,
+)
+from .connection import ByteStream, Connection, asyncio_stream
+from .executor_code import bytecode as executor_bytecode
+from .executor_code import source as executor_source
+from .factory import BACKENDS
+from .owner import is_gone, new_id, this_owner
+from .sandbox import ExecutorSandbox, initialise
+
+__all__ = [
+    "BACKENDS",
+    "Availability",
+    "BackendError",
+    "BackendUnavailable",
+    "ByteStream",
+    "Connection",
+    "ExecutorSandbox",
+    "SandboxInfo",
+    "SandboxLost",
+    "SandboxSpec",
+    "asyncio_stream",
+    "executor_bytecode",
+    "executor_source",
+    "initialise",
+    "is_gone",
+    "new_id",
+    "reject_fields",
+    "sandbox_title",
+    "this_owner",
+]

@@ -1,0 +1,65 @@
+"""`lachesis export GROUPS.jsonl --format NAME --out FILE`: write the groups of a finished run in another format."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lachesis.errors import LachesisError
+from lachesis.trajectories.exports import EXPORTS, ExportError, load_export, read_groups, write_export
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write the file and print what it holds and what it leaves out; 1 where it cannot be written."""
+    parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
+    parser.add_argument("groups", type=Path, metavar="GROUPS.jsonl", help="a groups file of `process`")
+    names = ", ".join(EXPORTS.names())
+    parser.add_argument(
+        "--format", required=True, metavar="NAME", help=f"one of {names}, or an export of yours as package.module:name"
+    )
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FILE", help="JSON Lines; an existing file is replaced"
+    )
+    parser.add_argument(
+        "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
+    )
+    arguments = parser.parse_args(argv)
+    if ":" in arguments.format:
+        sys.path.append("")  # a module of yours may be in the current folder
+    try:
+        options = _mapping(arguments.options)
+        if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
+            raise ExportError(f"--out {arguments.out}: is the groups file itself; choose another file")
+        export = load_export(arguments.format, options)
+        totals = write_export(export, read_groups(arguments.groups), arguments.out)
+    except (LachesisError, ImportError) as error:
+        if isinstance(error, ExportError) and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)  # the author of an export wants to see the line
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
+    _show("left out", totals.left_out, "rollouts")
+    _show("changed", totals.warnings, "lines")
+    return 0
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        options = yaml.safe_load(text) or {}
+    except yaml.YAMLError:
+        options = None
+    if not isinstance(options, dict):
+        raise ExportError(f"--options takes a YAML mapping such as '{{min_reward: 1.0}}', not {text!r}")
+    return options
+
+
+def _show(title: str, counts: Counter[str], unit: str) -> None:
+    for name, count in counts.most_common():
+        print(f"  {title}: {count} {unit}, {name}")

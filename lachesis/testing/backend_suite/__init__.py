@@ -1,0 +1,29 @@
+"""The conformance suite of sandbox backends. A backend is complete when it passes.
+
+    # test_my_backend.py
+    import pytest
+    from lachesis.testing.backend_suite import *
+    from my_package import MyBackend
+
+    @pytest.fixture(scope="session")
+    def backend():
+        return MyBackend()
+
+It needs pytest and pytest-asyncio, and bash and Python inside the sandboxes. `docs/backend-plugins.md` has an example.
+"""
+
+import pytest
+
+for _module in ("commands", "fixtures", "files", "lifecycle", "probes", "processes"):
+    pytest.register_assert_rewrite(f"{__name__}.{_module}")
+
+from .commands import *  # noqa: E402, F403
+from .files import *  # noqa: E402, F403
+from .fixtures import find_processes, sandbox, shared_sandboxes  # noqa: E402
+from .lifecycle import *  # noqa: E402, F403
+from .processes import *  # noqa: E402, F403
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+__all__ = [name for name in globals() if name.startswith("test_")]
+__all__ += ["find_processes", "pytestmark", "sandbox", "shared_sandboxes"]

@@ -1,0 +1,115 @@
+"""The exports that come with Lachesis: the three lines of Hermes Agent's trajectory format, and token samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any
+
+from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.exports import (
+    ExportLine,
+    GroupRecord,
+    LeftOut,
+    RolloutRecord,
+    rollout_messages,
+    rollout_samples,
+)
+from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
+
+
+def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Iterator[ExportLine | LeftOut]:
+    """A line for each rollout with an answer, as `process` writes them to `trajectory_samples.jsonl`."""
+    for rollout, messages in _answered(group):
+        if messages is None:
+            yield LeftOut(rollout["rollout_id"], "no answer by the model")
+            continue
+        converted = to_trajectory_entry(
+            messages,
+            group["tools"],
+            model=group["model"],
+            completed=rollout["completed"],
+            timestamp=group["timestamp"],
+            system=system,
+            **_provenance(group, rollout),
+        )
+        yield _line(rollout, converted)
+
+
+class Batch:
+    """The lines of a batch run. `prompt_index` is the place of the group in the file, from 0."""
+
+    def __init__(self, toolsets: Sequence[str] = (), system: SystemTurn = "generated") -> None:
+        self.toolsets = toolsets
+        self.system = system
+        self.numbers = count()
+
+    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+        number = next(self.numbers)
+        for rollout, messages in _answered(group):
+            if messages is None:
+                yield LeftOut(rollout["rollout_id"], "no answer by the model")
+                continue
+            converted = to_batch_entry(
+                messages,
+                group["tools"],
+                prompt_index=number,
+                metadata=_provenance(group, rollout),
+                completed=rollout["completed"],
+                partial=not rollout["completed"],
+                api_calls=rollout["api_calls"],
+                toolsets_used=self.toolsets,
+                tool_stats=rollout["tool_stats"],
+                all_tools=[tool["function"]["name"] for tool in group["tools"]],
+                system=self.system,
+            )
+            yield _line(rollout, converted)
+
+
+def dataset(
+    group: GroupRecord, *, source: str = "hermes-agent", min_reward: float | None = None
+) -> Iterator[ExportLine | LeftOut]:
+    """`{conversations, tools, source}` of the completed rollouts, with `min_reward` of those that reach it."""
+    for rollout in group["rollouts"]:
+        reward = rollout["reward"]
+        if not rollout["completed"]:
+            yield LeftOut(rollout["rollout_id"], "not completed")
+            continue
+        if min_reward is not None and (reward is None or reward < min_reward):
+            yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
+            continue
+        converted = to_dataset_entry(rollout_messages(group, rollout), group["tools"], source=source)
+        if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
+            yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
+            continue
+        yield _line(rollout, converted)
+
+
+def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+    """A line for each token sample, with the reward of its rollout. `lachesis verify` reads the file."""
+    for rollout in group["rollouts"]:
+        found = rollout_samples(group, rollout)
+        if not found:
+            reason = "not scored" if rollout["place"] is None else "no token samples"
+            yield LeftOut(rollout["rollout_id"], reason)
+        for sample in found:
+            more = {key: group[key] for key in ("environment", "item_key")}
+            yield ExportLine({**sample, **more, "reward": rollout["reward"]}, (rollout["rollout_id"],))
+
+
+def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str, Any]] | None]]:
+    """Each rollout with its messages; None where the model said nothing."""
+    for rollout in group["rollouts"]:
+        messages = rollout_messages(group, rollout)
+        yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
+
+
+def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
+    of_group = {key: group[key] for key in ("environment", "item_key")}
+    return of_group | {key: rollout[key] for key in ("rollout_id", "outcome", "reward")}
+
+
+def _line(rollout: RolloutRecord, converted: ConvertedEntry) -> ExportLine:
+    return ExportLine(
+        converted.entry, (rollout["rollout_id"],), tuple(str(warning.kind) for warning in converted.warnings)
+    )

@@ -1,0 +1,183 @@
+"""Exports: the groups of a finished run, written in another format.
+
+An export takes one group record, the object that `process` writes as a line of `groups.jsonl`, and yields the lines of
+its format. A line names the rollouts that it holds, so that every rollout is either in a line or counted as left out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from lachesis.errors import LachesisError
+from lachesis.plugins import Registry
+from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, read_lines
+
+GroupRecord: TypeAlias = Mapping[str, Any]
+RolloutRecord: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ExportLine:
+    """One line of the output."""
+
+    content: Mapping[str, Any]
+    """A JSON object."""
+    rollout_ids: tuple[str, ...]
+    """The rollouts whose data it holds."""
+    warnings: tuple[str, ...] = ()
+    """Kinds of changes that the format forced on the data. The totals count them."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A rollout that is in no line."""
+
+    rollout_id: str
+    reason: str
+    """A few words that many rollouts share: the totals count by reason."""
+
+
+Export: TypeAlias = Callable[[GroupRecord], Iterable[ExportLine | LeftOut]]
+
+EXPORTS: Registry[Callable[..., Any]] = Registry(
+    "export",
+    "lachesis.exports",
+    {
+        "trajectory": "lachesis.trajectories.builtin_exports:trajectory",
+        "batch": "lachesis.trajectories.builtin_exports:Batch",
+        "dataset": "lachesis.trajectories.builtin_exports:dataset",
+        "samples": "lachesis.trajectories.builtin_exports:token_samples",
+    },
+)
+"""A plug-in is an `Export`, which may have further keyword arguments (its options), or a class whose instances are
+exports and whose constructor takes the options. An instance receives the groups of a file in their order."""
+
+
+class ExportError(LachesisError):
+    """An export cannot be configured, its input is not a groups file, or its output cannot be written."""
+
+
+@dataclass(slots=True)
+class ExportTotals:
+    """Counts over a whole export."""
+
+    groups: int = 0
+    rollouts: int = 0
+    lines: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason -> rollouts that are in no line."""
+    warnings: Counter[str] = field(default_factory=Counter)
+    """Kind -> lines."""
+
+
+def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
+    """The export `name`: a registered name, an entry point, or `package.module:attribute`.
+
+    Raises:
+        UnknownPlugin: there is none.
+        ImportError: its module cannot be imported.
+        ExportError: it does not take these options.
+    """
+    plugin = EXPORTS.load(name)
+    given = dict(options or {})
+    try:
+        inspect.signature(plugin).bind(*([] if isinstance(plugin, type) else [{}]), **given)
+    except TypeError as error:
+        shown = f" with the options {given}" if given else ""
+        raise ExportError(f"export {name!r} cannot be called{shown}: {error}") from None
+    return plugin(**given) if isinstance(plugin, type) else partial(plugin, **given)
+
+
+def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
+    """The group records of a file. Raises JsonlError where a line is not JSON, ExportError where it is not a group."""
+    for number, group in enumerate(read_lines(path), 1):
+        if not isinstance(group, dict) or not isinstance(group.get("rollouts"), list):
+            raise ExportError(f"{path}: record {number} is not a group; name a groups.jsonl written by `process`")
+        yield group
+
+
+def rollout_messages(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
+    """The messages of one of the group's rollouts; none where it failed before its first turn."""
+    place = rollout["place"]
+    messages: list[dict[str, Any]] = rollout["messages"] if place is None else group["messages"][place]
+    return messages
+
+
+def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
+    """The token samples of one of the group's rollouts; none in Phase 1 and for a rollout without a reward."""
+    return [sample for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
+
+
+def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> Iterator[ExportLine]:
+    """The lines of one group; `totals` grows with them.
+
+    A rollout that the export neither writes nor leaves out is counted as left out.
+    """
+    missing = {rollout["rollout_id"]: "not mentioned by the export" for rollout in group["rollouts"]}
+    known = frozenset(missing)
+    totals.groups += 1
+    totals.rollouts += len(known)
+    for found in export(group):
+        ids = found.rollout_ids if isinstance(found, ExportLine) else (found.rollout_id,)
+        if not ids or not known.issuperset(ids):
+            raise ValueError(f"a line has to name rollouts of its group; it names {ids!r}")
+        if isinstance(found, LeftOut):
+            if found.rollout_id in missing:
+                missing[found.rollout_id] = found.reason
+            continue
+        for rollout_id in ids:
+            missing.pop(rollout_id, None)
+        totals.lines += 1
+        totals.warnings.update(set(found.warnings))
+        yield found
+    totals.left_out.update(missing.values())
+
+
+def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -> ExportTotals:
+    """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
+
+    Raises:
+        ExportError: the export fails on a group, or the file cannot be written.
+        JsonlError: `groups` reads a file that cannot be read.
+    """
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise ExportError(f"{path}: is not a regular file; choose another output file")
+    totals = ExportTotals()
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with JsonlWriter(temporary) as writer:
+            for group in groups:
+                try:
+                    lines = list(export_group(export, group, totals))
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {error}"
+                    raise ExportError(f"the export fails on {_named(group, totals)}: {reason}") from error
+                for line in lines:
+                    writer.write(line.content)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except JsonlError as error:
+        if error.path != temporary:
+            raise
+        where = f" ({_named(group, totals)})" if totals.groups else ""
+        raise ExportError(f"{path}: {error.reason}{where}") from error
+    except OSError as error:
+        raise ExportError(f"{path}: cannot be written ({error.strerror or error})") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    return totals
+
+
+def _named(group: GroupRecord, totals: ExportTotals) -> str:
+    return f"group {totals.groups} of the file, item_key {group.get('item_key')!r}"

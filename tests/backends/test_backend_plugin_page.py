@@ -1,0 +1,80 @@
+"""The backend in docs/backend-plugins.md is complete, small, and found by every route."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from backends import backend_names, backend_options
+
+PAGE = Path(__file__).parents[2] / "docs/backend-plugins.md"
+MAX_LINES = 200
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A folder that looks like the installed package of somebody else."""
+    (tmp_path / "folder_backend.py").write_text(block("python"))
+    info = tmp_path / "folder_backend-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: folder-backend\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[lachesis.backends]\nfolder = folder_backend:FolderBackend\n")
+    return tmp_path
+
+
+def run(installed: Path, *command: str) -> str:
+    """What a process prints that finds the package and an installed Lachesis."""
+    search = os.pathsep.join([str(installed), str(PAGE.parents[1])])
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=installed,
+        env={**os.environ, "PYTHONPATH": search},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def test_the_example_is_within_the_promised_length() -> None:
+    assert len(block("python").splitlines()) + len(block("py").splitlines()) <= MAX_LINES
+
+
+def test_the_example_passes_the_suite(installed: Path) -> None:
+    (installed / "test_folder_backend.py").write_text(block("py"))
+    (installed / "pytest.ini").write_text("[pytest]\n")  # none of this project's settings
+    output = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={installed / 'temp'}", ".")
+    passed = re.search(r"^(\d+) passed", output, re.MULTILINE)
+    assert passed and int(passed[1]) > 90, output
+    assert not list((installed / "temp").glob("**/lachesis-*")), "sandboxes are left"
+
+
+def test_the_example_is_found_by_entry_point_and_by_path(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(installed)
+    assert "folder" in backend_names()
+    (option,) = backend_options("folder")
+    assert (option.name, option.annotation, option.default) == ("root", str, "/tmp/lachesis-folders")
+    assert option.help == "the folder that holds the sandboxes, made if missing."
+    code = """
+import asyncio, sys
+from backends import SandboxSpec, create_backend
+async def main():
+    sandbox = await create_backend(sys.argv[1], root=sys.argv[2]).create(SandboxSpec())
+    print((await sandbox.exec("echo $((6 * 7))", timeout=20)).stdout.decode().strip())
+    await sandbox.close()
+asyncio.run(main())
+"""
+    for name in ("folder", "folder_backend:FolderBackend"):
+        assert run(installed, "-c", code, name, str(installed / "here")) == "42\n"
+    listed = run(installed, "-m", "lachesis", "sandboxes", "list", "--backend", "folder")
+    assert listed == ""
