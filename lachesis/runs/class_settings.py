@@ -47,35 +47,48 @@ def apply_class_settings(env_cls: Any) -> None:
         SettingsError: a value that the setting cannot have, a setting given twice, or nearly the name of one.
     """
     model: type[HermesAgentEnvConfig] = env_cls.env_config_cls
-    own = vars(env_cls)
     given: dict[str, str] = {}
-    for name, value in own.items():
+    values: dict[str, Any] = {}
+    for name in (*SHORT, *model.model_fields):
+        found = _setting(env_cls, name)
         field = SHORT.get(name, name)
-        if name.startswith("_") or hasattr(type(value), "__get__"):
-            continue
-        if field not in model.model_fields:
-            _check_name(env_cls, name, value)
-        elif field in given:
+        if found and field in given:
             raise SettingsError(f"{env_cls.__name__}: {given[field]} and {name} are the same setting; keep one of them")
-        else:
-            given[field] = name
-    if "env_config_cls" in own:
+        if found:
+            given[field], values[name] = name, found[0]
+    for name, value in vars(env_cls).items():
+        if isinstance(value, PLAIN) and not name.startswith("_") and name not in values:
+            _check_name(env_cls, name)
+    if "env_config_cls" in vars(env_cls):
         _check_model(env_cls, model, given)
     if not given:
         return
     definitions: dict[str, Any] = {}
     for field, name in given.items():
-        definitions[field] = _with_default(env_cls, model, field, name)
+        definitions[field] = _with_default(env_cls, model, field, name, values[name])
         setattr(env_cls, name, ClassSetting(field))
     env_cls.env_config_cls = create_model(
         f"{env_cls.__name__}Config", __base__=model, __module__=env_cls.__module__, __doc__=model.__doc__, **definitions
     )
 
 
-def _with_default(env_cls: type, model: type[HermesAgentEnvConfig], field: str, name: str) -> tuple[Any, Any]:
+def _setting(env_cls: Any, name: str) -> tuple[Any] | None:
+    """The value of an attribute that `env_cls.env_config_cls` does not know yet: of the class itself or of a mixin."""
+    holder = next((cls for cls in env_cls.__mro__ if name in vars(cls)), None)
+    if holder is None:
+        return None
+    value = vars(holder)[name]
+    if isinstance(value, ClassSetting):  # of a second base class that is an environment
+        known = issubclass(env_cls.env_config_cls, holder.env_config_cls) or "env_config_cls" in vars(env_cls)
+        return None if known else (getattr(holder, name),)
+    return None if hasattr(type(value), "__get__") else (value,)
+
+
+def _with_default(
+    env_cls: type, model: type[HermesAgentEnvConfig], field: str, name: str, value: Any
+) -> tuple[Any, Any]:
     """The definition of a field with another default: (annotation, field)."""
     info = model.model_fields[field]
-    value = vars(env_cls)[name]
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, "", *info.metadata])  # type: ignore[arg-type]
         value = adapter.validate_python(value)
@@ -109,8 +122,8 @@ def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[st
             )
 
 
-def _check_name(env_cls: Any, name: str, value: Any) -> None:
-    if not isinstance(value, PLAIN) or any(hasattr(base, name) for base in env_cls.__mro__[1:]):
+def _check_name(env_cls: Any, name: str) -> None:
+    if any(hasattr(base, name) for base in env_cls.__mro__[1:]):
         return
     near = get_close_matches(name, [*SHORT, *env_cls.env_config_cls.model_fields], n=1, cutoff=0.85)
     if near:

@@ -83,6 +83,25 @@ def test_a_settings_class_may_add_settings_to_class_attributes() -> None:
     assert (config.difficulty, config.max_agent_turns, config.group_size) == (5, 4, 2)
 
 
+def test_settings_of_mixins_and_of_a_second_environment_count_as_well() -> None:
+    class Patient:
+        max_turns = 50
+
+    class Both(Patient, Longer):
+        pass
+
+    class Other(Patient, Short):
+        group_size = 6
+
+    class Two(Longer, Other):
+        pass
+
+    assert built(Both).config.max_agent_turns == Both.max_turns == 50
+    config = built(Two).config
+    assert (config.max_agent_turns, config.group_size, config.enabled_toolsets) == (9, 6, ["terminal"])
+    assert (Two.group_size, Two.max_turns) == (6, 9)
+
+
 class Own(HermesAgentEnvConfig):
     max_agent_turns: int = 5
 
