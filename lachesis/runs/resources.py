@@ -94,9 +94,9 @@ def _rollout_settings(config: HermesAgentEnvConfig, *, training: bool) -> Rollou
 
 async def _check_template(env: Environment, server: TokenServer) -> None:
     """Print how the chat template continues conversations; a template that hides the tools is an error."""
-    verdict = await asyncio.to_thread(lambda: server.prompts.verdict)
-    env.console.print(verdict.describe(), markup=False, highlight=False, soft_wrap=True)
-    if env.tool_definitions() and not verdict.shows_tools:
+    template = await asyncio.to_thread(lambda: server.prompts.verdict)
+    env.console.print(template.describe(), markup=False, highlight=False, soft_wrap=True)
+    if env.tool_definitions() and not template.shows_tools:
         raise ServerConfigError(
             "the model's chat template does not show it the tools; set --env.chat_template to one that does "
             "(lachesis/inference/templates/hermes.jinja fits models that speak ChatML), or "
