@@ -284,7 +284,7 @@ async def test_a_group_that_fails_takes_no_finished_group_with_it(tmp_path: Path
     assert second.summary.items == 6
 
 
-async def test_a_loop_of_the_environments_own_that_raises_fails_its_groups_and_then_stops_the_run(
+async def test_an_overridden_loop_that_raises_fails_its_groups_and_then_stops_the_run(
     tmp_path: Path,
 ) -> None:
     class Raising(ManyWords):
