@@ -163,7 +163,7 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @property
     def tokenizer(self) -> Any:
-        """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded when first asked for."""
+        """The model's own in Phase 2, else the one named by `tokenizer_name`, loaded at its first use."""
         if isinstance(self._server, inference.TokenServer):
             return self._server.prompts.tokenizer
         if self._tokenizer is None:

@@ -1,4 +1,4 @@
-"""What an agent loop leaves behind: the conversation, how it ended, and what it cost."""
+"""The result of an agent loop: the conversation, how it ended, and its cost."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lachesis.trajectories import MessageHistory, TokenSample, samples
 
 @dataclass(frozen=True, slots=True)
 class ToolError:
-    """A tool call that failed, as the model was told about it."""
+    """A tool call that failed, with the error that the model read."""
 
     turn: int
     """Counted from 1."""
@@ -54,7 +54,7 @@ class AgentResult:
 
     turns_used: int
     finished_naturally: bool
-    """The model ended with an answer of its own: `outcome` is completed."""
+    """The model ended with an answer: `outcome` is completed."""
     reasoning_per_turn: list[str | None]
     tool_errors: list[ToolError]
     outcome: Outcome

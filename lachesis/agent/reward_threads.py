@@ -1,7 +1,7 @@
 """Threads for rewards that are plain functions.
 
 An executor of the standard library waits for its threads, at its own end and at the interpreter's. A reward that hangs
-would then hold up the event loop that it waits for itself, and the end of the program: here nobody waits for it.
+would then block the event loop that it itself waits for, and the end of the program. These threads block neither.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class RewardThreads:
-    """Runs functions on daemon threads, at most `limit` that somebody waits for at once."""
+    """Runs functions on daemon threads. At most `limit` calls are awaited at once."""
 
     def __init__(self, limit: int) -> None:
         self._free = asyncio.Semaphore(limit)
@@ -25,7 +25,7 @@ class RewardThreads:
             loop = asyncio.get_running_loop()
             outcome: asyncio.Future[Any] = loop.create_future()
 
-            def tell(result: Any, error: BaseException | None) -> None:
+            def settle(result: Any, error: BaseException | None) -> None:
                 if outcome.done():
                     return
                 if error is None:
@@ -38,12 +38,12 @@ class RewardThreads:
                 error: BaseException | None = None
                 try:
                     result = function(*args)
-                except StopIteration as stop:  # which a future refuses
+                except StopIteration as stop:  # which a future does not take
                     error = RuntimeError(f"the function raised {stop!r}")
                 except BaseException as raised:
                     error = raised
-                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                    loop.call_soon_threadsafe(tell, result, error)
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(settle, result, error)
 
             threading.Thread(target=work, name=f"reward {id(outcome):x}", daemon=True).start()
             return await outcome

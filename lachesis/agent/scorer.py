@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from backends import BackendError
+from lachesis.agent.blocking_context import BlockingToolContext
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward
 from lachesis.agent.reward_threads import RewardThreads
-from lachesis.agent.tool_context import BlockingToolContext, ToolContext
+from lachesis.agent.tool_context import ToolContext
 
 T = TypeVar("T")
 

@@ -1,7 +1,7 @@
-"""What a reward may do: look into the very sandbox that the agent worked in, before it is released.
+"""The sandbox that the agent worked in, for its reward, before it is released.
 
 `ToolContext` is asynchronous. A reward that is a plain `def` runs in a worker thread and gets a `BlockingToolContext`
-with the same methods, which wait there.
+with the same methods, which block.
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
-import inspect
 import json
 import shutil
 import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -31,15 +29,11 @@ MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
 _CHUNK = 1 << 20
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""Errors that no reading in a sandbox has: they are of this machine, and not of what the agent left."""
+"""Errors of this machine. Reading the agent's files in a sandbox never raises them."""
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class RewardIsOver(RuntimeError):
-    """A reward that ran out of time, or whose rollout was cancelled, still uses its context."""
 
 
 class Sealed(RuntimeError):
@@ -49,7 +43,7 @@ class Sealed(RuntimeError):
 def _noted(
     method: Callable[Concatenate[ToolContext, P], Awaitable[T]],
 ) -> Callable[Concatenate[ToolContext, P], Awaitable[T]]:
-    """Log the call, and keep a failure of the infrastructure also when the reward catches it: that is no low score."""
+    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
 
     @functools.wraps(method)
     async def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -62,9 +56,9 @@ def _noted(
             problem = f"{type(error).__name__}: {error}"
             raise
         finally:
-            told = [brief(arg) for arg in args] + [f"{name}={brief(value)}" for name, value in kwargs.items()]
+            arguments = [brief(arg) for arg in args] + [f"{name}={brief(value)}" for name, value in kwargs.items()]
             seconds = round(time.monotonic() - begin, 4)
-            self._shared.calls.append(RewardCall(method.__name__, tuple(told), seconds, problem[:500]))
+            self._shared.calls.append(RewardCall(method.__name__, tuple(arguments), seconds, problem[:500]))
 
     return call
 
@@ -140,8 +134,8 @@ class ToolContext:
     async def read_file(self, path: str, default: str | None = "") -> str:
         """The whole text of a file. Where the agent left none that can be read, `default`; None makes that an error.
 
-        A pipe, a loop of links, a file without permissions or of more than 256 MiB is what the agent made of it, and
-        no failure of the environment.
+        A pipe, a loop of links, a file without permissions or of more than 256 MiB is the agent's doing, and no failure
+        of the environment.
         """
         try:
             return (await (await self._sandbox()).read_bytes(await self._path(path))).decode(errors="replace")
@@ -182,7 +176,7 @@ class ToolContext:
 
     @_noted
     async def download_dir(self, remote_dir: str, local_dir: str | Path) -> None:
-        """Copy a folder out of the sandbox. Members that would land outside `local_dir` are refused."""
+        """Copy a folder out of the sandbox. Rejects members that would land outside `local_dir`."""
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir)
 
     async def web_search(self, query: str) -> dict[str, Any]:
@@ -290,89 +284,6 @@ class ToolContext:
 
     async def _path(self, path: str) -> str:
         return await self._session.path(path)
-
-
-class BlockingToolContext:
-    """`ToolContext` for a plain `def`: every method blocks its thread until the result is there.
-
-    On the event loop's own thread, where blocking would stop everything, a method returns its awaitable instead: a
-    plain function that hands over to a coroutine works, too.
-    """
-
-    def __init__(self, context: ToolContext, loop: asyncio.AbstractEventLoop) -> None:
-        self._context = context
-        self._loop = loop
-        self._loop_thread = threading.get_ident()
-        self._pending: set[Future[Any]] = set()
-        self._verifiers: list[BlockingToolContext] = []
-        self._over = False
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        return self._context.missing
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        return self._context.refused
-
-    @property
-    def failure(self) -> BackendError | None:
-        return self._context.failure
-
-    @property
-    def calls(self) -> tuple[RewardCall, ...]:
-        return self._context.calls
-
-    @property
-    def task_id(self) -> str:
-        return self._context.task_id
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or not inspect.iscoroutinefunction(getattr(type(self._context), name, None)):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        method = getattr(self._context, name)
-
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == self._loop_thread:
-                return method(*args, **kwargs)
-            return self._wait(method, args, kwargs)
-
-        return call
-
-    def _wait(self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._ended():
-            raise RewardIsOver(f"the reward of {self.task_id} is over; nobody waits for its result")
-        future = asyncio.run_coroutine_threadsafe(method(*args, **kwargs), self._loop)
-        self._pending.add(future)
-        if self._ended():  # in between
-            future.cancel()
-        try:
-            result = future.result()
-        except CancelledError:
-            raise RewardIsOver(f"the reward of {self.task_id} is over; nobody waits for its result") from None
-        finally:
-            self._pending.discard(future)
-        return self._verifier(result) if isinstance(result, ToolContext) else result
-
-    def _verifier(self, context: ToolContext) -> BlockingToolContext:
-        blocking = BlockingToolContext(context, self._loop)
-        blocking._loop_thread = self._loop_thread
-        self._verifiers.append(blocking)
-        if self._ended():
-            blocking.end()
-        return blocking
-
-    def _ended(self) -> bool:
-        return self._over
-
-    def end(self) -> None:
-        """Let a thread that nobody waits for run into an error at its next use of the context, or its present one."""
-        self._over = True
-        for future in tuple(self._pending):
-            future.cancel()
-        for verifier in self._verifiers:
-            verifier.end()
 
 
 def _as_dict(text: str) -> dict[str, Any]:

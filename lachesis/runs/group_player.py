@@ -49,6 +49,8 @@ class GroupPlayer:
     async def play(self, item: Any, item_key: str) -> PlayedGroup:
         """The group of one item, of `group_size` scored rollouts where that was possible.
 
+        Every run gets its groups here: an override of `collect_trajectories` will be called here.
+
         Raises:
             RunStopped: the server rejects the key, or knows no such model or route.
         """

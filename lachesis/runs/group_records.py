@@ -67,7 +67,7 @@ def group_record(
 
 
 def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
-    """What happened in one rollout. `place` is its index in the group's `scores`; None keeps its messages here."""
+    """The record of one rollout. `place` is its index in the group's `scores`; None keeps its messages here."""
     result = rollout.result
     record: dict[str, Any] = {
         "rollout_id": rollout.rollout_id,

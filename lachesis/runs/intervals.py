@@ -1,4 +1,4 @@
-"""Means with an honest interval: attempts at one item are not independent, so items are the unit."""
+"""Means with confidence intervals over items: attempts at one item are not independent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Items as JSON, and names for them, so that a run that is started again knows which of them it has played."""
+"""Items as JSON, and their keys, by which a second start knows the items that are done."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lachesis.errors import LachesisError
 
 
 class ItemError(LachesisError, TypeError):
-    """An item that has no form in JSON, and so can neither be written down nor be recognised by a second start."""
+    """An item that cannot become JSON, so that no record can hold it and no second start can recognise it."""
 
 
 def plain(value: Any) -> Any:
@@ -81,15 +81,15 @@ def _canonical(value: Any) -> str:
 
 
 def item_digest(item: Any) -> str:
-    """16 hex digits that stand for the content of an item; the same in every process. Raises `ItemError`."""
+    """A hash of the item's content in 16 hex digits, the same in every process. Raises `ItemError`."""
     return hashlib.blake2b(_canonical(plain(item)).encode(), digest_size=8).hexdigest()
 
 
 class ItemKeys:
     """Keys for a stream of items: the digest, and which occurrence of it this is (`8f…-1`, `8f…-2`).
 
-    They depend on neither position nor order, so a dataset may be shuffled or cycled and a second start still
-    recognises what is done.
+    They do not depend on the order, so a dataset may be shuffled or cycled and a second start still recognises the
+    items that are done.
     """
 
     def __init__(self) -> None:

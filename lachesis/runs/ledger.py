@@ -1,7 +1,7 @@
-"""The folder of a run on disk: what is finished, and with which settings.
+"""The file of finished records, and the settings that made them.
 
-One invariant: a finished record is one whole line, written and flushed before anyone is told that it is finished. A run
-that is killed at any instant therefore repeats only what was in flight.
+One invariant: a finished record is one whole line, written and flushed before the run counts it. A run that is
+killed at any instant therefore repeats only what was in flight.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Ledger:
 
     Args:
         path: the JSONL file. `NAME.run.json` beside it is the manifest, `NAME.lock` keeps other runs out.
-        settings: what decides the content of records; a second start must have the same.
+        settings: those that decide the content of records; a second start must have the same.
         key: field of a record that names it.
     """
 
@@ -78,7 +78,7 @@ class Ledger:
             )
 
     def append(self, record: dict[str, Any]) -> None:
-        """Write one record; when this returns, it survives `kill -9`. Blocks for the disk: not for the event loop."""
+        """Write one record; when this returns, it survives `kill -9`. Blocks for the disk: call it in a thread."""
         if self._writer is None:
             raise RuntimeError("the ledger is not open")
         self._writer.write(record)

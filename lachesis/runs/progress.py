@@ -44,9 +44,15 @@ class Progress:
 
     def __enter__(self) -> Self:
         if self.console.is_terminal:
-            columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-            self._bar = Bar(*columns, console=self.console)
-            self._task = self._bar.add_task(escape(self.title), total=None)
+            self._bar = Bar(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[standing]}"),  # last: a narrow terminal cuts it
+                console=self.console,
+            )
+            self._task = self._bar.add_task(escape(self.title), total=None, standing="")
             self._bar.start()
         return self
 
@@ -61,7 +67,7 @@ class Progress:
         line = f"{self.title}: {standing}"
         if self._bar is not None:
             total = standing.total if standing.total >= 0 else None
-            self._bar.update(self._task, description=escape(line), completed=standing.done, total=total)
+            self._bar.update(self._task, completed=standing.done, total=total, standing=escape(str(standing)))
         elif line != self._shown and (last or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_INTERVAL
             self._shown = line

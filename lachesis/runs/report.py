@@ -23,7 +23,7 @@ MAX_GROUPS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One bar of a chart: what it counts, how often, and its share of the tallest (0..1)."""
+    """One bar of a chart: its label, its count, and its share of the tallest (0..1)."""
 
     label: str
     count: int
@@ -138,7 +138,7 @@ def _pretty(value: Any) -> str:
 
 
 def _terminal(result: Mapping[str, Any]) -> str:
-    """What a command wrote, as a terminal shows it, and how it ended where that was not well."""
+    """The output of a command as a terminal shows it, and its exit code if that is not 0."""
     notes = [f"exit code {result['exit_code']}"] if result["exit_code"] else []
     notes += [str(result["error"])] if result["error"] else []
     ending = f"[{'; '.join(notes)}]" if notes else "" if result["output"] else "[no output]"

@@ -13,7 +13,7 @@ from lachesis.runs.intervals import Mean, mean_over_items
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What a run came to. Rewards are over scored rollouts only; everything else is over all of them."""
+    """The figures of a run. Rewards are over scored rollouts only; everything else is over all of them."""
 
     items: int
     rollouts: int
@@ -34,7 +34,7 @@ class Summary:
     discarded: int
     """Completions that were rolled back."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Means of the environment's own metrics over the rollouts that have them."""
+    """Means of reward components and of the environment's metrics, over the rollouts that have them."""
 
 
 class Summariser:
@@ -105,7 +105,7 @@ class Summariser:
 
 
 def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
-    """What `evaluate` writes to metrics.json. What there is no figure for is absent: NaN is no JSON."""
+    """The metrics that `evaluate` writes to metrics.json. Undefined ones are absent: NaN is not JSON."""
     rewards = {
         "eval/avg_reward": summary.reward.mean,
         "eval/avg_reward_low": summary.reward.low,
@@ -127,7 +127,7 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
 
 
 def training_metrics(finished: Summariser) -> dict[str, Any]:
-    """What is logged for the groups that were finished since the last time."""
+    """The metrics of the groups that were finished since the last log."""
     if not finished.groups:
         return {}
     summary = finished.summary()
@@ -148,5 +148,5 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
 
 
 def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:
-    """Completions in branches that were left, however many messages were left with them."""
+    """Completions in discarded branches; other messages do not count."""
     return sum(message["role"] == "assistant" for branch in discarded for message in branch["messages"])

@@ -34,7 +34,7 @@ class Tracker:
 
     @property
     def on(self) -> bool:
-        """Whether figures go anywhere: without W&B nobody needs to build them."""
+        """Whether there is a W&B run. Without one, callers need not build records."""
         return self._run is not None
 
     @asynccontextmanager

@@ -20,6 +20,7 @@ import pytest
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
+from lachesis.runs.failures import RunStopped
 from lachesis.runs.item_keys import ItemError, item_digest, plain
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
@@ -281,6 +282,29 @@ async def test_a_group_that_fails_takes_no_finished_group_with_it(tmp_path: Path
     groups = lines(tmp_path / "groups.jsonl")
     assert len({group["item_key"] for group in groups}) == len(groups) == 6
     assert second.summary.items == 6
+
+
+async def test_an_overridden_loop_that_raises_fails_its_groups_and_then_stops_the_run(
+    tmp_path: Path,
+) -> None:
+    class Raising(ManyWords):
+        async def play_rollout(self, item: Any, item_key: str, *args: Any, **kwargs: Any) -> Any:
+            if "apple" in item:
+                raise LookupError("no such item")
+            return await super().play_rollout(item, item_key, *args, **kwargs)
+
+    settings = {"group_size": 1, "max_num_workers": 1, "max_failed_groups": 2}
+    result = await process(Raising, tmp_path, total_steps=3, **settings)
+    assert (result.played, result.failed_groups, result.exceptions) == (2, 1, 1)
+    assert "LookupError: no such item" in (tmp_path / "console.txt").read_text()
+
+    class AlwaysRaising(ManyWords):
+        async def play_rollout(self, *args: Any, **kwargs: Any) -> Any:
+            raise LookupError("no item at all")
+
+    (tmp_path / "always").mkdir()
+    with pytest.raises(RunStopped, match=r"2 groups in a row without a scored rollout(.|\n)*no item at all"):
+        await process(AlwaysRaising, tmp_path / "always", total_steps=9, **settings)
 
 
 async def test_cancelling_leaves_whole_lines_and_no_sandbox(tmp_path: Path) -> None:
