@@ -25,17 +25,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends import cgroups
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from backends.host_sandbox import HostSandbox, HostSandboxes, Plan
-from backends.proc_walls import kernel_files
-from backends.runtime import RUNTIME, cached, portable_runtime, runtime_command
+from backends.host import cgroups
+from backends.host.folders import cached
+from backends.host.plan import Plan
+from backends.host.proc_mounts import kernel_files
+from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
+from backends.host.sandboxes import HostSandbox, HostSandboxes
 
 from .images import Images, Progress
 
 WORKDIR, HOME = "/workspace", "/home/agent"
 _DISK = 1 << 30
-_PIDS = 2048
 _MEBIBYTE = 1 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INSTALL = "install apptainer (https://apptainer.org/docs/admin/main/installation.html), or set `binary` to it"
@@ -157,7 +158,7 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await _apart(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda _: self._plan(spec, image), detail=reference, pids=_PIDS)
+        sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
         try:
             await _name_user(sandbox)
         except BaseException:

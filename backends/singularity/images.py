@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from backends.base import BackendError, BackendUnavailable
-from backends.runtime import cached
+from backends.host.folders import cached
 
 Progress = Callable[[str], None]
 _LOG = logging.getLogger(__name__)

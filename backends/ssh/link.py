@@ -1,14 +1,13 @@
 """One ssh connection, kept for as long as something uses it: byte streams to far sockets, and a hub on the far machine.
 
-Streams are forwarded sockets, which servers do not count as sessions; the hub (`remote.py`) takes one session,
-whatever the number of sandboxes. Both come back by themselves, over a new connection, after the old one has broken.
+Streams are forwarded sockets, which servers do not count as sessions. The hub (`backends/host/hub.py`) takes one
+session for any number of sandboxes. After a connection has broken, both are restored over a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -21,9 +20,9 @@ from typing import Any, TypeVar
 
 import asyncssh
 
-from backends import executor_code
 from backends.base import BackendError, BackendUnavailable
 from backends.connection import ByteStream, asyncio_stream
+from backends.host.program import BOOTSTRAP, program
 
 T = TypeVar("T")
 CONNECT_TIMEOUT, LOGIN_TIMEOUT, HUB_TIMEOUT = 15.0, 30.0, 60.0
@@ -31,22 +30,6 @@ KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 """A connection on which nothing comes back for 15 to 20 seconds is given up, and a new one made."""
 IDLE = 10.0
 """Seconds that a connection is kept with nothing to do."""
-_FAR_MODULES = ("backends.proc_walls", "backends.ssh.walls", "backends.ssh.supervisor", "backends.ssh.remote")
-_LOADER = """\
-import sys, types
-for name in ("backends", "backends.ssh"):
-    sys.modules[name] = types.ModuleType(name)
-for name, source in SOURCES:
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__package__ = name.rpartition(".")[0]
-    exec(compile(source, name, "exec"), module.__dict__)
-module.main(sys.argv[2:])
-"""
-# Read by sys.stdin.buffer, which reads ahead: nothing else is sent before the program has answered.
-_BOOTSTRAP = (
-    "import sys; sys.version_info >= (3, 8) or sys.exit('python3 is older than 3.8'); "
-    "exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'far', 'exec'))"
-)
 _SHELL = 'p=$1; shift; test -n "$p" || p=/usr/bin/python3; test -x "$p" || p=python3; exec "$p" -I -S -c "$@"'
 
 
@@ -86,13 +69,6 @@ def _shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     task = asyncio.create_task(work)
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return task
-
-
-@functools.cache
-def _far_program() -> bytes:
-    root = Path(__file__).parents[2]
-    sources = [(name, root.joinpath(*name.split(".")).with_suffix(".py").read_text()) for name in _FAR_MODULES]
-    return f"SOURCES = {sources!r}\n{_LOADER}".encode()
 
 
 class _HostKeys(asyncssh.SSHClient):
@@ -204,15 +180,14 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
 
 
 class Hub:
-    """The near end of `remote.py`."""
+    """The near end of `backends/host/hub.py`."""
 
-    def __init__(self, target: Target, process: Any, on_ended: Callable[[str, int | None, str], None]) -> None:
+    def __init__(self, target: Target, process: Any, on_ended: Callable[[dict[str, Any]], None]) -> None:
         self._target, self._process, self._on_ended = target, process, on_ended
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = 0
         self._lost = ""
         self._task = asyncio.create_task(self._read())
-        self.prepared: asyncio.Task[dict[str, Any]] | None = None
 
     @property
     def lost(self) -> bool:
@@ -234,21 +209,11 @@ class Hub:
             raise LinkLost(f"{self._target.name} did not answer {op!r} ({error or 'in time'})") from None
         finally:
             self._answers.pop(number, None)
-        if "refused" in header:
-            name, reason, fix = header["refused"]
-            raise BackendUnavailable(
-                f"backend 'ssh' cannot enforce {name} on {self._target.name}: {reason}. Next step: {fix}"
-            )
-        if "error" in header:
-            raise BackendError(f"{self._target.name}: {op} failed: {header['error']}")
+        if "failed" in header:
+            if header["failed"] == BackendUnavailable.__name__:
+                raise BackendUnavailable(f"backend 'ssh' on {self._target.name}: {header['error']}")
+            raise BackendError(f"{self._target.name}: {op} failed: {header['failed']}: {header['error']}")
         return header
-
-    async def ready_for_create(self) -> None:
-        """Send the executor, once."""
-        if self.prepared is None:
-            source = executor_code.source().decode()
-            self.prepared = _shared(self.request("executor", source=source))
-        await asyncio.shield(self.prepared)
 
     async def _read(self) -> None:
         reason = "the ssh connection broke"
@@ -256,7 +221,7 @@ class Hub:
             while line := await self._process.stdout.readline():
                 message = json.loads(line)
                 if "ended" in message:
-                    self._on_ended(message["ended"], message["code"], message["log"])
+                    self._on_ended(message)
                     continue
                 answer = self._answers.get(message["n"])
                 if answer is not None and not answer.done():
@@ -282,7 +247,7 @@ class Link:
         self.target = target
         self.relayed: bool | None = None
         """Whether the server forwards no sockets, so that every stream takes a session. None: not known yet."""
-        self.on_ended: dict[str, Callable[[int | None, str], None]] = {}
+        self.on_ended: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting: asyncio.Task[asyncssh.SSHClientConnection] | None = None
         self._hub: Hub | None = None
@@ -358,10 +323,7 @@ class Link:
                 failed = json.loads(await process.stdout.readline())["failed"]
             if failed:
                 process.close()
-                raise BackendUnavailable(
-                    f"{self.target.name}: its folder for sandboxes cannot be used: {failed}. Next step: remove that, "
-                    "or name another one as the option folder"
-                )
+                raise BackendUnavailable(f"{self.target.name}: its folder for sandboxes cannot be used: {failed}")
             self._hub = Hub(self.target, process, self._ended)
             if self.relayed is None:
                 self.relayed = not await self._forwards(self._hub)
@@ -388,8 +350,8 @@ class Link:
         """Start the far program in a session of its own, past whatever the login shell prints."""
         connection = await self.connection()
         mark = "lachesis " + secrets.token_hex(16)
-        program = _far_program()
-        arguments = [self.target.python, _BOOTSTRAP, str(len(program)), mark, mode, argument]
+        code = program()
+        arguments = [self.target.python, BOOTSTRAP, str(len(code)), mark, mode, argument]
         command = shlex.join(["exec", "/bin/sh", "-c", _SHELL, "sh", *arguments])
         try:
             process: Any = await connection.create_process(command, encoding=None, env={}, send_env=[])
@@ -399,7 +361,7 @@ class Link:
                 "MaxSessions in its sshd_config"
             ) from None
         with contextlib.suppress(OSError):  # the session may have ended already; what it said tells why
-            process.stdin.write(program)
+            process.stdin.write(code)
         try:
             async with asyncio.timeout(HUB_TIMEOUT):
                 await process.stdout.readuntil(mark.encode() + b"\n")
@@ -420,10 +382,10 @@ class Link:
             fix = f"let the user run commands there; try: {self.target.command} python3 --version"
         return BackendUnavailable(f"{self.target.name}: it cannot run Python ({detail}). Next step: {fix}")
 
-    def _ended(self, id: str, code: int | None, log: str) -> None:
-        heard = self.on_ended.get(id)
+    def _ended(self, event: dict[str, Any]) -> None:
+        heard = self.on_ended.get(event["ended"])
         if heard is not None:
-            heard(code, log)
+            heard(event)
 
     async def open(self, path: str) -> ByteStream:
         """A stream to the far socket `path`.

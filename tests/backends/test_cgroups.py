@@ -16,8 +16,9 @@ import pytest
 from sandbox_watch import host_processes, until
 
 from backends import BackendError, BackendUnavailable
-from backends.cgroups import Cgroup, Cgroups, Limits, describe, find
-from backends.spawner import Child, Disk, Spawner, numbers
+from backends.host.cgroups import Cgroup, Cgroups, Limits, describe, find
+from backends.host.plan import Disk, numbers
+from backends.host.spawner import Child, Spawner
 
 SH = "/bin/sh"
 BOMB = "f() { f | f & }; f; sleep 100"
@@ -230,7 +231,7 @@ async def test_a_killed_helper_takes_its_children_along_and_is_replaced(spawner:
 
 FORKING_OWNER = """
 import os, sys, time
-from backends.spawner import Spawner
+from backends.host.spawner import Spawner
 null = os.open(os.devnull, os.O_RDWR)
 spawner = Spawner()
 spawner.spawn(["/bin/sleep", sys.argv[1]], stream=null, errors=null)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from backends import Backend, Sandbox, SandboxSpec, cgroups
+from backends import Backend, Sandbox, SandboxSpec
+from backends.host import cgroups
 from backends.local import LocalBackend
 
 AUDIT = r"""

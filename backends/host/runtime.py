@@ -13,30 +13,25 @@ import hashlib
 import io
 import json
 import os
+import pkgutil
 import py_compile
 import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import elf, executor_code
-from .base import BackendError, BackendUnavailable
+from backends import executor_code
+from backends.base import BackendUnavailable
+
+from . import elf
+from .folders import cached
 
 RUNTIME = "/run/lachesis"
 """Where the folder appears inside. Its programs work nowhere else."""
 _PYTHON, _BASH, _EXECUTOR = "bin/python3", "bin/bash", "executor.pyc"
 _LIBRARIES, _BASH_LIBRARIES = "lib", "lib/bash"
-_PREFIX, _BUILDING = "runtime-", "building-"
-_UNUSED = 30 * 86_400.0
-"""Seconds after which a version that no process has asked for is removed: longer than any sandbox lives."""
-_ABANDONED = 3_600.0
-"""Seconds after which an unfinished version belongs to a process that was killed."""
 
 # What it has loaded when it has imported what the executor imports. libgcc_s is loaded by the C library when a thread
 # is ended, not before.
@@ -56,7 +51,7 @@ for module in list(sys.modules.values()):
         modules[module.__name__] = [os.path.abspath(file), hasattr(module, "__path__")]
 with open("/proc/self/maps") as maps:
     mapped = maps.read()
-library = os.path.join(sys.platlibdir, os.path.basename(os.path.dirname(os.__file__)))
+library = os.path.join(getattr(sys, "platlibdir", "lib"), os.path.basename(os.path.dirname(os.__file__)))
 print(json.dumps({"modules": modules, "maps": mapped, "library": library}))
 """
 _ALWAYS = ("__future__", "encodings.utf_8", "encodings.ascii", "encodings.latin_1")
@@ -85,7 +80,7 @@ def portable_runtime() -> Path:
         BackendUnavailable: this machine's Python or bash cannot be taken along.
     """
     python, bash = _interpreter(), _bash()
-    return cached(_PREFIX + _digest(python, bash), lambda folder: _make(folder, python, bash))
+    return cached("runtime-" + _digest(python, bash), lambda folder: _make(folder, python, bash))
 
 
 def archive() -> bytes:
@@ -97,79 +92,11 @@ def archive() -> bytes:
     return buffer.getvalue()
 
 
-def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the user's cache (`$XDG_CACHE_HOME/lachesis`), filled by `make` when it is not there yet.
-
-    It appears in one step, finished, whoever else asks for it at the same time. Folders of the same kind (the part of
-    the name before the first "-") that nobody has asked for in 30 days are removed. Where the cache cannot be used, the
-    folder is one of this process.
-
-    Raises:
-        BackendError: it cannot be written; and what `make` raises.
-    """
-    root = _cache().root()
-    target = root / name
-    try:
-        os.utime(target)
-    except OSError:
-        pass  # not there
-    else:
-        return target
-    building = None
-    try:
-        building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
-        folder = building / name
-        folder.mkdir(mode=0o755)
-        make(folder)
-        try:
-            folder.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-        _remove_old(root, name)
-    except OSError as error:
-        raise BackendError(f"the cache folder {target} cannot be made: {error}") from error
-    finally:
-        if building is not None:
-            shutil.rmtree(building, ignore_errors=True)
-    return target
-
-
 def _impersonal(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = 0
     member.uname = member.gname = ""
     member.mtime = 0
     return member
-
-
-class _Cache:
-    """The user's cache folder, or a folder of this process where that cannot be used."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._private: tempfile.TemporaryDirectory[str] | None = None
-
-    def root(self) -> Path:
-        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        with self._lock:
-            if self._private is None:
-                try:
-                    root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
-                    root.mkdir(mode=0o755, parents=True, exist_ok=True)
-                    facts = root.stat()
-                    # What others could write to, they could have us run.
-                    if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
-                        tempfile.TemporaryFile(dir=root).close()
-                        return root
-                except (OSError, RuntimeError):
-                    pass
-                self._private = tempfile.TemporaryDirectory(prefix="lachesis-cache-")
-            return Path(self._private.name)
-
-
-@functools.cache
-def _cache() -> _Cache:
-    return _Cache()
 
 
 def _interpreter() -> Path:
@@ -198,26 +125,9 @@ def _digest(python: Path, bash: Path) -> str:
     return digest.hexdigest()[:20]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def _own_code() -> bytes:
-    return Path(__file__).read_bytes() + Path(elf.__file__).read_bytes()
-
-
-def _remove_old(root: Path, current: str) -> None:
-    """Remove what has not been used for long, and what was never finished. Others may be doing the same."""
-    kind = current.partition("-")[0] + "-"
-    now = time.time()
-    for entry in root.iterdir():
-        if entry.name == current or not entry.name.startswith((kind, _BUILDING)):
-            continue
-        try:
-            unused = now - entry.lstat().st_mtime
-            if unused > (_ABANDONED if entry.name.startswith(_BUILDING) else _UNUSED):
-                doomed = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
-                entry.rename(doomed / "old")  # in one step: nobody finds half of it
-                shutil.rmtree(doomed, ignore_errors=True)
-        except OSError:
-            continue
+    return b"".join(pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "elf.py"))
 
 
 def _make(folder: Path, python: Path, bash: Path) -> None:
@@ -352,7 +262,7 @@ def _try(folder: Path) -> None:
             [str(loader), "--library-path", path, str(program), *arguments], f"{name} of the portable runtime"
         )
         maps = json.loads(output)["maps"] if name == _PYTHON else output
-        outside = [file for file in _mapped(maps) if not file.is_relative_to(folder.resolve())]
+        outside = [file for file in _mapped(maps) if folder.resolve() not in file.parents]
         outside = [file for file in outside if _is_elf(file)]
         if outside:
             raise BackendUnavailable(f"{name} of the portable runtime still needs {outside[0]} of this machine")

@@ -26,7 +26,7 @@ class NotPortable(Exception):
     """The file is of a kind that cannot be taken along; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Segment:
     kind: int
     flags: int

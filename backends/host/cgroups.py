@@ -1,8 +1,8 @@
 """Limits on processor time, memory and processes, by the kernel's control groups, of version 1 or 2.
 
-A sandbox' group lies below the group of the process that makes it wherever the kernel allows that, so that the limits
-of that process (a container's, a batch job's) hold for its sandboxes, too. Version 2 does not allow it for a group that
-has processes of its own; there the nearest group above takes its place.
+A sandbox' group is made below the group of the process that makes it, so that the limits of that process (a
+container's, a batch job's) also hold for its sandboxes. Version 2 does not allow that for a group that has processes;
+then the nearest usable group above is the parent.
 
     available = cgroups.find()
     group = available.create("lachesis-0123", Limits(memory_bytes=1 << 30))
@@ -17,11 +17,17 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .base import BackendError, BackendUnavailable, SandboxSpec
+from backends.base import BackendError, BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PIDS = 2048
+"""`SandboxSpec.pids` where none is given, on machines that can enforce it."""
 
 _PARENT = "lachesis"
 _PERIOD = 100_000
@@ -33,7 +39,7 @@ _TRACKER = "pids"
 """The controller of version 1 by which what runs in a group is found and ended: without new ones a fork bomb ends."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """What a group may use; None is no limit."""
 
@@ -42,10 +48,6 @@ class Limits:
     """Memory without swap, files on a tmpfs included."""
     pids: int | None = None
 
-    @classmethod
-    def of(cls, spec: SandboxSpec) -> Limits:
-        return cls(spec.cpus, spec.memory_bytes, spec.pids)
-
     def __bool__(self) -> bool:
         return any(getattr(self, name) is not None for name in _FIELDS)
 
@@ -53,7 +55,7 @@ class Limits:
         return {controller for name, controller in _FIELDS.items() if getattr(self, name) is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cgroups:
     """Where this process may make groups."""
 
@@ -63,6 +65,8 @@ class Cgroups:
     """Controller -> the folder below which groups that need it are made."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Controller -> why there is no such folder."""
+    step: str = ""
+    """What to do about it; empty: see `next_step`."""
 
     @property
     def tracks(self) -> bool:
@@ -86,6 +90,17 @@ class Cgroups:
         self.require(limits)
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
         return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
+
+    def share(self, limits: Limits, *, walled: bool) -> tuple[Limits, int | None]:
+        """The limits that a group enforces, and the number of processes that RLIMIT_NPROC enforces without one.
+
+        The latter is for users who may not make groups. It works inside a user namespace (`walled`).
+        """
+        if "pids" in self.parents:
+            return replace(limits, pids=limits.pids or PIDS), None
+        if walled and _counts_processes_per_namespace():
+            return replace(limits, pids=None), limits.pids or PIDS
+        return limits, None
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """An empty group with these limits.
@@ -117,9 +132,9 @@ class Cgroups:
                     raise
 
     def _limit(self, name: str, limits: Limits) -> None:
-        def write(controller: str, file: str, value: object, *, may_lack: bool = False) -> None:
+        def write(controller: str, file: str, value: object, *, optional: bool = False) -> None:
             path = self.parents[controller] / _PARENT / name / file
-            if not may_lack or path.exists():
+            if not optional or path.exists():
                 path.write_text(str(value))
 
         if limits.cpus is not None:
@@ -132,16 +147,16 @@ class Cgroups:
         if limits.memory_bytes is not None:
             if self.version == 2:
                 write("memory", "memory.max", limits.memory_bytes)
-                write("memory", "memory.swap.max", 0, may_lack=True)  # kernels without accounting of swap
+                write("memory", "memory.swap.max", 0, optional=True)  # kernels without accounting of swap
             else:
                 write("memory", "memory.limit_in_bytes", limits.memory_bytes)
-                write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, may_lack=True)
-                write("memory", "memory.swappiness", 0, may_lack=True)
+                write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, optional=True)
+                write("memory", "memory.swappiness", 0, optional=True)
         if limits.pids is not None:
             write("pids", "pids.max", limits.pids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cgroup:
     """A group that exists: one folder in version 2, one per controller in version 1."""
 
@@ -218,25 +233,27 @@ class Cgroup:
         return gone
 
 
-def find() -> Cgroups:
-    """What the running process may use, tried with a group of its own that is removed again."""
+def find(step: str = "") -> Cgroups:
+    """What the running process may use, tried with a group that is removed again. `step` is for error messages."""
     if not Path("/proc/self/cgroup").exists():
-        return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"))
+        return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"), step)
     own = dict(_own_groups())
     legacy = {controller: own[controller] for controller in _FIELDS.values() if controller in own}
-    return _find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""])
+    return replace(_find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""]), step=step)
 
 
 def describe(available: Cgroups) -> str:
     """One line: which fields of `SandboxSpec` can be enforced, and why others cannot."""
     usable = [name for name, controller in _FIELDS.items() if controller in available.parents]
     missing = {available.refused.get(each, "not there") for each in _FIELDS.values() if each not in available.parents}
-    told = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
-    return told + (f"; others not: {'; '.join(sorted(missing))}" if missing else "")
+    text = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
+    return text + (f"; others not: {'; '.join(sorted(missing))}" if missing else "")
 
 
 def next_step(available: Cgroups) -> str:
     """How this process gets cgroups that it may divide."""
+    if available.step:
+        return available.step
     if os.geteuid() != 0 and available.version == 2:
         return "start it with: systemd-run --user --scope -p Delegate=yes COMMAND"
     if os.geteuid() != 0:
@@ -261,7 +278,7 @@ def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
             if controller in paths:
                 # In a container the mount begins at `root`, of which /proc may or may not know.
                 path = paths[controller]
-                inside = os.path.relpath(path, root) if Path(path).is_relative_to(root) else "."
+                inside = os.path.relpath(path, root) if Path(root) in (Path(path), *Path(path).parents) else "."
                 folder = Path(mount) if inside == "." else Path(mount) / inside
                 yield controller, (Path(mount), folder if folder.is_dir() else Path(mount))
 
@@ -298,7 +315,7 @@ def _find_legacy(own: Mapping[str, tuple[Path, Path]]) -> Cgroups:
 def _find_unified(mount: Path, own: Path) -> Cgroups:
     wanted = list(_FIELDS.values())
     failure = "there is no cgroup of version 2"
-    candidates = [folder for folder in (own, *own.parents) if folder.is_relative_to(mount)]
+    candidates = [folder for folder in (own, *own.parents) if mount in (folder, *folder.parents)]
     for folder in candidates:
         try:
             present = (folder / "cgroup.controllers").read_text().split()
@@ -316,6 +333,12 @@ def _find_unified(mount: Path, own: Path) -> Cgroups:
             return Cgroups(2, dict.fromkeys(usable, folder), refused)
         failure = tried
     return Cgroups(2, {}, dict.fromkeys(wanted, failure))
+
+
+def _counts_processes_per_namespace() -> bool:
+    """Whether RLIMIT_NPROC counts the processes of one user namespace (Linux 5.14 and later, never for root)."""
+    release = os.uname().release.split(".")
+    return os.geteuid() != 0 and (int(release[0]), int(release[1].partition("-")[0])) >= (5, 14)
 
 
 def _enable(folder: Path, controllers: Iterable[str]) -> None:
