@@ -187,7 +187,7 @@ class Hub:
         path = str(folder / "socket")
         if len(os.fsencode(path)) > 107:
             raise OSError(errno.ENAMETOOLONG, "too long for a socket; choose a shorter `folder`", path)
-        if request.walled:
+        if request.walled and self.machine.bwrap is None:  # another hub has tried it
             self.machine.bwrap = Bubblewrap(**message["bwrap"])
         available = self.available()
         limits, counted = available.share(

@@ -101,7 +101,7 @@ class Machine:
             except BackendUnavailable:
                 if image is not None:
                     raise
-                bwrap = replace(bwrap, overlay=False)
+                self.bwrap = bwrap = replace(bwrap, overlay=False)
         contents = _etc_files(image)
         if runtime is None:
             contents[_EXECUTOR] = executor_code.bytecode()
@@ -188,7 +188,7 @@ def _etc_files(image: Path | None) -> dict[str, bytes]:
 def _read_inside(image: Path, path: str) -> bytes | None:
     """A file of an image, unless a symbolic link might lead out of it."""
     outside = image.joinpath(*path.split("/"))
-    if any(part.is_symlink() for part in (outside, *outside.parents[: len(path.split("/")) - 2])):
+    if any(part.is_symlink() for part in (outside, *tuple(outside.parents)[: len(path.split("/")) - 2])):
         return None
     try:
         return outside.read_bytes()

@@ -45,10 +45,13 @@ try:
 except OSError:
     pass
 modules = {}
-for module in list(sys.modules.values()):
-    file = getattr(module, "__file__", None)
-    if isinstance(module, types.ModuleType) and module.__name__ != "__main__" and file:
-        modules[module.__name__] = [os.path.abspath(file), hasattr(module, "__path__")]
+for key, module in list(sys.modules.items()):
+    file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+    if isinstance(module, types.ModuleType) and spec is not None and file:
+        for name in {key, spec.name, module.__name__}:  # collections.abc is _collections_abc in some versions
+            parent = sys.modules.get(name.rpartition(".")[0])
+            if parent is None or hasattr(parent, "__path__"):
+                modules[name] = [os.path.abspath(file), hasattr(module, "__path__")]
 with open("/proc/self/maps") as maps:
     mapped = maps.read()
 library = os.path.join(getattr(sys, "platlibdir", "lib"), os.path.basename(os.path.dirname(os.__file__)))

@@ -24,6 +24,7 @@ from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
 from backends.host import cgroups
 from backends.ssh import SshBackend
 from tests.support.ports import free_port
+from tests.support.root_images import bare_root
 from tests.support.ssh_engine import SshEngine, ssh_engine
 
 
@@ -165,6 +166,30 @@ async def test_what_is_missing_there_is_named_with_its_package(tmp_path: Path) -
         said = await refusal(**bare.options, python="/usr/bin/no-such-python3")
         assert "it cannot run Python" in said
         assert "apt-get install python3" in said
+
+
+def oldest_python() -> str:
+    """A Python from 3.8 on, below the one that this project needs."""
+    for minor in (8, 9, 10):
+        pyenv = Path("~/.pyenv/versions").expanduser().glob(f"3.{minor}.*/bin/python3.{minor}")
+        for path in [*map(str, pyenv), f"/usr/bin/python3.{minor}", f"/usr/local/bin/python3.{minor}"]:
+            if Path(path).exists():
+                return path
+    pytest.skip("no Python older than 3.11 is installed")
+
+
+async def test_an_old_python_there_is_enough(engine: SshEngine, roots: Path) -> None:
+    bare = SandboxSpec(image=str(bare_root(roots / "bare")), pids=100 if os.geteuid() == 0 else None)
+    cases: list[tuple[Any, SandboxSpec]] = [
+        ("bubblewrap", SandboxSpec()),
+        ("bubblewrap", bare),
+        ("none", SandboxSpec()),
+    ]
+    for isolation, spec in cases:
+        backend = SshBackend(**engine.options, python=oldest_python(), isolation=isolation)
+        async with opened(backend, spec) as sandbox:
+            assert await output(sandbox, "echo $((6 * 7))") == "42"
+    assert leftovers(engine) == NOTHING
 
 
 @pytest.mark.parametrize("ended", [False, True])
