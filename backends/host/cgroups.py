@@ -36,7 +36,7 @@ _LEAST_QUOTA = 1_000
 _FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
 """Field of `SandboxSpec` -> controller."""
 _TRACKER = "pids"
-"""The controller of version 1 by which what runs in a group is found and ended: without new ones a fork bomb ends."""
+"""The controller of version 1 that lists and ends the processes of a group: its limit stops a fork bomb."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Cgroups:
 
     @property
     def tracks(self) -> bool:
-        """Whether a group can be made only to find and end what runs in it."""
+        """Whether groups can be made that only list and end processes."""
         return bool(self.parents) if self.version == 2 else _TRACKER in self.parents
 
     def require(self, limits: Limits) -> None:
@@ -120,14 +120,14 @@ class Cgroups:
         return group
 
     def _make(self, folder: Path) -> None:
-        for attempt in range(10):  # the last sandbox of another process may take the parent away in between
+        for attempt in range(10):  # removing another process' last sandbox removes the parent
             try:
                 folder.parent.mkdir(exist_ok=True)
                 if self.version == 2:
                     _enable(folder.parent, self.parents)
                 folder.mkdir()
                 return
-            except (FileExistsError, FileNotFoundError):  # the former, too: gone again when it is looked at
+            except (FileExistsError, FileNotFoundError):  # the former may have vanished again
                 if attempt == 9:
                     raise
 
@@ -147,7 +147,7 @@ class Cgroups:
         if limits.memory_bytes is not None:
             if self.version == 2:
                 write("memory", "memory.max", limits.memory_bytes)
-                write("memory", "memory.swap.max", 0, optional=True)  # kernels without accounting of swap
+                write("memory", "memory.swap.max", 0, optional=True)  # missing if the kernel does not account swap
             else:
                 write("memory", "memory.limit_in_bytes", limits.memory_bytes)
                 write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, optional=True)
@@ -191,7 +191,7 @@ class Cgroup:
         return 0
 
     def kill(self, patience: float = 5.0) -> bool:
-        """Kill everything in it, also what forks faster than it can be listed. Whether nothing is left."""
+        """Kill all its processes, also a fork bomb. Returns whether none is left."""
         end = time.monotonic() + patience
         for folder in self.folders:
             for name, value in (("cgroup.kill", "1"), ("pids.max", "0")):
@@ -208,9 +208,9 @@ class Cgroup:
             time.sleep(0.002)
 
     def remove(self, patience: float = 5.0) -> bool:
-        """Remove it, waiting for its last processes to be gone, and the folder around it when it was the last.
+        """Remove it once its last processes are gone, and the parent folder after the last group. Blocks.
 
-        Whether it is gone. Blocks: for worker threads only.
+        Returns whether it is gone.
         """
         end = time.monotonic() + patience
         gone = True
@@ -243,7 +243,7 @@ def find(step: str = "") -> Cgroups:
 
 
 def describe(available: Cgroups) -> str:
-    """One line: which fields of `SandboxSpec` can be enforced, and why others cannot."""
+    """One line: the fields of `SandboxSpec` that can be enforced, and why others cannot."""
     usable = [name for name, controller in _FIELDS.items() if controller in available.parents]
     missing = {available.refused.get(each, "not there") for each in _FIELDS.values() if each not in available.parents}
     text = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
@@ -251,7 +251,7 @@ def describe(available: Cgroups) -> str:
 
 
 def next_step(available: Cgroups) -> str:
-    """How this process gets cgroups that it may divide."""
+    """How this process gets cgroups that it may write to."""
     if available.step:
         return available.step
     if os.geteuid() != 0 and available.version == 2:
@@ -276,7 +276,7 @@ def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
         names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
         for controller in names:
             if controller in paths:
-                # In a container the mount begins at `root`, of which /proc may or may not know.
+                # In a container the mount begins at `root`; the path in /proc may or may not include that.
                 path = paths[controller]
                 inside = os.path.relpath(path, root) if Path(root) in (Path(path), *Path(path).parents) else "."
                 folder = Path(mount) if inside == "." else Path(mount) / inside
@@ -288,7 +288,7 @@ def _probe_name() -> str:
 
 
 def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
-    """Make and remove a group with the controllers' limits. Returns what went wrong."""
+    """Make and remove a group with limits of these controllers. Returns the reason of a failure."""
     tried = {"cpus": 1, "memory_bytes": 1 << 30, "pids": 1 << 10}
     limits = Limits(**{name: value for name, value in tried.items() if _FIELDS[name] in controllers})
     try:
@@ -321,15 +321,15 @@ def _find_unified(mount: Path, own: Path) -> Cgroups:
             present = (folder / "cgroup.controllers").read_text().split()
             usable = [each for each in wanted if each in present]
             if not usable or not os.access(folder / "cgroup.procs", os.W_OK):
-                failure = f"{folder} is not for this user to divide" if usable else f"{folder} has no controllers"
+                failure = f"{folder} does not belong to this user" if usable else f"{folder} has no controllers"
                 continue
             _enable(folder, usable)
         except OSError as error:
-            failure = f"{folder} cannot be divided: {error}"
+            failure = f"{folder} cannot be used: {error}"
             continue
         tried = _try(Cgroups(2, dict.fromkeys(usable, folder)), usable)
         if tried is None:
-            refused = {each: f"{folder} does not have it" for each in wanted if each not in usable}
+            refused = {each: f"{folder} has no such controller" for each in wanted if each not in usable}
             return Cgroups(2, dict.fromkeys(usable, folder), refused)
         failure = tried
     return Cgroups(2, {}, dict.fromkeys(wanted, failure))
@@ -342,7 +342,7 @@ def _counts_processes_per_namespace() -> bool:
 
 
 def _enable(folder: Path, controllers: Iterable[str]) -> None:
-    """Hand the controllers on to the groups below `folder`."""
+    """Enable the controllers for the groups below `folder`."""
     control = folder / "cgroup.subtree_control"
     lacking = sorted(set(controllers) - set(control.read_text().split()))
     if lacking:

@@ -125,7 +125,7 @@ class Machine:
         return Plan(
             command=bwrap.command(layout, inner),
             workdir=layout.workdir,
-            env=_environment(image is not None),
+            env=environment(image is not None),
             contents=list(contents.values()),
             disk=bwrap.disk_of(layout),
             written=_resolver() if request.network and image is not None else {},
@@ -135,7 +135,7 @@ class Machine:
 def _unwalled(id: str, folder: Path, request: Request, arguments: Sequence[str]) -> Plan:
     for name in ("workspace", "home", "tmp"):
         (folder / name).mkdir(parents=True)
-    env = {**_environment(False), "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), MARK: id}
+    env = {**environment(False), "HOME": str(folder / "home"), "TMPDIR": str(folder / "tmp"), MARK: id}
     del env["USER"], env["LOGNAME"]  # commands run as the current user, not as `agent`
     executor = folder / "executor.pyc"
     executor.write_bytes(executor_code.bytecode())
@@ -143,7 +143,7 @@ def _unwalled(id: str, folder: Path, request: Request, arguments: Sequence[str])
     return Plan(command, request.workdir or str(folder / "workspace"), env, own_env={MARK: id})
 
 
-def _environment(image: bool) -> dict[str, str]:
+def environment(image: bool) -> dict[str, str]:
     """Every variable that is set inside, before `SandboxSpec.env`."""
     path = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
     if not image:

@@ -1,9 +1,12 @@
 """The portable runtime: what the executor needs to run, in one folder that works inside any root file system.
 
-Images need have neither Python nor bash. The folder is made from this machine's own: the running interpreter, its
-dynamic loader and libraries, the modules that the executor imports, bash, and the executor. It appears inside at
-`RUNTIME`, read-only; its programs start directly, refer to nothing outside it, and set no variable that a command
-would inherit. About 20 MB, made once per version of its contents and kept in the user's cache folder.
+An image needs neither Python nor bash. The folder has this machine's: the running interpreter, its dynamic loader and
+libraries, the modules that the executor imports, bash, and the executor. It is bound read-only to `RUNTIME`. Its
+programs start without a wrapper, load nothing from outside, and set no variable that a command would inherit. It takes
+about 20 MB and is made once for each version of its contents, in the user's cache folder.
+
+The C library's own way (`ld.so --library-path FOLDER PROGRAM`) does not do for bash: each command's shell would be
+called `ld-linux-x86-64` in `ps`, would show these arguments, and could not start itself again (`"$BASH" -c ...`).
 """
 
 from __future__ import annotations
@@ -29,12 +32,11 @@ from . import elf
 from .folders import cached
 
 RUNTIME = "/run/lachesis"
-"""Where the folder appears inside. Its programs work nowhere else."""
+"""The folder's place inside. Its programs work nowhere else."""
 _PYTHON, _BASH, _EXECUTOR = "bin/python3", "bin/bash", "executor.pyc"
 _LIBRARIES, _BASH_LIBRARIES = "lib", "lib/bash"
 
-# What it has loaded when it has imported what the executor imports. libgcc_s is loaded by the C library when a thread
-# is ended, not before.
+# Lists the files of all modules and libraries that the executor needs. The C library loads libgcc_s when a thread ends.
 _PROBE = """
 import importlib, json, os, sys, types
 for name in sys.argv[1:]:
@@ -58,36 +60,36 @@ library = os.path.join(getattr(sys, "platlibdir", "lib"), os.path.basename(os.pa
 print(json.dumps({"modules": modules, "maps": mapped, "library": library}))
 """
 _ALWAYS = ("__future__", "encodings.utf_8", "encodings.ascii", "encodings.latin_1")
-"""Modules that are loaded without an import of theirs in the executor."""
+"""Modules that Python loads although the executor does not import them."""
 _BASH_PROBE = 'while read -r line; do echo "$line"; done </proc/$$/maps'
-# The loader would also load what the image's list names, which is made for the image's C library and not for this one.
-# The replacement is as long, and names nothing.
+# The loader would also load the libraries that the image's list names, which are made for the image's C library. The
+# replacement has the same length, and no file has this name.
 _PRELOAD, _NO_PRELOAD = b"/etc/ld.so.preload\0", b"/run/lachesis/none\0"
 
 
 def runtime_command(*arguments: str) -> list[str]:
-    """The command line that starts the executor inside; `arguments` are the executor's own.
+    """The command line that starts the executor inside; `arguments` are those of the executor.
 
-    To be started in an environment without `LD_PRELOAD`. The image's bash is used when there is one.
+    The environment must not have `LD_PRELOAD`. The executor uses the image's bash if there is one.
     """
     python = [f"{RUNTIME}/{_PYTHON}", "-I", "-S", "-B", "-X", "utf8"]
     return [*python, f"{RUNTIME}/{_EXECUTOR}", "--bash", f"{RUNTIME}/{_BASH}", *arguments]
 
 
 def portable_runtime() -> Path:
-    """The folder on this machine that is to appear inside at `RUNTIME`; readable by every user who reaches it.
+    """The folder on this machine, to be bound to `RUNTIME`; every user can read it.
 
-    The first call of a version takes about a second, and works with any number of processes at once.
+    The first call for a version takes about a second. Any number of processes may call it at once.
 
     Raises:
-        BackendUnavailable: this machine's Python or bash cannot be taken along.
+        BackendUnavailable: this machine's Python or bash cannot be copied.
     """
     python, bash = _interpreter(), _bash()
     return cached("runtime-" + _digest(python, bash), lambda folder: _make(folder, python, bash))
 
 
 def archive() -> bytes:
-    """A tar file of the portable runtime, to be unpacked at the root of a file system."""
+    """The portable runtime as a tar file, to be unpacked at the root of a file system."""
     folder = portable_runtime()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -103,7 +105,7 @@ def _impersonal(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _interpreter() -> Path:
-    """The running interpreter, that of the virtual environment's base."""
+    """The running interpreter; of a virtual environment, that of its base."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
@@ -117,7 +119,7 @@ def _bash() -> Path:
 
 
 def _digest(python: Path, bash: Path) -> str:
-    """What a version is made from, told apart by what is cheap to know."""
+    """Identifies a version by facts about its sources that are cheap to read."""
     digest = hashlib.sha256()
     for path in (python, bash, Path(sys.base_prefix)):
         facts = path.stat()
@@ -145,7 +147,7 @@ def _modules() -> list[str]:
 
 
 def _run(command: list[str], what: str | Path) -> str:
-    # The environment is empty: a PYTHONHOME or LD_LIBRARY_PATH of ours would lead astray.
+    # The environment is empty: this process may have a PYTHONHOME or an LD_LIBRARY_PATH.
     try:
         done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -157,7 +159,7 @@ def _run(command: list[str], what: str | Path) -> str:
 
 
 def _mapped(maps: str) -> list[Path]:
-    """The files in a /proc/PID/maps, in the order of their addresses."""
+    """The files in the text of a /proc/PID/maps, by address."""
     paths = (line.split(None, 5)[5:] for line in maps.splitlines())
     return [Path(path) for path in dict.fromkeys(found[0] for found in paths if found) if path.startswith("/")]
 
@@ -166,7 +168,7 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
     probe = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _PROBE, *_modules()]
     found: dict[str, Any] = json.loads(_run(probe, python))
     library = folder / found["library"]
-    dynamic = library / "lib-dynload"  # found by this name, even when it is empty
+    dynamic = library / "lib-dynload"  # Python expects it, even if it is empty
     for name in ("bin", _LIBRARIES, _BASH_LIBRARIES):
         (folder / name).mkdir(parents=True, exist_ok=True)
     dynamic.mkdir(parents=True)
@@ -196,7 +198,7 @@ def _place(
 ) -> None:
     """Copy a program as `name`, and its loader and libraries into the first of `libraries`.
 
-    `placed` has what other programs brought along, file by name: what is the same is not copied again.
+    `placed` has the files that other programs needed, by name: the same file is not copied again.
     """
     loader = Path(_read(program).interpreter or "").resolve()
     if loader.name.startswith(("ld-musl", "libc.musl")):
@@ -244,13 +246,13 @@ def _is_elf(path: Path) -> bool:
 
 def _not_portable(what: str | Path, reason: object) -> BackendUnavailable:
     return BackendUnavailable(
-        f"{what} cannot be taken along into sandboxes: {reason}. Next step: use a Python that is linked dynamically "
-        "against glibc (Debian's, pyenv's), or a backend that runs the image's own"
+        f"{what} cannot be copied into sandboxes: {reason}. Next step: use a Python that is linked dynamically "
+        "against glibc (Debian's, pyenv's), or a backend that runs the image's Python"
     )
 
 
 def _try(folder: Path) -> None:
-    """Run both programs from the folder, by their loaders: what they load has to be in it."""
+    """Run both programs from the folder by their loaders, and check that they load nothing from outside."""
     for name, libraries, arguments in (
         (_PYTHON, [_LIBRARIES], ["-I", "-S", "-B", "-c", _PROBE, *_modules()]),
         (_BASH, [_BASH_LIBRARIES, _LIBRARIES], ["--norc", "--noprofile", "-c", _BASH_PROBE]),
@@ -268,4 +270,4 @@ def _try(folder: Path) -> None:
         outside = [file for file in _mapped(maps) if folder.resolve() not in file.parents]
         outside = [file for file in outside if _is_elf(file)]
         if outside:
-            raise BackendUnavailable(f"{name} of the portable runtime still needs {outside[0]} of this machine")
+            raise BackendUnavailable(f"{name} of the portable runtime needs {outside[0]} of this machine")

@@ -81,15 +81,22 @@ def sandbox_name(id: str, spec: SandboxSpec) -> str:
     return f"sandbox {id}" + (f" ({labels})" if labels else "")
 
 
-def executor_death(code: int | None, last_words: str) -> str:
-    """Why an executor is gone that ended with this exit code, negative for a signal, and wrote this to its stderr."""
+def executor_death(code: int | None, last_words: str, starved: bool) -> str:
+    """Describes the end of an executor.
+
+    Args:
+        code: its exit code, negative for a signal.
+        last_words: the end of its standard error.
+        starved: whether the kernel has killed processes of the sandbox at the memory limit.
+    """
     if code is None:
         how = "it cannot be killed"
     elif code >= 0:
         how = f"exit code {code}"
     else:
         how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name
-    return f"its executor died ({how})" + (f": {last_words}" if last_words else "")
+    text = f"its executor died ({how})" + (f": {last_words}" if last_words else "")
+    return text + (", after the kernel had killed processes for want of memory (memory_bytes)" if starved else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,8 +306,7 @@ class HostSandbox(ExecutorSandbox):
         starved = launched.group is not None and launched.group.out_of_memory() > 0
         await asyncio.wrap_future(self._threads.submit(_finish, launched))
         if reason is None:
-            reason = executor_death(launched.child.code, self.last_words)
-            reason += ", after the kernel had killed processes for want of memory (memory_bytes)" if starved else ""
+            reason = executor_death(launched.child.code, self.last_words, starved)
         self._connection.fail(f"{launched.name} is gone: {reason}")
 
 

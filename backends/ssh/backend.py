@@ -27,8 +27,10 @@ from backends.tasks import finish
 
 from .link import Link, LinkLost, Target
 
-_OVERTIME = 30.0  # seconds beyond lifetime and grace after which the far machine ends even an executor that hangs
-_CLOSE_PATIENCE = 20.0  # seconds for which an unreachable machine is asked to end what ends itself after `grace` anyway
+_OVERTIME = 30.0
+"""Seconds beyond lifetime and grace after which the far machine ends even an executor that hangs."""
+_CLOSE_PATIENCE = 20.0
+"""Seconds for which an unreachable machine is tried before the sandbox is left to end itself after `grace`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,14 @@ class SshBackend:
         folder: str = "",
         grace: float = 60.0,
     ) -> None:
-        """What is None comes from ~/.ssh/config, or is what the ssh command would take.
+        """Options that are None come from ~/.ssh/config, or have the ssh command's defaults.
 
         Args:
             client_keys: files of private keys; None also asks the ssh agent.
-            known_hosts: file with the host's public key. There is no way to do without.
-            config: ssh configuration files in place of ~/.ssh/config.
-            bwrap, python: far paths; empty: whichever is installed.
-            folder: far folder for the state of sandboxes, this user's alone; empty: /tmp/lachesis-ssh-UID.
+            known_hosts: file with the host's public key, which is always checked.
+            config: ssh configuration files instead of ~/.ssh/config.
+            bwrap, python: paths on the far machine; empty: searched for.
+            folder: far folder for the state of sandboxes, which only this user may enter; empty: /tmp/lachesis-ssh-UID.
             grace: seconds for which a sandbox outlives its connection.
         """
         if not host:
@@ -104,7 +106,7 @@ class SshBackend:
         )
         self._facts: _Facts | None = None
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
-        self._lock = threading.Lock()  # of the links: several threads may have event loops
+        self._lock = threading.Lock()  # for the links: several threads may have event loops
 
     def __repr__(self) -> str:
         return f"SshBackend({self._target.name!r}, isolation={self.isolation!r})"
@@ -139,14 +141,11 @@ class SshBackend:
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
         link = self._link()
         with link.used():
-            doomed = [
-                info
-                for info in await self._list(link)
-                if (everyone or info.orphan) and (run_id is None or info.run_id == run_id)
-            ]
-            if doomed:
-                await link.end([info.id for info in doomed], _CLOSE_PATIENCE)
-            return doomed
+            found = [info for info in await self._list(link) if everyone or info.orphan]
+            removed = [info for info in found if run_id is None or info.run_id == run_id]
+            if removed:
+                await link.end([info.id for info in removed], _CLOSE_PATIENCE)
+            return removed
 
     def _link(self) -> Link:
         loop = asyncio.get_running_loop()
@@ -196,7 +195,7 @@ class SshBackend:
         id = new_id()
         name = sandbox_name(id, spec)
         death = _Death()
-        link.on_ended[id] = death.heard
+        link.on_ended[id] = death.report
         try:
             made = await self._start(link, facts, spec, id)
 
@@ -214,12 +213,13 @@ class SshBackend:
                 inside = await initialise(connection, spec, workdir=workdir, env=env, grace=self.grace)
             except SandboxLost as error:
                 raise BackendError(f"{name} could not be started: {error}") from None
-            sandbox = SshSandbox(connection, link, id=id, name=name, workdir=workdir, python=inside.python)
-            await write_inside(sandbox, {path: text.encode("latin-1") for path, text in made["written"].items()})
-            return sandbox
+            fields = {"id": id, "workdir": workdir, "python": inside.python}
+            written = {path: text.encode("latin-1") for path, text in made["written"].items()}
+            await write_inside(ExecutorSandbox(connection, **fields), written)
+            return SshSandbox(connection, link, name=name, **fields)
         except BaseException:
             link.on_ended.pop(id, None)
-            with contextlib.suppress(Exception):  # what could not be ended now ends itself
+            with contextlib.suppress(Exception):  # a sandbox that cannot be ended now ends itself
                 await finish(link.end([id], _CLOSE_PATIENCE))
             raise
 
@@ -242,12 +242,12 @@ class SshBackend:
             except LinkLost:
                 if attempt == 2:
                     raise
-                await link.end([id], _CLOSE_PATIENCE)  # whether it was made is not known
+                await link.end([id], _CLOSE_PATIENCE)  # it may have been made
         raise AssertionError
 
 
 async def _alive(link: Link, id: str) -> bool:
-    """Raises `BackendError` when that cannot be found out now."""
+    """Whether the sandbox still exists. Raises `BackendError` when the far machine cannot be asked."""
     return bool((await (await link.hub()).request("alive", id=id))["alive"])
 
 
@@ -258,10 +258,12 @@ class _Death:
         self._event = asyncio.Event()
         self.reason = "its executor has ended"
 
-    def heard(self, event: dict[str, Any]) -> None:
-        self.reason = "its executor has ended" if event["code"] in (None, 0) else executor_death(event["code"], "")
-        self.reason += f": {event['log']}" if event["log"] else ""
-        self.reason += ", after the kernel had killed processes for want of memory (memory_bytes)" * event["starved"]
+    def report(self, event: dict[str, Any]) -> None:
+        code, log = event["code"], event["log"]
+        if code:
+            self.reason = executor_death(code, log, event["starved"])
+        elif log:
+            self.reason += f": {log}"
         self._event.set()
 
     async def known(self, seconds: float) -> bool:
@@ -285,7 +287,7 @@ class SshSandbox(ExecutorSandbox):
     async def close(self) -> None:
         """Waits until nothing is left on the far machine.
 
-        Where that cannot be reached, returns after some time: what is left there ends itself within `grace` seconds.
+        If that cannot be reached, it returns after some time, and the sandbox ends itself within `grace` seconds.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())

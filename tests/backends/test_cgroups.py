@@ -88,14 +88,14 @@ def test_a_group_has_the_limits_that_were_asked_for(available: Cgroups, limits: 
 @pytest.mark.parametrize("field", ["cpus", "memory_bytes", "pids"])
 def test_a_limit_that_cannot_be_enforced_is_refused_with_the_reason(field: str) -> None:
     nowhere = Cgroups(
-        2, {}, dict.fromkeys(("cpu", "memory", "pids"), "/sys/fs/cgroup/x is not for this user to divide")
+        2, {}, dict.fromkeys(("cpu", "memory", "pids"), "/sys/fs/cgroup/x does not belong to this user")
     )
     for cgroups in (nowhere, Cgroups(0)):
         with pytest.raises(BackendUnavailable, match=f"^{field} cannot be enforced.* Next step: .*leave it out"):
             cgroups.create("any", Limits(**{field: 1}))
         cgroups.require(Limits())
         assert not cgroups.tracks
-    assert "is not for this user to divide" in describe(nowhere)
+    assert "does not belong to this user" in describe(nowhere)
 
 
 async def test_a_process_is_in_its_group_before_it_runs_anything(group: Cgroup, spawner: Spawner) -> None:

@@ -177,7 +177,7 @@ def test_an_interpreter_that_cannot_be_taken_along_is_named(tmp_path: Path) -> N
         runtime._place(tmp_path, musl, "bin/bash", [], ["lib"], {})
     static = tmp_path / "static"
     static.write_bytes(bytes(Elf(bash.read_bytes()).data[:64]).ljust(200, b"\0"))
-    with pytest.raises(BackendUnavailable, match=f"{static} cannot be taken along"):
+    with pytest.raises(BackendUnavailable, match=f"{static} cannot be copied"):
         runtime._place(tmp_path, static, "bin/bash", [], ["lib"], {})
 
 

@@ -123,7 +123,7 @@ async def test_a_configuration_that_trusts_any_host_is_refused(engine: SshEngine
     config.write_text("Host *\n  UserKnownHostsFile none\n")
     options = {**engine.options, "config": [config]}
     del options["known_hosts"]
-    assert "any machine could pass for it" in await refusal(**options)
+    assert "any machine could impersonate it" in await refusal(**options)
 
 
 async def test_refused_keys_hosts_and_ports_are_named_with_the_next_step(engine: SshEngine, tmp_path: Path) -> None:
