@@ -1,4 +1,4 @@
-"""Sandboxes on this machine: isolated with bubblewrap, or not at all if that is asked for by name.
+"""Sandboxes on this machine: isolated with bubblewrap, or not at all if the options say so.
 
 A sandbox lives no longer than its owner. Its executor ends when its stream does, which is when the owner closes it or
 dies in any way. With a PID namespace the kernel then ends everything inside, without one the executor does. Two things

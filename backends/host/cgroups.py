@@ -91,16 +91,23 @@ class Cgroups:
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
         return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
 
-    def share(self, limits: Limits, *, walled: bool) -> tuple[Limits, int | None]:
-        """The limits that a group enforces, and the number of processes that RLIMIT_NPROC enforces without one.
+    def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> Allotment:
+        """How the limits of a new sandbox are enforced.
 
-        The latter is for users who may not make groups. It works inside a user namespace (`walled`).
+        Args:
+            countable: whether RLIMIT_NPROC can be set inside a user namespace, for users who may not make groups.
+            tracked: whether a group is needed to find its processes again, as without a PID namespace.
+
+        Raises:
+            BackendUnavailable: one of the limits cannot be enforced here.
         """
+        counted = None
         if "pids" in self.parents:
-            return replace(limits, pids=limits.pids or PIDS), None
-        if walled and _counts_processes_per_namespace():
-            return replace(limits, pids=None), limits.pids or PIDS
-        return limits, None
+            limits = replace(limits, pids=limits.pids or PIDS)
+        elif countable and _counts_processes_per_namespace():
+            limits, counted = replace(limits, pids=None), limits.pids or PIDS
+        group = self.group(name, limits) if limits or (tracked and self.tracks) else None
+        return Allotment(limits, group, counted)
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """An empty group with these limits.
@@ -231,6 +238,22 @@ class Cgroup:
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
         return gone
+
+
+@dataclass(frozen=True)
+class Allotment:
+    """How the limits of one sandbox are enforced."""
+
+    limits: Limits
+    """Those of its group."""
+    group: Cgroup | None
+    """The group that `Cgroups.create` will make."""
+    counted: int | None
+    """Number of processes that RLIMIT_NPROC has to limit."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(map(str, self.group.folders)) if self.group is not None else ()
 
 
 def find(step: str = "") -> Cgroups:

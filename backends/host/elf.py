@@ -37,9 +37,9 @@ class _Segment:
     memory_size: int
     alignment: int
 
-    def pack(self) -> bytes:
+    def pack_into(self, data: bytearray, place: int) -> None:
         fields = (self.kind, self.flags, self.offset, self.address, self.physical)
-        return _SEGMENT.pack(*fields, self.file_size, self.memory_size, self.alignment)
+        _SEGMENT.pack_into(data, place, *fields, self.file_size, self.memory_size, self.alignment)
 
 
 class Elf:
@@ -156,7 +156,7 @@ class Elf:
         last = max(i for i, segment in enumerate(table) if segment.kind == _PT_LOAD)
         table.insert(last + 1, part(_PT_LOAD, 0, len(added), _PAGE))
         for i, segment in enumerate(table):
-            _SEGMENT.pack_into(data, self._table + i * _SEGMENT.size, *_SEGMENT.unpack(segment.pack()))
+            segment.pack_into(data, self._table + i * _SEGMENT.size)
         return bytes(data)
 
     def _loaded(self) -> bytes:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 MARK = "LACHESIS_SANDBOX"
 """Variable with a sandbox' id: finds the processes of one without a PID namespace."""
+_lock = threading.Lock()
 _BUILDING = "building-"
 _UNUSED = 30 * 86_400.0
 """Seconds after which a cached folder that nobody has used is removed: longer than any sandbox lives."""
@@ -98,7 +99,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     Raises:
         BackendError: it cannot be written; and what `make` raises.
     """
-    root = _cache().root()
+    root = _cache()
     target = root / name
     try:
         os.utime(target)
@@ -125,34 +126,26 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
     return target
 
 
-class _Cache:
-    """The user's cache folder, or a folder of this process where that cannot be used."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._private: tempfile.TemporaryDirectory[str] | None = None
-
-    def root(self) -> Path:
-        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        with self._lock:
-            if self._private is None:
-                try:
-                    root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
-                    root.mkdir(mode=0o755, parents=True, exist_ok=True)
-                    facts = root.stat()
-                    # Sandboxes run what is in it, so nobody else may write to it.
-                    if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
-                        tempfile.TemporaryFile(dir=root).close()
-                        return root
-                except (OSError, RuntimeError):
-                    pass
-                self._private = tempfile.TemporaryDirectory(prefix="lachesis-cache-")
-            return Path(self._private.name)
+def _cache() -> Path:
+    """The user's cache folder, or a folder of this process if that cannot be used."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        facts = root.stat()
+        # Sandboxes run what is in it, so nobody else may write to it.
+        if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
+            tempfile.TemporaryFile(dir=root).close()
+            return root
+    except (OSError, RuntimeError):
+        pass
+    with _lock:
+        return Path(_own_cache().name)
 
 
 @functools.lru_cache(maxsize=None)
-def _cache() -> _Cache:
-    return _Cache()
+def _own_cache() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="lachesis-cache-")
 
 
 def _remove_old(root: Path, current: str) -> None:

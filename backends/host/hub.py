@@ -13,7 +13,7 @@ The hub lives as long as its ssh session, and answers one JSON object per line:
   list                                                sandboxes: all of this user, with their `meta` and state
 
 Every answer carries the request's `n`. If it failed, `failed` is the class of the error and `error` its message.
-Unasked, the hub sends `{"ended": id, "code", "log", "starved"}` when a sandbox of its own has come to an end.
+The hub also sends `{"ended": id, "code", "log", "starved"}` when a sandbox that it has made has ended.
 
 It forks a supervisor (`supervisor.py`) for every sandbox, which outlives it.
 """
@@ -35,13 +35,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from backends.executor.processes import send_signal
+
 from . import cgroups
 from .bubblewrap import Bubblewrap
 from .folders import private_folder, remove_sandbox
 from .machine import Machine
 from .plan import FIRST_FILE, Plan, Request, memory_file, numbers
 from .spawn_server import SCRATCH, become
-from .supervisor import END_PATIENCE, kill, remove_base, supervise
+from .supervisor import END_PATIENCE, remove_base, supervise
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -160,7 +162,7 @@ class Hub:
             facts["file_systems"] = self.machine.bwrap.file_systems
             facts["detail"].append(detail)
         available = self.available()
-        _, counted = available.share(cgroups.Limits(), walled=request["walled"])
+        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False).counted
         limits = "limits: " + cgroups.describe(available)
         facts["detail"].append(limits + (", pids without a cgroup" if counted is not None else ""))
         return dict(facts, detail=", ".join(facts["detail"]), fix="")
@@ -190,11 +192,8 @@ class Hub:
         if request.walled and self.machine.bwrap is None:  # another hub has tried it
             self.machine.bwrap = Bubblewrap(**message["bwrap"])
         available = self.available()
-        limits, counted = available.share(
-            cgroups.Limits(request.cpus, request.memory_bytes, request.pids), walled=request.walled
-        )
-        group = available.group(id, limits) if limits or (available.tracks and not request.walled) else None
-        groups = [str(each) for each in group.folders] if group is not None else []
+        limits = cgroups.Limits(request.cpus, request.memory_bytes, request.pids)
+        allotment = available.allot(id, limits, countable=request.walled, tracked=not request.walled)
         while True:
             self.make_base()
             with contextlib.suppress(FileNotFoundError):  # the last sandbox has just removed the folder of all
@@ -205,11 +204,11 @@ class Hub:
         try:
             lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            os.write(lock, json.dumps(dict(message["meta"], groups=groups)).encode())
+            os.write(lock, json.dumps(dict(message["meta"], groups=allotment.folders)).encode())
             arguments = ["--listen", f"fd:{FIRST_FILE}"]
-            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=counted)
-            if group is not None:
-                add(fds, *available.create(id, limits).open())
+            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=allotment.counted)
+            if allotment.group is not None:
+                add(fds, *available.create(id, allotment.limits).open())
             job = self.job(plan, len(fds))
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
@@ -217,10 +216,10 @@ class Hub:
                 add(fds, os.dup(listener.fileno()))
             for content in plan.contents:
                 add(fds, memory_file("file", content))
-            ending = (group, lock, self.event_end, message["lifetime"], self.own_base)
+            ending = (allotment.group, lock, self.event_end, message["lifetime"], self.own_base)
             self.detach(id, lambda: supervise(folder, job, fds, *ending))
         except BaseException:
-            remove_sandbox(folder, groups)
+            remove_sandbox(folder, allotment.folders)
             raise
         finally:
             for fd in [*fds, lock] if lock >= 0 else fds:
@@ -280,17 +279,17 @@ class Hub:
             with contextlib.suppress(OSError, ValueError):
                 pid = int((folder / "pid").read_text())
                 if id not in signalled:
-                    kill(pid, signal.SIGTERM)
+                    send_signal(pid, signal.SIGTERM)
                     signalled.add(id)
                 elif waited > END_PATIENCE + 5:
-                    kill(pid)
+                    send_signal(pid, signal.SIGKILL)
             return False
         # The supervisor was killed.
         remove_sandbox(folder, meta_of(folder).get("groups", ()), id)
         return not folder.is_dir()
 
     def held(self, folder: Path) -> bool | None:
-        """Whether its supervisor lives; None if that cannot be told."""
+        """Whether its supervisor lives; None if that is unknown."""
         try:
             fd = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CLOEXEC)
         except OSError:

@@ -1,4 +1,4 @@
-"""What this machine can do, and what a sandbox on it is started from."""
+"""Plans sandboxes by what this machine can do."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Machine:
         self._run, self._path, self._install = run, bwrap, install
         self._lock = threading.Lock()
         self.bwrap: Bubblewrap | None = None
-        """The one that works, once it is known."""
+        """The bwrap that works, once it is known."""
 
     def check(self) -> tuple[str, str]:
         """Try bubblewrap: a line about it, and the next step, which is empty when it works."""
@@ -78,7 +78,7 @@ class Machine:
         """How to start a sandbox.
 
         Args:
-            folder: of this sandbox alone; what it needs on disk is made there.
+            folder: for the files of this sandbox on disk.
             arguments: the executor's.
             passed: descriptors that the caller passes before `Plan.contents`.
             counted: number of processes that are limited by RLIMIT_NPROC.

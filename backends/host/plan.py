@@ -1,4 +1,4 @@
-"""What a machine is asked for, and what it starts."""
+"""A request to a machine, and the process that it starts for it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Disk:
 
 @dataclass(frozen=True)
 class Plan:
-    """A process to start, and what its executor has to know."""
+    """A process to start, and the settings of its executor."""
 
     command: Sequence[str]
     workdir: str

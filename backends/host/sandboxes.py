@@ -206,20 +206,17 @@ class HostSandboxes:
         self, id: str, spec: SandboxSpec, make_plan: Callable[[str, int | None], Plan], detail: str, countable: bool
     ) -> _Launched:
         available = self.available()
-        limits, counted = available.share(cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids), walled=countable)
-        # Without a PID namespace, a group is also what finds all processes again.
-        group = available.group(id, limits) if limits or (available.tracks and self._marked) else None
-        record = Record.new(self._backend, id, spec, detail)
-        if group is not None:
-            record = replace(record, groups=tuple(str(folder) for folder in group.folders))
+        limits = cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids)
+        allotment = available.allot(id, limits, countable=countable, tracked=self._marked)
+        record = replace(Record.new(self._backend, id, spec, detail), groups=allotment.folders)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             records.prepare()
             undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id, counted)
+            plan = make_plan(id, allotment.counted)
             joined: list[int] = []
-            if group is not None:
-                joined = available.create(id, limits).open()
+            if allotment.group is not None:
+                joined = available.create(id, allotment.limits).open()
                 for fd in joined:
                     passed.callback(os.close, fd)
             files: list[int] = []
@@ -252,7 +249,7 @@ class HostSandboxes:
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
+        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, allotment.group, self._marked)
 
     def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
         removed = []

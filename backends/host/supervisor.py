@@ -15,6 +15,8 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from backends.executor.processes import kill_tree
+
 from .folders import remove_sandbox
 from .spawn_server import become
 
@@ -29,25 +31,6 @@ EVENT = 4000
 """Bytes of one event: less than a pipe takes in one piece."""
 END_PATIENCE = 15.0
 """Seconds that the processes of a sandbox have to die."""
-
-
-def kill(pid: int, number: int = signal.SIGKILL) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
-
-
-def descendants(root: int) -> set[int]:
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError, IndexError), open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    tree, grown = {root}, True
-    while grown:
-        found = {pid for pid, parent in parents.items() if parent in tree} - tree
-        tree |= found
-        grown = bool(found)
-    return tree - {root}
 
 
 def reap(child: int) -> tuple[bool, int | None]:
@@ -119,8 +102,7 @@ def supervise(
         code = ended if code is None else code
         if not left or time.monotonic() > patience:
             break
-        for pid in descendants(os.getpid()):
-            kill(pid)
+        kill_tree(os.getpid())
         time.sleep(0.001)
     starved = group is not None and group.out_of_memory() > 0
     text = os.pread(log, 2000, max(0, os.fstat(log).st_size - 2000)).decode(errors="replace").strip()

@@ -157,7 +157,7 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
             reason = f"its host key is unknown: {where} has none for it.{shown}"
             fix = f"compare that with the machine's key, then: ssh-keyscan {port}{target.host} >> {where}"
     elif isinstance(error, asyncssh.PermissionDenied):
-        reason = f"it refuses this user and these keys ({detail})"
+        reason = f"it rejects this user and these keys ({detail})"
         fix = f"ssh-copy-id {port}{target.command.rpartition(' ')[2]}, or name the right username and client_keys"
     elif isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
         reason, fix = (

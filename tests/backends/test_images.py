@@ -56,11 +56,11 @@ async def test_programs_that_were_overwritten_inside_are_not_the_executors(
 ) -> None:
     for spec in (SandboxSpec(), SandboxSpec(image=str(images["full"]))):
         async with opened(walled, spec) as sandbox:
-            spoil = "import os, sys; sys.stdout.write(os.path.dirname(os.__file__))"
-            library = await output(sandbox, f"python3 -I -c '{spoil}'")
+            overwrite = "import os, sys; sys.stdout.write(os.path.dirname(os.__file__))"
+            library = await output(sandbox, f"python3 -I -c '{overwrite}'")
             done = await sandbox.exec(
                 f"for f in tarfile hmac hashlib shutil; do echo 'raise SystemExit(9)' > {library}/$f.py; done;"
-                "echo spoilt > $(readlink -f $(which python3))",
+                "echo overwritten > $(readlink -f $(which python3))",
                 timeout=20,
             )
             if b"Read-only" in done.stderr:

@@ -1,4 +1,4 @@
-"""The local backend's own promises: what it says when it cannot run, and that nothing outlives its owner."""
+"""The local backend: its messages when it cannot run, and that nothing outlives its owner."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ asyncio.run(main())
 
 @pytest.fixture(params=["bubblewrap", "none"])
 async def backend(request: pytest.FixtureRequest) -> Backend:
-    """Only the local one: other backends promise other things, in tests of their own."""
+    """The local backend, with each isolation."""
     backend = create_backend("local", isolation=request.param)
     availability = await backend.check()
     if not availability.ok:
@@ -162,7 +162,7 @@ def test_unknown_names_and_options_are_errors_that_list_what_there_is() -> None:
         create_backend("local", isolation="nsjail")
 
 
-async def test_fields_that_nothing_would_enforce_are_refused(tmp_path: Path) -> None:
+async def test_fields_that_cannot_be_enforced_are_rejected(tmp_path: Path) -> None:
     unsandboxed = create_backend("local", isolation="none")
     for spec, field in ((SandboxSpec(disk_bytes=1 << 20), "disk_bytes"), (SandboxSpec(image=str(tmp_path)), "image")):
         with pytest.raises(BackendUnavailable, match=f"{field} cannot be honoured without isolation.*Next step"):
@@ -177,7 +177,7 @@ def test_importing_the_local_backend_imports_no_others_client() -> None:
 
 
 @pytest.mark.parametrize("what", ["write", "input", "exec"])
-async def test_a_sandbox_lost_in_the_middle_of_a_long_upload_is_told_at_once(backend: Backend, what: str) -> None:
+async def test_a_sandbox_lost_during_a_long_upload_is_reported_at_once(backend: Backend, what: str) -> None:
     sandbox = await backend.create(SandboxSpec())
     assert isinstance(sandbox, HostSandbox)
     process = await sandbox.start("sleep 100")
@@ -233,7 +233,7 @@ def test_an_event_loop_that_ends_takes_its_open_sandboxes_with_it() -> None:
     assert not any(records.folder(sandbox.id).exists() for sandbox in kept)
 
 
-# --- what is left behind ---------------------------------------------------------------------------------------------
+# --- leftovers ------------------------------------------------------------------------------------------------------
 
 LEAVER = """
 import asyncio, os, sys, tempfile

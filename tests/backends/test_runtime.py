@@ -98,7 +98,7 @@ def test_the_archive_is_the_folder(folder: Path) -> None:
 
 
 def ask(code: str, cache: Path | str) -> str:
-    """What a process of its own prints, with this cache folder."""
+    """The output of a new process with this cache folder."""
     done = subprocess.run(
         [sys.executable, "-c", f"from backends.host import folders; {code}"],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
@@ -186,7 +186,7 @@ BASH = Path(shutil.which("bash") or "/bin/bash").resolve().read_bytes()
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 4096), st.integers(0, 4096), st.binary(max_size=16))
-def test_damaged_files_are_refused_or_read(cut: int, at: int, noise: bytes) -> None:
+def test_damaged_files_are_rejected_or_read(cut: int, at: int, noise: bytes) -> None:
     """Never another exception, whatever the headers say."""
     data = bytearray(BASH[: len(BASH) - cut * 300])
     data[at : at + len(noise)] = noise

@@ -1,4 +1,4 @@
-"""The helper that starts sandboxes: what it has started lives as long as it does."""
+"""The helper that starts sandboxes: its children live as long as it does."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> N
 
 
 def test_what_is_started_too_late_is_not_left_alone(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked has been told that it could not be started; what was started in time goes on."""
+    """The caller gets an error; processes that were started in time go on."""
     monkeypatch.setattr("backends.host.spawner._PATIENCE", 0.5)
     others = helpers()
     spawner = Spawner()

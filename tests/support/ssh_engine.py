@@ -1,7 +1,7 @@
 """A private sshd on loopback, for tests: own keys, own settings, own state, gone at the end. And a wire that can fail.
 
-It is started as whoever runs the tests, and lets that user in. For root it can also let in an ordinary user, who exists
-in the sshd's own mount namespace alone.
+It runs as the user of the tests, and lets that user in. For root it can also let in an ordinary user, who exists only
+in the sshd's mount namespace.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class FaultyWire:
             else:
                 server = socket.socket(socket.AF_UNIX)
                 server.connect(str(self._target))
-        except OSError:  # who is behind it is down
+        except OSError:  # the target is down
             client.close()
             return
         for end in (client, server):
