@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 PREFIX = "lachesis-"
+GROUP_SUFFIX = ".ssh"
+"""Distinguishes cgroups from those that other backends make on the same machine."""
 _INSTALL = "apt-get install bubblewrap"
 _NO_CGROUPS = "log in as a user who may write cgroups (root)"
 
@@ -193,7 +195,7 @@ class Hub:
             self.machine.bwrap = Bubblewrap(**message["bwrap"])
         available = self.available()
         limits = cgroups.Limits(request.cpus, request.memory_bytes, request.pids)
-        allotment = available.allot(id, limits, countable=request.walled, tracked=not request.walled)
+        allotment = available.allot(id + GROUP_SUFFIX, limits, countable=request.walled, tracked=not request.walled)
         while True:
             self.make_base()
             with contextlib.suppress(FileNotFoundError):  # the last sandbox has just removed the folder of all
@@ -208,7 +210,7 @@ class Hub:
             arguments = ["--listen", f"fd:{FIRST_FILE}"]
             plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=allotment.counted)
             if allotment.group is not None:
-                add(fds, *available.create(id, allotment.limits).open())
+                add(fds, *available.create(id + GROUP_SUFFIX, allotment.limits).open())
             job = self.job(plan, len(fds))
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
