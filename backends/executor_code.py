@@ -6,12 +6,10 @@ import ast
 import functools
 import importlib.util
 import marshal
-from pathlib import Path
-
-_FOLDER = Path(__file__).with_name("executor")
+import pkgutil
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # Python 3.8: far machines run this as well
 def source() -> bytes:
     """The file, for Python 3.8 or later: each module after those that it imports, without these imports.
 
@@ -22,7 +20,7 @@ def source() -> bytes:
     def add(name: str) -> None:
         if name in parts:
             return
-        text = (_FOLDER / f"{name}.py").read_text()
+        text = (pkgutil.get_data("backends.executor", f"{name}.py") or b"").decode()
         lines = text.splitlines(keepends=True)
         for node in reversed(ast.parse(text).body):
             if isinstance(node, ast.ImportFrom) and node.level == 1:
@@ -46,14 +44,14 @@ def _is_left_out(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # Python 3.8: far machines run this as well
 def bytecode() -> bytes:
     """The file as a .pyc for the running interpreter, and no other version: it starts without compiling."""
     code = compile(source(), "executor.py", "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)  # Python 3.8: far machines run this as well
 def modules() -> tuple[str, ...]:
     """The modules of the standard library that it imports anywhere, sorted."""
     found = set()

@@ -1,6 +1,6 @@
-"""Which process a sandbox belongs to, so that any other can tell later whether it was left behind.
+"""The process that a sandbox belongs to, so that any other process can tell later whether it is an orphan.
 
-A process id alone comes round again; with the machine's boot and the process' start time it does not.
+Process ids are used again. Together with the boot of the machine and the start time of the process they are unique.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ ID_PREFIX = "lachesis-"
 
 
 def new_id() -> str:
-    """A sandbox' name, chosen before it is created: whatever a crash leaves behind can be found by it."""
+    """A name for a sandbox, chosen before it is created, so that its remains can be found after a crash."""
     return ID_PREFIX + secrets.token_hex(8)
 
 
@@ -23,7 +23,7 @@ def this_owner() -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Whether this process has ended. False for one on another machine, of which nothing is known from here."""
+    """Whether this process has ended. False for a process on another machine."""
     try:
         boot, pid, start = owner.split(".")
         return boot == _boot() and start_time(int(pid)) != start
@@ -32,7 +32,7 @@ def is_gone(owner: str) -> bool:
 
 
 def this_machine() -> str:
-    """The same after the next boot, and another one on another machine, be it cloned from this one."""
+    """Identifies this machine across boots; differs between clones of one machine."""
     try:
         number = Path("/etc/machine-id").read_text().strip()
     except OSError:
@@ -41,20 +41,19 @@ def this_machine() -> str:
 
 
 def is_of_this_boot(owner: str) -> bool:
-    """Whether this process was started since this machine's last boot; in another container of it, too."""
+    """Whether this process was started since the last boot of this machine, in any of its containers."""
     return owner.partition("-")[0] == _boot().partition("-")[0]
 
 
 def _boot() -> str:
-    # Differs between machines and between boots; a reboot leaves no process behind, and other containers of this
-    # machine, whose processes cannot be seen from here, differ in their PID namespace.
+    # The PID namespace tells containers of one machine apart: they do not see each other's processes.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")
     namespace = Path("/proc/self/ns/pid").stat().st_ino
     return f"{boot[:16]}-{namespace}"
 
 
 def start_time(pid: int) -> str:
-    """Clock ticks from boot to the process' start; empty when there is none, or only its zombie."""
+    """Clock ticks from boot to the start of the process; empty if it does not exist or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:

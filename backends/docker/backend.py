@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import aiodocker
 
-from backends import runtime
 from backends.base import (
     Availability,
     BackendError,
@@ -30,6 +29,7 @@ from backends.base import (
     sandbox_title,
 )
 from backends.connection import Connection
+from backends.host import runtime
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from backends.tasks import finish, has_failed

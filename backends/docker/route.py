@@ -23,10 +23,11 @@ from typing import Any, Protocol
 import aiodocker
 from aiodocker.stream import Stream
 
-from backends import owner, runtime
+from backends import owner
 from backends.base import BackendError
 from backends.connection import ByteStream, asyncio_stream
-from backends.records import private_folder
+from backends.host import runtime
+from backends.host.folders import private_folder
 from backends.tasks import finish
 
 from .client import (

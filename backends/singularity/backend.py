@@ -1,10 +1,10 @@
 """Sandboxes by Apptainer or Singularity: images of high-performance computing, without a daemon and without privileges.
 
-No instance is started: the sandbox is one `exec` whose program is the executor, PID 1 of a namespace of its own. It
-lives as long as its stream, and so no longer than its owner, however that one ends.
+No instance is started: the sandbox is one `exec` whose program is the executor, PID 1 of a new namespace. It lives as
+long as its stream, and so no longer than its owner.
 
-Apptainer always runs as for a plain user, root's included: what real root starts has neither a limit on what it writes
-nor a user namespace around it. Everything that is written goes into one tmpfs of bounded size.
+Apptainer always runs as a plain user, also for root: started by real root, it sets neither a limit for written data nor
+a user namespace. All files are written to one tmpfs of bounded size.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends import cgroups
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from backends.host_sandbox import HostSandbox, HostSandboxes, Plan
-from backends.proc_walls import kernel_files
-from backends.runtime import RUNTIME, cached, portable_runtime, runtime_command
+from backends.host import cgroups
+from backends.host.bubblewrap import HOME, WORKDIR
+from backends.host.folders import cached
+from backends.host.machine import environment
+from backends.host.plan import Plan
+from backends.host.proc_mounts import kernel_files
+from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
+from backends.host.sandboxes import HostSandbox, HostSandboxes
 
 from .images import Images, Progress
 
-WORKDIR, HOME = "/workspace", "/home/agent"
 _DISK = 1 << 30
-_PIDS = 2048
 _MEBIBYTE = 1 << 20
-_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _INSTALL = "install apptainer (https://apptainer.org/docs/admin/main/installation.html), or set `binary` to it"
 _VERSION = re.compile(r"(?:apptainer|singularity(?:-ce|-pro)?) version \S+")
-# Whatever an installation's own file says about mounts of the host does not hold for sandboxes.
+# Replaces the installation's file, which may mount folders of the host.
 _CONFIGURATION = """\
 allow setuid = no
 allow pid ns = yes
@@ -75,22 +76,22 @@ _OWN_VARIABLES = re.compile(r"(?:APPTAINER|SINGULARITY)|(?:PS1|PROMPT_COMMAND|PW
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """An Apptainer or Singularity that was seen working."""
+    """An Apptainer or Singularity that works."""
 
     path: str
     version: str
     configurable: bool = True
-    """Whether it takes a configuration of ours. One with setuid programs does so from root alone."""
+    """Whether it accepts our configuration. One with setuid programs accepts it only from root."""
 
 
 class SingularityBackend:
     """Sandboxes from root folders, SIF files and images of registries, in about a tenth of a second each.
 
-    Inside, everything may be written to; the image itself stays as it is. What belongs, in a root folder, to another
-    user or group than those who make the sandbox can only be read.
+    Everything inside may be written to; the image stays as it is. Files of a root folder that belong to another user
+    or group than the one that makes the sandbox can only be read.
 
     `cpus`, `memory_bytes` and `pids` (2048 unless given) need cgroups that this process may write to. `disk_bytes` is
-    1 GiB unless given, in memory; `memory_bytes` includes what is written there.
+    1 GiB unless given, in memory; `memory_bytes` includes the files.
     """
 
     def __init__(
@@ -103,8 +104,8 @@ class SingularityBackend:
         """
         Args:
             binary: the program; without it, `apptainer` or else `singularity` on PATH.
-            image: what sandboxes are made from whose spec names no image.
-            progress: gets a line of text at a time while an image is pulled; without it, they are logged.
+            image: the image of sandboxes whose spec names none.
+            progress: called with each line of text while an image is pulled; without it, the lines are logged.
         """
         self._binary = None if binary is None else os.fspath(binary)
         self._image = None if image is None else os.fspath(image)
@@ -157,7 +158,7 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await _apart(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda _: self._plan(spec, image), detail=reference, pids=_PIDS)
+        sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
         try:
             await _name_user(sandbox)
         except BaseException:
@@ -182,11 +183,11 @@ class SingularityBackend:
         return Plan(
             command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network),
             workdir=spec.workdir or WORKDIR,
-            env={**_environment(), **self._image_environment(installation, image)},
+            env={**environment(image=True), "SHELL": "/bin/sh", **self._image_environment(installation, image)},
         )
 
     def _image_environment(self, installation: Installation, image: Path) -> dict[str, str]:
-        """What the image's own start-up files set, asked for once per image; a bare root folder has none."""
+        """The variables of the image's start-up files, read once per image; a bare root folder has none."""
         if not (image / ".singularity.d" / "env").is_dir():
             return {}
         if image not in self._environments:
@@ -200,9 +201,9 @@ class SingularityBackend:
 
 
 async def _apart(call: Callable[[], Path]) -> Path:
-    """The result of what may take minutes, in a thread of its own: other images need not wait for a pull.
+    """The result of `call`, which may take minutes, from a new thread: other images need not wait for a pull.
 
-    No pool's: the interpreter waits for those at its end.
+    It is not one of a pool, because the interpreter waits for those at its end.
     """
     outcome: Future[Path] = Future()
 
@@ -218,20 +219,20 @@ async def _apart(call: Callable[[], Path]) -> Path:
 
 
 def find(binary: str | None = None) -> tuple[Installation | None, Availability]:
-    """The first installation that works: `binary` alone where it is given, else those on PATH. Blocks."""
+    """The first installation that works: `binary` alone if it is given, otherwise those on PATH. Blocks."""
     on_path = [shutil.which(name) for name in ("apptainer", "singularity")]
     candidates = [binary] if binary is not None else [path for path in on_path if path is not None]
     failure = ""
     for candidate in candidates:
         try:
-            told = subprocess.run([candidate, "--version"], capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run([candidate, "--version"], capture_output=True, text=True, timeout=60, check=False)
         except (OSError, subprocess.TimeoutExpired) as error:
             failure = failure or f"{candidate}: {error}"
             continue
-        version = _VERSION.search(told.stdout)
+        version = _VERSION.search(done.stdout)
         if version is None:  # there is a game of that name
-            said = (told.stdout or told.stderr).strip().partition("\n")[0]
-            failure = failure or f"{candidate} is not Apptainer; it says {said[:100]!r}"
+            first = (done.stdout or done.stderr).strip().partition("\n")[0]
+            failure = failure or f"{candidate} is not Apptainer; it prints {first[:100]!r}"
             continue
         for configurable in (True, False):
             installation = Installation(candidate, version[0], configurable)
@@ -246,7 +247,7 @@ def find(binary: str | None = None) -> tuple[Installation | None, Availability]:
 
 
 def _try(installation: Installation) -> str | None:
-    """Run a whole sandbox, in an empty root. Returns what went wrong, None when nothing did."""
+    """Run a sandbox in an empty root. Returns the reason of a failure."""
     with tempfile.TemporaryDirectory(prefix="lachesis-") as image:
         Path(image).chmod(0o755)
         inner = [f"{RUNTIME}/bin/bash", "--norc", "--noprofile", "-c", ":"]
@@ -279,8 +280,8 @@ def command(
         arguments += ["--config", str(_configuration(_DISK if disk_bytes is None else disk_bytes, network))]
     elif disk_bytes is not None:
         raise BackendUnavailable(
-            f"disk_bytes cannot be enforced: {installation.path} has setuid programs and takes no configuration of "
-            "others than root. Next step: use an installation without them, or leave disk_bytes out"
+            f"disk_bytes cannot be enforced: {installation.path} has setuid programs and accepts no "
+            "configuration but root's. Next step: use an installation without them, or leave disk_bytes out"
         )
     arguments += ["exec", "--containall", "--cleanenv", "--no-eval", "--no-init", "--writable-tmpfs", "--no-home"]
     arguments += ["--no-mount", "sys,hostfs,bind-paths", "--hostname", "sandbox", "--pwd", "/"]
@@ -293,7 +294,7 @@ def command(
 
 
 def _as_plain_user() -> list[str]:
-    """A user namespace in which root is somebody else. It has to be somebody who is known on this machine."""
+    """For root, a user namespace in which it is another user, who must be known on this machine."""
     if os.geteuid() != 0:
         return []
     unshare = shutil.which("unshare", path=os.environ.get("PATH", "") + ":/usr/bin:/bin")
@@ -335,9 +336,9 @@ def _configuration(disk_bytes: int, network: bool) -> Path:
 
 
 def _hidden_proc() -> list[tuple[str, str]]:
-    """Mounts that take away what only kernel uid 0 may do in /proc: without capabilities, it may still write there.
+    """Mounts over files in /proc that kernel uid 0 may write to even without capabilities.
 
-    The executor's own settings go, too: with its oom_score_adj raised, the kernel would end it in place of a command.
+    The executor's settings are among them: with a raised oom_score_adj, the kernel would kill it and not a command.
     """
     mounts: list[tuple[str, str]] = []
     if os.geteuid() == 0:
@@ -347,21 +348,8 @@ def _hidden_proc() -> list[tuple[str, str]]:
     return mounts
 
 
-def _environment() -> dict[str, str]:
-    """Every variable that is set inside, before the image's own and `SandboxSpec.env`."""
-    return {
-        "PATH": _PATH,
-        "HOME": HOME,
-        "USER": "agent",
-        "LOGNAME": "agent",
-        "SHELL": "/bin/sh",
-        "LANG": "C.UTF-8",
-        "TERM": "dumb",
-    }
-
-
 async def _name_user(sandbox: HostSandbox) -> None:
-    """Give the agent's user and group a name where the image has none for their numbers."""
+    """Name the agent's user and group if the image has no names for their numbers."""
     uid = _uid()
     for path, line in (
         ("/etc/passwd", f"agent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n"),

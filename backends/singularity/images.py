@@ -1,7 +1,7 @@
-"""Images for Apptainer: whatever is named becomes a root folder, once.
+"""Images for Apptainer: every image becomes a root folder, once.
 
-A folder starts in a tenth of a second for every user; a SIF file would have to be mounted by root, by FUSE, or be
-unpacked again for each sandbox.
+A folder starts in a tenth of a second for every user. A SIF file would have to be mounted by root or FUSE, or unpacked
+for each sandbox.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from backends.base import BackendError, BackendUnavailable
-from backends.runtime import cached
+from backends.host.folders import cached
 
 Progress = Callable[[str], None]
 _LOG = logging.getLogger(__name__)
 _REFERENCE = re.compile(r"(?:docker|docker-daemon|docker-archive|library|oci|oci-archive|oras|shub|https?):")
 _LEVEL = re.compile(r"^(?:INFO|WARNING|ERROR|FATAL):\s+")
 _REFUSED = re.compile(r"unknown|not.found|no such|unauthorized|denied|forbidden", re.IGNORECASE)
-"""What a registry says that will say the same next time."""
-# The end of its standard input is that of its owner, by then at the latest: nobody waits for the image any more.
+"""Errors of registries that come again at the next attempt."""
+# When its owner ends, its standard input ends as well: then no process waits for the image any more.
 _GUARDED = """
 exec 3<&0 </dev/null
 "$@" 3<&- &
@@ -37,7 +37,7 @@ wait "$build"
 
 
 class Images:
-    """Root folders by name; those that had to be made are in the user's cache folder (`runtime.cached`)."""
+    """Root folders by name. Folders that had to be made are in the user's cache (`folders.cached`)."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self._progress = progress or _LOG.info
@@ -47,8 +47,7 @@ class Images:
     def folder(self, command: Sequence[str], image: str) -> Path:
         """The root folder of `image`: a folder, a SIF file or a reference; pulled or unpacked when it is new.
 
-        `command` is how Apptainer is run. A reference is pulled once, whatever its tag comes to mean later. Blocks,
-        maybe for minutes.
+        `command` runs Apptainer. A reference is pulled once, even if its tag is moved later. May block for minutes.
 
         Raises:
             BackendUnavailable: there is nothing of that name.
@@ -75,7 +74,7 @@ class Images:
             return cached(name, lambda folder: self._build(command, source, folder / "root")) / "root"
 
     def _build(self, command: Sequence[str], source: str, target: Path) -> None:
-        # As a plain user, so that everything in it becomes this user's: what belongs to others could not be changed.
+        # As a plain user, so that all files belong to this user: those of others could not be changed.
         argv = [*command, "--nocolor", "build", "--fix-perms", "--sandbox", str(target), source]
         said: collections.deque[str] = collections.deque(maxlen=5)
         try:
@@ -104,11 +103,11 @@ class Images:
             refused = _REFUSED.search(reason) and "no such host" not in reason
             raise (BackendUnavailable if refused else BackendError)(
                 f"the image {source!r} cannot be made: {reason}. Next step: check its name, the network, and for a "
-                "registry that asks who you are `apptainer registry login`; or pull it elsewhere and name the file"
+                "private registry `apptainer registry login`; or pull it elsewhere and name the file"
             )
 
 
 def _environment() -> dict[str, str]:
-    """The user's own, for proxies and logins. Of a plain user, Apptainer would look for settings in another home."""
+    """The user's variables, with proxies and logins. As a plain user, Apptainer looks for settings in another home."""
     settings = {f"{name}_CONFIGDIR": str(Path.home() / f".{name.lower()}") for name in ("APPTAINER", "SINGULARITY")}
     return {**settings, **os.environ}

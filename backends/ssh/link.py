@@ -1,14 +1,13 @@
 """One ssh connection, kept for as long as something uses it: byte streams to far sockets, and a hub on the far machine.
 
-Streams are forwarded sockets, which servers do not count as sessions; the hub (`remote.py`) takes one session,
-whatever the number of sandboxes. Both come back by themselves, over a new connection, after the old one has broken.
+Streams are forwarded sockets, which servers do not count as sessions. The hub (`backends/host/hub.py`) takes one
+session for any number of sandboxes. After a connection has broken, both are restored over a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import json
 import os
 import secrets
@@ -21,38 +20,22 @@ from typing import Any, TypeVar
 
 import asyncssh
 
-from backends import executor_code
 from backends.base import BackendError, BackendUnavailable
 from backends.connection import ByteStream, asyncio_stream
+from backends.host.program import BOOTSTRAP, program
 
 T = TypeVar("T")
 CONNECT_TIMEOUT, LOGIN_TIMEOUT, HUB_TIMEOUT = 15.0, 30.0, 60.0
 KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
-"""A connection on which nothing comes back for 15 to 20 seconds is given up, and a new one made."""
+"""A connection without an answer for 15 to 20 seconds is replaced by a new one."""
 IDLE = 10.0
-"""Seconds that a connection is kept with nothing to do."""
-_FAR_MODULES = ("backends.proc_walls", "backends.ssh.walls", "backends.ssh.supervisor", "backends.ssh.remote")
-_LOADER = """\
-import sys, types
-for name in ("backends", "backends.ssh"):
-    sys.modules[name] = types.ModuleType(name)
-for name, source in SOURCES:
-    module = sys.modules[name] = types.ModuleType(name)
-    module.__package__ = name.rpartition(".")[0]
-    exec(compile(source, name, "exec"), module.__dict__)
-module.main(sys.argv[2:])
-"""
-# Read by sys.stdin.buffer, which reads ahead: nothing else is sent before the program has answered.
-_BOOTSTRAP = (
-    "import sys; sys.version_info >= (3, 8) or sys.exit('python3 is older than 3.8'); "
-    "exec(compile(sys.stdin.buffer.read(int(sys.argv[1])), 'far', 'exec'))"
-)
+"""Seconds for which an unused connection is kept."""
 _SHELL = 'p=$1; shift; test -n "$p" || p=/usr/bin/python3; test -x "$p" || p=python3; exec "$p" -I -S -c "$@"'
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Whom to connect to, and how. What is None comes from the ssh configuration."""
+    """The machine to connect to, and how. Fields that are None come from the ssh configuration."""
 
     host: str
     port: int | None = None
@@ -72,37 +55,30 @@ class Target:
 
     @property
     def command(self) -> str:
-        """An ssh command line with which a person can try the same."""
+        """The ssh command line of the same connection, for people to try."""
         user = f"{self.username}@" if self.username else ""
         return "ssh" + (f" -p {self.port}" if self.port else "") + f" {user}{self.host}"
 
 
 class LinkLost(BackendError):
-    """The ssh connection, or the hub behind it, went away in the middle of a request."""
+    """The ssh connection or the hub was lost during a request."""
 
 
 def _shared(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task that several wait for, or in the end nobody."""
+    """A task that any number of callers wait for."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda task: task.cancelled() or task.exception())
     return task
 
 
-@functools.cache
-def _far_program() -> bytes:
-    root = Path(__file__).parents[2]
-    sources = [(name, root.joinpath(*name.split(".")).with_suffix(".py").read_text()) for name in _FAR_MODULES]
-    return f"SOURCES = {sources!r}\n{_LOADER}".encode()
-
-
 class _HostKeys(asyncssh.SSHClient):
-    """Looks keys up in known_hosts, and remembers what was found: the library does not tell unknown from changed."""
+    """Looks keys up in known_hosts, and keeps the result: the library does not tell unknown keys from changed ones."""
 
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
         self.known = False
         self.shown = ""
-        """Fingerprint of the key that was refused."""
+        """Fingerprint of the key that was rejected."""
 
     def match(self, host: str, address: str, port: int | None) -> Any:
         found = asyncssh.match_known_hosts(list(self._files) or b"", host, address, port)
@@ -143,8 +119,8 @@ async def connect(target: Target) -> asyncssh.SSHClientConnection:
         except (asyncssh.ConnectionLost, asyncssh.KeyExchangeFailed, ConnectionResetError):
             if not keys.known:
                 raise
-            # Only kinds of keys that are known were asked for. A server that has none of them hangs up; with all kinds
-            # it shows the one that it has.
+            # Only known kinds of keys were offered, and a server that has none of them hangs up. Offered all kinds, it
+            # shows the one that it has.
             return await asyncssh.connect(target.host, options=options, server_host_key_algs="default")
     except (asyncssh.Error, asyncssh.KeyImportError, asyncssh.ConfigParseError, OSError, ValueError) as error:
         raise _unavailable(target, error, keys) from None
@@ -153,8 +129,8 @@ async def connect(target: Target) -> asyncssh.SSHClientConnection:
 def _known_hosts_files(target: Target, configured: Any) -> list[str]:
     if configured is None:
         raise BackendUnavailable(
-            f"{target.name}: the ssh configuration says `UserKnownHostsFile none`, so that any machine could pass for "
-            "it. Next step: name a file there, or as the option known_hosts"
+            f"{target.name}: the ssh configuration says `UserKnownHostsFile none`, so that any machine could "
+            "impersonate it. Next step: name a file there, or as the option known_hosts"
         )
     if target.known_hosts is not None:
         if not Path(target.known_hosts).is_file():
@@ -165,7 +141,7 @@ def _known_hosts_files(target: Target, configured: Any) -> list[str]:
 
 
 def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> BackendUnavailable:
-    """`error` as something that a person can act on."""
+    """`error` with its reason and the next step."""
     detail = str(error).strip() or type(error).__name__
     port = f"-p {target.port} " if target.port else ""
     where = target.known_hosts or "~/.ssh/known_hosts"
@@ -179,9 +155,9 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
             fix = f"ask its administrator; if the new key is right: ssh-keygen -R '{name}' -f {where}, then add it"
         else:
             reason = f"its host key is unknown: {where} has none for it.{shown}"
-            fix = f"compare that with the machine's own, then: ssh-keyscan {port}{target.host} >> {where}"
+            fix = f"compare that with the machine's key, then: ssh-keyscan {port}{target.host} >> {where}"
     elif isinstance(error, asyncssh.PermissionDenied):
-        reason = f"it refuses this user and these keys ({detail})"
+        reason = f"it rejects this user and these keys ({detail})"
         fix = f"ssh-copy-id {port}{target.command.rpartition(' ')[2]}, or name the right username and client_keys"
     elif isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
         reason, fix = (
@@ -204,15 +180,14 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
 
 
 class Hub:
-    """The near end of `remote.py`."""
+    """The near end of `backends/host/hub.py`."""
 
-    def __init__(self, target: Target, process: Any, on_ended: Callable[[str, int | None, str], None]) -> None:
+    def __init__(self, target: Target, process: Any, on_ended: Callable[[dict[str, Any]], None]) -> None:
         self._target, self._process, self._on_ended = target, process, on_ended
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = 0
         self._lost = ""
         self._task = asyncio.create_task(self._read())
-        self.prepared: asyncio.Task[dict[str, Any]] | None = None
 
     @property
     def lost(self) -> bool:
@@ -234,21 +209,11 @@ class Hub:
             raise LinkLost(f"{self._target.name} did not answer {op!r} ({error or 'in time'})") from None
         finally:
             self._answers.pop(number, None)
-        if "refused" in header:
-            name, reason, fix = header["refused"]
-            raise BackendUnavailable(
-                f"backend 'ssh' cannot enforce {name} on {self._target.name}: {reason}. Next step: {fix}"
-            )
-        if "error" in header:
-            raise BackendError(f"{self._target.name}: {op} failed: {header['error']}")
+        if "failed" in header:
+            if header["failed"] == BackendUnavailable.__name__:
+                raise BackendUnavailable(f"backend 'ssh' on {self._target.name}: {header['error']}")
+            raise BackendError(f"{self._target.name}: {op} failed: {header['failed']}: {header['error']}")
         return header
-
-    async def ready_for_create(self) -> None:
-        """Send the executor, once."""
-        if self.prepared is None:
-            source = executor_code.source().decode()
-            self.prepared = _shared(self.request("executor", source=source))
-        await asyncio.shield(self.prepared)
 
     async def _read(self) -> None:
         reason = "the ssh connection broke"
@@ -256,7 +221,7 @@ class Hub:
             while line := await self._process.stdout.readline():
                 message = json.loads(line)
                 if "ended" in message:
-                    self._on_ended(message["ended"], message["code"], message["log"])
+                    self._on_ended(message)
                     continue
                 answer = self._answers.get(message["n"])
                 if answer is not None and not answer.done():
@@ -276,13 +241,13 @@ class Hub:
 
 
 class Link:
-    """The connection of one backend in one event loop. Made when it is needed, given up when it is not."""
+    """The connection of one backend in one event loop: made when needed, closed when idle."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.relayed: bool | None = None
-        """Whether the server forwards no sockets, so that every stream takes a session. None: not known yet."""
-        self.on_ended: dict[str, Callable[[int | None, str], None]] = {}
+        """Whether the server forwards no sockets, so that every stream takes a session. None before it is known."""
+        self.on_ended: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting: asyncio.Task[asyncssh.SSHClientConnection] | None = None
         self._hub: Hub | None = None
@@ -293,7 +258,7 @@ class Link:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Keeps the connection up meanwhile."""
+        """Keeps the connection open for a block."""
         self.hold()
         try:
             yield
@@ -335,7 +300,7 @@ class Link:
             self._connecting = None
 
     async def _watch(self, connection: asyncssh.SSHClientConnection) -> None:
-        """Cancelled when its event loop ends, at the latest: then nothing must stay open."""
+        """Close everything with the connection, or when the event loop ends and cancels this."""
         try:
             await connection.wait_closed()
         finally:
@@ -358,10 +323,7 @@ class Link:
                 failed = json.loads(await process.stdout.readline())["failed"]
             if failed:
                 process.close()
-                raise BackendUnavailable(
-                    f"{self.target.name}: its folder for sandboxes cannot be used: {failed}. Next step: remove that, "
-                    "or name another one as the option folder"
-                )
+                raise BackendUnavailable(f"{self.target.name}: its folder for sandboxes cannot be used: {failed}")
             self._hub = Hub(self.target, process, self._ended)
             if self.relayed is None:
                 self.relayed = not await self._forwards(self._hub)
@@ -385,11 +347,11 @@ class Link:
             await hub.request("probe", open=False)
 
     async def _run(self, mode: str, argument: str) -> Any:
-        """Start the far program in a session of its own, past whatever the login shell prints."""
+        """Start the far program in a new session, and skip the output of the login shell."""
         connection = await self.connection()
         mark = "lachesis " + secrets.token_hex(16)
-        program = _far_program()
-        arguments = [self.target.python, _BOOTSTRAP, str(len(program)), mark, mode, argument]
+        code = program()
+        arguments = [self.target.python, BOOTSTRAP, str(len(code)), mark, mode, argument]
         command = shlex.join(["exec", "/bin/sh", "-c", _SHELL, "sh", *arguments])
         try:
             process: Any = await connection.create_process(command, encoding=None, env={}, send_env=[])
@@ -398,8 +360,8 @@ class Link:
                 f"{self.target.name}: it allows no more sessions on one connection ({error.reason}). Next step: raise "
                 "MaxSessions in its sshd_config"
             ) from None
-        with contextlib.suppress(OSError):  # the session may have ended already; what it said tells why
-            process.stdin.write(program)
+        with contextlib.suppress(OSError):  # the session may have ended already; its output tells why
+            process.stdin.write(code)
         try:
             async with asyncio.timeout(HUB_TIMEOUT):
                 await process.stdout.readuntil(mark.encode() + b"\n")
@@ -420,16 +382,16 @@ class Link:
             fix = f"let the user run commands there; try: {self.target.command} python3 --version"
         return BackendUnavailable(f"{self.target.name}: it cannot run Python ({detail}). Next step: {fix}")
 
-    def _ended(self, id: str, code: int | None, log: str) -> None:
-        heard = self.on_ended.get(id)
-        if heard is not None:
-            heard(code, log)
+    def _ended(self, event: dict[str, Any]) -> None:
+        report = self.on_ended.get(event["ended"])
+        if report is not None:
+            report(event)
 
     async def open(self, path: str) -> ByteStream:
         """A stream to the far socket `path`.
 
         Raises:
-            ConnectionRefusedError: nobody listens there.
+            ConnectionRefusedError: no process listens there.
             OSError, BackendUnavailable: there is no connection now.
         """
         try:
@@ -439,7 +401,7 @@ class Link:
             connection = await self.connection()
             return asyncio_stream(*await connection.open_unix_connection(path, encoding=None))
         except asyncssh.ChannelOpenError:
-            raise ConnectionRefusedError(f"{self.target.name}: nobody listens on {path}") from None
+            raise ConnectionRefusedError(f"{self.target.name}: no process listens on {path}") from None
         except asyncssh.Error as error:
             raise ConnectionResetError(str(error)) from None
 
@@ -447,7 +409,7 @@ class Link:
         """Returns when nothing of these sandboxes is left.
 
         Raises:
-            BackendError: something is left, or the far machine could not be asked for `patience` seconds.
+            BackendError: processes are left, or the far machine could not be reached for `patience` seconds.
         """
         end = asyncio.get_running_loop().time() + patience
         while True:
@@ -460,5 +422,5 @@ class Link:
                 await asyncio.sleep(0.2)
                 continue
             if left:
-                raise BackendError(f"{self.target.name}: processes that cannot be killed are left of {', '.join(left)}")
+                raise BackendError(f"{self.target.name}: processes of {', '.join(left)} cannot be killed")
             return

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from backends import cgroups, create_backend
+from backends import create_backend
+from backends.host import cgroups
 
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",

@@ -1,4 +1,4 @@
-"""Groups of the kernel that hold limits, and the helper process that starts what runs in them."""
+"""Control groups with limits, and the helper process that starts programs in them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 from sandbox_watch import host_processes, until
 
 from backends import BackendError, BackendUnavailable
-from backends.cgroups import Cgroup, Cgroups, Limits, describe, find
-from backends.spawner import Child, Disk, Spawner, numbers
+from backends.host.cgroups import Cgroup, Cgroups, Limits, describe, find
+from backends.host.plan import Disk, numbers
+from backends.host.spawner import Child, Spawner
 
 SH = "/bin/sh"
 BOMB = "f() { f | f & }; f; sleep 100"
@@ -85,16 +86,14 @@ def test_a_group_has_the_limits_that_were_asked_for(available: Cgroups, limits: 
 
 
 @pytest.mark.parametrize("field", ["cpus", "memory_bytes", "pids"])
-def test_a_limit_that_cannot_be_enforced_is_refused_with_the_reason(field: str) -> None:
-    nowhere = Cgroups(
-        2, {}, dict.fromkeys(("cpu", "memory", "pids"), "/sys/fs/cgroup/x is not for this user to divide")
-    )
+def test_a_limit_that_cannot_be_enforced_is_rejected_with_the_reason(field: str) -> None:
+    nowhere = Cgroups(2, {}, dict.fromkeys(("cpu", "memory", "pids"), "/sys/fs/cgroup/x does not belong to this user"))
     for cgroups in (nowhere, Cgroups(0)):
         with pytest.raises(BackendUnavailable, match=f"^{field} cannot be enforced.* Next step: .*leave it out"):
             cgroups.create("any", Limits(**{field: 1}))
         cgroups.require(Limits())
         assert not cgroups.tracks
-    assert "is not for this user to divide" in describe(nowhere)
+    assert "does not belong to this user" in describe(nowhere)
 
 
 async def test_a_process_is_in_its_group_before_it_runs_anything(group: Cgroup, spawner: Spawner) -> None:
@@ -147,11 +146,11 @@ async def test_a_group_of_version_2_is_killed_at_once(spawner: Spawner) -> None:
 
 
 @pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $$", -9), ("true", 0)])
-async def test_the_end_of_a_process_is_told(spawner: Spawner, command: str, code: int) -> None:
+async def test_the_end_of_a_process_is_reported(spawner: Spawner, command: str, code: int) -> None:
     child, output = await asyncio.to_thread(run, spawner, SH, "-c", command)
     assert await child.exited(20)
     assert child.code == code
-    assert child.wait(0), "and is told again"
+    assert child.wait(0), "and again"
     child.release()
     os.close(output)
 
@@ -170,10 +169,10 @@ async def test_a_process_gets_what_it_was_given_and_nothing_else(
             ["/bin/bash", "-c", f"({script}) >&2"], stream=given.fileno(), errors=output, files=[given.fileno()]
         )
         assert await child.exited(20)
-    told = written(output).split("\n")
-    environment = [line for line in told if "=" in line]
+    lines = written(output).split("\n")
+    environment = [line for line in lines if "=" in line]
     assert {line.partition("=")[0] for line in environment} <= {"PWD", "SHLVL", "_", "OLDPWD"}
-    rest = [line for line in told if "=" not in line]
+    rest = [line for line in lines if "=" not in line]
     assert rest[:2] == ["/", "content"]
     assert set(rest[2:-3]) <= {"0", "1", "2", str(number), "255"}
     assert rest[-3] == rest[-2] == str(child.pid)
@@ -230,7 +229,7 @@ async def test_a_killed_helper_takes_its_children_along_and_is_replaced(spawner:
 
 FORKING_OWNER = """
 import os, sys, time
-from backends.spawner import Spawner
+from backends.host.spawner import Spawner
 null = os.open(os.devnull, os.O_RDWR)
 spawner = Spawner()
 spawner.spawn(["/bin/sleep", sys.argv[1]], stream=null, errors=null)

@@ -22,8 +22,9 @@ import pytest
 import pytest_asyncio
 from sandbox_watch import host_processes, output, stopped, until
 
-from backends import Backend, BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec, cgroups
+from backends import Backend, BackendError, BackendUnavailable, Sandbox, SandboxLost, SandboxSpec
 from backends import create_backend as create
+from backends.host import cgroups
 from backends.owner import this_owner
 from tests.support.docker_engine import BARE_IMAGE, DockerEngine, docker_engine
 from tests.support.leftovers import Leftovers
@@ -144,8 +145,8 @@ async def test_a_time_limit_holds_for_every_kind_of_child(sandbox: Sandbox) -> N
     assert await output(sandbox, "echo usable") == "usable"
 
 
-DEADLINES = ["connection", "byte_stream", "sandbox", "transfer", "lease", "host_sandbox", "spawner", "spawn_server"]
-DEADLINES += ["ssh/link", "ssh/supervisor"]
+DEADLINES = ["connection", "byte_stream", "sandbox", "transfer", "lease", "host/sandboxes", "host/spawner"]
+DEADLINES += ["host/spawn_server", "host/supervisor", "ssh/link"]
 DEADLINES += sorted(f"executor/{file.stem}" for file in (ROOT / "backends/executor").glob("*.py"))
 
 

@@ -1,4 +1,4 @@
-"""The local backend's own promises: what it says when it cannot run, and that nothing outlives its owner."""
+"""The local backend: its messages when it cannot run, and that nothing outlives its owner."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ from backends import (
     Sandbox,
     SandboxLost,
     SandboxSpec,
-    cgroups,
     create_backend,
-    records,
 )
-from backends.host_sandbox import HostSandbox
+from backends.host import cgroups, records
+from backends.host.sandboxes import HostSandbox
 from backends.local import LocalBackend
 from backends.owner import new_id, this_machine, this_owner
-from tests.support.root_images import bare_root, full_root
 
 OWNER = """
 import asyncio, sys
@@ -52,7 +50,7 @@ asyncio.run(main())
 
 @pytest.fixture(params=["bubblewrap", "none"])
 async def backend(request: pytest.FixtureRequest) -> Backend:
-    """Only the local one: other backends promise other things, in tests of their own."""
+    """The local backend, with each isolation."""
     backend = create_backend("local", isolation=request.param)
     availability = await backend.check()
     if not availability.ok:
@@ -164,7 +162,7 @@ def test_unknown_names_and_options_are_errors_that_list_what_there_is() -> None:
         create_backend("local", isolation="nsjail")
 
 
-async def test_fields_that_nothing_would_enforce_are_refused(tmp_path: Path) -> None:
+async def test_fields_that_cannot_be_enforced_are_rejected(tmp_path: Path) -> None:
     unsandboxed = create_backend("local", isolation="none")
     for spec, field in ((SandboxSpec(disk_bytes=1 << 20), "disk_bytes"), (SandboxSpec(image=str(tmp_path)), "image")):
         with pytest.raises(BackendUnavailable, match=f"{field} cannot be honoured without isolation.*Next step"):
@@ -179,7 +177,7 @@ def test_importing_the_local_backend_imports_no_others_client() -> None:
 
 
 @pytest.mark.parametrize("what", ["write", "input", "exec"])
-async def test_a_sandbox_lost_in_the_middle_of_a_long_upload_is_told_at_once(backend: Backend, what: str) -> None:
+async def test_a_sandbox_lost_during_a_long_upload_is_reported_at_once(backend: Backend, what: str) -> None:
     sandbox = await backend.create(SandboxSpec())
     assert isinstance(sandbox, HostSandbox)
     process = await sandbox.start("sleep 100")
@@ -235,7 +233,7 @@ def test_an_event_loop_that_ends_takes_its_open_sandboxes_with_it() -> None:
     assert not any(records.folder(sandbox.id).exists() for sandbox in kept)
 
 
-# --- what is left behind ---------------------------------------------------------------------------------------------
+# --- leftovers ------------------------------------------------------------------------------------------------------
 
 LEAVER = """
 import asyncio, os, sys, tempfile
@@ -411,57 +409,3 @@ async def test_a_sandbox_whose_executor_the_kernel_has_ended_says_so(backend: Ba
     with pytest.raises(BackendError, match="could not be started"):
         await backend.create(SandboxSpec(memory_bytes=1 << 20))
     assert [info for info in await backend.sandboxes() if info.owner == this_owner()] == []
-
-
-# --- images ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("images")
-    return {"full": full_root(folder / "full"), "bare": bare_root(folder / "bare")}
-
-
-@pytest.mark.parametrize("name", ["full", "bare"])
-async def test_an_image_is_the_root_and_stays_as_it_is(images: dict[str, Path], name: str) -> None:
-    image = images[name]
-    before = sorted(path.relative_to(image) for path in image.rglob("*"))
-    sandbox = await create_backend("local").create(SandboxSpec(image=str(image), workdir="/made/on/demand"))
-    script = (
-        "pwd; id -u; echo x > /etc/new; mkdir /data; rm -r /etc/passwd /var; echo ${BASH_VERSION:+bash}; echo /[ud]*"
-    )
-    result = await sandbox.exec(script, timeout=20)
-    assert result.stdout.decode().split("\n")[:-1] == ["/made/on/demand", "1000", "bash", "/data /dev /usr"], result
-    assert sorted(path.relative_to(image) for path in image.rglob("*")) == before
-    assert (sandbox.python is None) == (name == "bare")
-    await sandbox.write_bytes("file", b"content")
-    assert (await sandbox.exec("echo $(<file)", timeout=20)).stdout == b"content\n"
-    await sandbox.close()
-
-
-async def test_programs_that_were_overwritten_inside_are_not_the_executors(images: dict[str, Path]) -> None:
-    backend = create_backend("local")
-    for spec in (SandboxSpec(), SandboxSpec(image=str(images["full"]))):
-        sandbox = await backend.create(spec)
-        spoil = "import os, sys; sys.stdout.write(os.path.dirname(os.__file__))"
-        library = (await sandbox.exec(f"python3 -I -c '{spoil}'", timeout=20)).stdout.decode()
-        done = await sandbox.exec(
-            f"for f in tarfile hmac hashlib shutil; do echo 'raise SystemExit(9)' > {library}/$f.py; done;"
-            "echo spoilt > $(readlink -f $(which python3))",
-            timeout=20,
-        )
-        if b"Read-only" in done.stderr:
-            continue
-        assert (await sandbox.exec("python3 -c 1", timeout=20)).exit_code != 0
-        with tempfile.TemporaryDirectory() as folder:
-            await sandbox.exec("mkdir d; echo 1 > d/file", timeout=20)
-            await sandbox.download_dir("d", folder)
-            assert (Path(folder) / "file").read_text() == "1\n"
-        await sandbox.close()
-
-
-@pytest.mark.parametrize("image", ["relative", "/no/such/folder", "/proc"])
-async def test_an_image_that_cannot_be_used_is_refused_with_the_reason(image: str) -> None:
-    with pytest.raises(BackendUnavailable, match=r"image|overlay") as refused:
-        await create_backend("local").create(SandboxSpec(image=image))
-    assert "Next step" in str(refused.value)

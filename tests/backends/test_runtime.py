@@ -17,8 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import BackendUnavailable, executor_code, runtime
-from backends.elf import Elf, NotPortable
+from backends import BackendUnavailable, executor_code
+from backends.host import runtime
+from backends.host.elf import Elf, NotPortable
 
 ROOT = Path(__file__).resolve().parents[2]
 SHELL = [f"{runtime.RUNTIME}/bin/bash", "--norc", "--noprofile", "-c"]
@@ -97,9 +98,9 @@ def test_the_archive_is_the_folder(folder: Path) -> None:
 
 
 def ask(code: str, cache: Path | str) -> str:
-    """What a process of its own prints, with this cache folder."""
+    """The output of a new process with this cache folder."""
     done = subprocess.run(
-        [sys.executable, "-c", f"from backends import runtime; {code}"],
+        [sys.executable, "-c", f"from backends.host import folders; {code}"],
         env={**os.environ, "XDG_CACHE_HOME": str(cache)},
         cwd=ROOT,
         capture_output=True,
@@ -116,7 +117,7 @@ import os, time
 def make(folder):
     (folder / "maker").write_text(str(os.getpid()))
     time.sleep(0.5)
-print((runtime.cached("kind-1", make) / "maker").read_text())
+print((folders.cached("kind-1", make) / "maker").read_text())
 """
     with ThreadPoolExecutor(4) as pool:
         makers = set(pool.map(lambda _: ask(f"exec({code!r})", tmp_path), range(4)))
@@ -131,7 +132,7 @@ def test_a_cache_that_cannot_be_used_is_replaced(tmp_path: Path, trouble: str) -
         cache = tmp_path
         (tmp_path / "lachesis").mkdir()
         (tmp_path / "lachesis").chmod(0o777)
-    code = "path = runtime.cached('kind-1', lambda folder: (folder / 'x').touch()); print(path, (path / 'x').exists())"
+    code = "path = folders.cached('kind-1', lambda folder: (folder / 'x').touch()); print(path, (path / 'x').exists())"
     path, there = ask(code, cache).split()
     assert there == "True"
     assert not Path(path).is_relative_to(cache)
@@ -147,7 +148,7 @@ def test_what_nobody_has_used_for_long_is_removed(tmp_path: Path) -> None:
 
     old, recent, other = make("kind-old", 40), make("kind-recent", 20), make("others-old", 40)
     abandoned, underway = make("building-old", 1), make("building-new", 0)
-    ask("runtime.cached('kind-new', lambda folder: None)", tmp_path)
+    ask("folders.cached('kind-new', lambda folder: None)", tmp_path)
     assert [path.exists() for path in (old, recent, other, abandoned, underway)] == [False, True, True, False, True]
 
 
@@ -158,7 +159,7 @@ def fail(folder):
     (folder / "half").touch()
     raise OSError("disk full")
 try:
-    runtime.cached("kind-1", fail)
+    folders.cached("kind-1", fail)
 except Exception as error:
     print(type(error).__name__, error)
 """
@@ -176,7 +177,7 @@ def test_an_interpreter_that_cannot_be_taken_along_is_named(tmp_path: Path) -> N
         runtime._place(tmp_path, musl, "bin/bash", [], ["lib"], {})
     static = tmp_path / "static"
     static.write_bytes(bytes(Elf(bash.read_bytes()).data[:64]).ljust(200, b"\0"))
-    with pytest.raises(BackendUnavailable, match=f"{static} cannot be taken along"):
+    with pytest.raises(BackendUnavailable, match=f"{static} cannot be copied"):
         runtime._place(tmp_path, static, "bin/bash", [], ["lib"], {})
 
 
@@ -185,7 +186,7 @@ BASH = Path(shutil.which("bash") or "/bin/bash").resolve().read_bytes()
 
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 4096), st.integers(0, 4096), st.binary(max_size=16))
-def test_damaged_files_are_refused_or_read(cut: int, at: int, noise: bytes) -> None:
+def test_damaged_files_are_rejected_or_read(cut: int, at: int, noise: bytes) -> None:
     """Never another exception, whatever the headers say."""
     data = bytearray(BASH[: len(BASH) - cut * 300])
     data[at : at + len(noise)] = noise

@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from sandbox_watch import host_processes, opened, output, until
 
-from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec, records
-from backends.runtime import RUNTIME, portable_runtime
+from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
+from backends.host import records
+from backends.host.runtime import RUNTIME, portable_runtime
 from backends.singularity import Installation, SingularityBackend, command
 from tests.support.image_registry import image_registry
 from tests.support.root_images import root_archive
@@ -65,7 +66,7 @@ async def test_check_names_the_version(backend: SingularityBackend, engine: Sing
     assert "version" in availability.detail and engine.binary in availability.detail
 
 
-async def test_what_is_not_apptainer_is_refused(engine: SingularityEngine) -> None:
+async def test_another_program_is_rejected(engine: SingularityEngine) -> None:
     """Debian has a game called singularity."""
     backend = SingularityBackend("/bin/true", image=engine.bare)
     availability = await backend.check()
@@ -179,12 +180,12 @@ async def test_memory_limit_ends_the_command_and_not_the_sandbox(backend: Singul
     assert groups(sandbox.id) == []
 
 
-async def test_a_disk_of_less_than_a_mebibyte_is_refused(backend: SingularityBackend) -> None:
+async def test_a_disk_of_less_than_a_mebibyte_is_rejected(backend: SingularityBackend) -> None:
     with pytest.raises(BackendUnavailable, match=r"disk_bytes of 1000 cannot be enforced.*Next step"):
         await backend.create(SandboxSpec(disk_bytes=1000))
 
 
-def test_an_installation_that_takes_no_settings_refuses_a_disk_limit(engine: SingularityEngine) -> None:
+def test_an_installation_without_configuration_rejects_a_disk_limit(engine: SingularityEngine) -> None:
     """As those with setuid programs do from anyone but root: the rest works with its administrator's settings."""
     installation = Installation(engine.binary, "1.0", configurable=False)
     inner = [f"{RUNTIME}/bin/bash", "-c", "echo > /etc/mark && [[ ! -e /sys/kernel ]] && echo works"]
@@ -295,8 +296,8 @@ from backends.singularity import SingularityBackend
 async def main():
     lines = asyncio.Queue()
     loop = asyncio.get_running_loop()
-    told = lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)
-    backend = SingularityBackend(sys.argv[1], image="docker://large:1", progress=told)
+    report = lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)
+    backend = SingularityBackend(sys.argv[1], image="docker://large:1", progress=report)
     creating = asyncio.create_task(backend.create(SandboxSpec()))
     print(await lines.get(), flush=True)
     await asyncio.to_thread(sys.stdin.readline)

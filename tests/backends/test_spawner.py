@@ -1,4 +1,4 @@
-"""The helper that starts sandboxes: what it has started lives as long as it does."""
+"""The helper that starts sandboxes: its children live as long as it does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from sandbox_watch import host_processes
 
 from backends import BackendError
-from backends.spawner import Child, Spawner
+from backends.host.spawner import Child, Spawner
 
 AT_ONCE = 6
 
@@ -62,8 +62,8 @@ def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> N
 
 
 def test_what_is_started_too_late_is_not_left_alone(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who asked has been told that it could not be started; what was started in time goes on."""
-    monkeypatch.setattr("backends.spawner._PATIENCE", 0.5)
+    """The caller gets an error; processes that were started in time go on."""
+    monkeypatch.setattr("backends.host.spawner._PATIENCE", 0.5)
     others = helpers()
     spawner = Spawner()
     early = spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null)
@@ -91,7 +91,7 @@ def until_none(mark: str) -> bool:
 CROWD = """
 import os, resource, sys
 from backends import BackendError
-from backends.spawner import Spawner
+from backends.host.spawner import Spawner
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (230, int(sys.argv[1])))
 null, spawner, children = os.open(os.devnull, os.O_RDWR), Spawner(), []

@@ -1,4 +1,4 @@
-"""The ssh backend's own promises: whom it trusts, what a broken wire does, and that nothing is left far away."""
+"""The ssh backend: which hosts it trusts, broken connections, and that nothing is left on the far machine."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import pytest
 from sandbox_watch import host_processes, opened, output, until
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
+from backends.host import cgroups
 from backends.ssh import SshBackend
 from tests.support.ports import free_port
+from tests.support.root_images import bare_root
 from tests.support.ssh_engine import SshEngine, ssh_engine
-
-LIMITS = Path("/sys/fs/cgroup")
 
 
 @pytest.fixture(scope="session")
@@ -44,14 +44,14 @@ def crowd(engine: SshEngine) -> Iterator[SshEngine]:
 
 @pytest.fixture(autouse=True)
 async def tidy(engine: SshEngine) -> AsyncIterator[None]:
-    """What a failed test has left is no other test's business."""
+    """Remove what a failed test has left."""
     yield
     if any(engine.state.iterdir()):
         await SshBackend(**engine.options).reap(everyone=True)
 
 
 def groups() -> list[str]:
-    """Empty groups that nobody removed; a living sandbox' is its own run's affair, which need not be this one.
+    """Empty groups that were not removed. A group with processes may belong to another run.
 
     Another run's may be empty for a moment: before its first process, or after its last.
     """
@@ -65,11 +65,16 @@ def groups() -> list[str]:
 
 def _empty_groups() -> set[str]:
     found = set()
-    for path in LIMITS.glob("*/lachesis-*.ssh"):
+    for path in groups_of("lachesis-*"):
         with contextlib.suppress(OSError):  # it was removed meanwhile
-            if "probe" not in path.name and not (path / "cgroup.procs").read_text():
+            if int((path / "pids.current").read_text()) == 0:  # processes of other PID namespaces count as well
                 found.add(str(path))
     return found
+
+
+def groups_of(id: str) -> list[Path]:
+    """Its cgroups: the far machine is this one, and its sshd is in the group of the tests."""
+    return [path for parent in {*cgroups.find().parents.values()} for path in (parent / "lachesis").glob(f"{id}.ssh")]
 
 
 def leftovers(engine: SshEngine, mark: str = "") -> tuple[list[int], list[Path], list[str]]:
@@ -79,11 +84,11 @@ def leftovers(engine: SshEngine, mark: str = "") -> tuple[list[int], list[Path],
 NOTHING: tuple[list[int], list[Path], list[str]] = ([], [], [])
 
 
-# --- whom it trusts --------------------------------------------------------------------------------------------------
+# --- trusted hosts --------------------------------------------------------------------------------------------------
 
 
-async def refusal(**options: Any) -> str:
-    """What `check` and `create` say, which is the same, on one line, with the next step."""
+async def rejection(**options: Any) -> str:
+    """The message of `check` and `create`: the same, on one line, with the next step."""
     backend = SshBackend(**options)
     availability = await backend.check()
     assert not availability.ok
@@ -96,39 +101,39 @@ async def refusal(**options: Any) -> str:
     return f"{availability.detail} | {availability.fix}"
 
 
-async def test_an_unknown_and_a_changed_host_key_are_refused_and_told_apart(engine: SshEngine, tmp_path: Path) -> None:
+async def test_unknown_and_changed_host_keys_are_rejected_and_distinguished(engine: SshEngine, tmp_path: Path) -> None:
     known = tmp_path / "known_hosts"
     known.touch()
-    said = await refusal(**{**engine.options, "known_hosts": known})
+    said = await rejection(**{**engine.options, "known_hosts": known})
     assert "host key is unknown" in said
     assert "ssh-ed25519 SHA256:" in said
     assert f"ssh-keyscan -p {engine.port} 127.0.0.1" in said
     other = engine.new_key(f"other-{uuid.uuid4().hex}")
     known.write_text(engine.known_hosts_line(engine.port, other.name + ".pub"))
-    said = await refusal(**{**engine.options, "known_hosts": known})
+    said = await rejection(**{**engine.options, "known_hosts": known})
     assert "host key is not the one in" in said
     assert f"ssh-keygen -R '[127.0.0.1]:{engine.port}'" in said
     subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", tmp_path / "rsa"], check=True)  # noqa: ASYNC221
     known.write_text(f"[127.0.0.1]:{engine.port} {(tmp_path / 'rsa.pub').read_text()}")
-    assert "host key is not the one in" in await refusal(**{**engine.options, "known_hosts": known})
+    assert "host key is not the one in" in await rejection(**{**engine.options, "known_hosts": known})
 
 
-async def test_a_configuration_that_trusts_any_host_is_refused(engine: SshEngine, tmp_path: Path) -> None:
+async def test_a_configuration_that_trusts_any_host_is_rejected(engine: SshEngine, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text("Host *\n  UserKnownHostsFile none\n")
     options = {**engine.options, "config": [config]}
     del options["known_hosts"]
-    assert "any machine could pass for it" in await refusal(**options)
+    assert "any machine could impersonate it" in await rejection(**options)
 
 
-async def test_refused_keys_hosts_and_ports_are_named_with_the_next_step(engine: SshEngine, tmp_path: Path) -> None:
+async def test_rejected_keys_hosts_and_ports_are_named_with_the_next_step(engine: SshEngine, tmp_path: Path) -> None:
     stranger = engine.new_key(f"stranger-{uuid.uuid4().hex}")
-    said = await refusal(**{**engine.options, "client_keys": [stranger]})
-    assert "refuses this user and these keys" in said
+    said = await rejection(**{**engine.options, "client_keys": [stranger]})
+    assert "rejects this user and these keys" in said
     assert "ssh-copy-id" in said
-    assert "no such host" in await refusal(**{**engine.options, "host": "no-such-host.invalid"})
-    assert "cannot be reached" in await refusal(**{**engine.options, "port": free_port()})
-    said = await refusal(**{**engine.options, "client_keys": [tmp_path / "absent"]})
+    assert "no such host" in await rejection(**{**engine.options, "host": "no-such-host.invalid"})
+    assert "cannot be reached" in await rejection(**{**engine.options, "port": free_port()})
+    said = await rejection(**{**engine.options, "client_keys": [tmp_path / "absent"]})
     assert "absent" in said
 
 
@@ -144,23 +149,47 @@ async def test_the_ssh_configuration_is_used(engine: SshEngine, tmp_path: Path) 
     assert "bubblewrap" in availability.detail
 
 
-# --- what the far machine has to have --------------------------------------------------------------------------------
+# --- requirements of the far machine ----------------------------------------------------------------------------------
 
 
 async def test_what_is_missing_there_is_named_with_its_package(tmp_path: Path) -> None:
     (tmp_path / "bash").symlink_to("/bin/bash")
     with ssh_engine(SetEnv=f"SHLVL=1 PATH={tmp_path}") as bare:
-        said = await refusal(**bare.options)
-        assert "bubblewrap is not installed on" in said
+        said = await rejection(**bare.options)
+        assert "bubblewrap is not installed" in said
         assert "apt-get install bubblewrap" in said
         assert "isolation 'none'" in said
         assert (await SshBackend(**bare.options, isolation="none").check()).ok
         (tmp_path / "bash").unlink()
-        said = await refusal(**bare.options)
+        said = await rejection(**bare.options)
         assert "apt-get install bash" in said
-        said = await refusal(**bare.options, python="/usr/bin/no-such-python3")
+        said = await rejection(**bare.options, python="/usr/bin/no-such-python3")
         assert "it cannot run Python" in said
         assert "apt-get install python3" in said
+
+
+def oldest_python() -> str:
+    """A Python from 3.8 on, below the one that this project needs."""
+    for minor in (8, 9, 10):
+        pyenv = Path("~/.pyenv/versions").expanduser().glob(f"3.{minor}.*/bin/python3.{minor}")
+        for path in [*map(str, pyenv), f"/usr/bin/python3.{minor}", f"/usr/local/bin/python3.{minor}"]:
+            if Path(path).exists():
+                return path
+    pytest.skip("no Python older than 3.11 is installed")
+
+
+async def test_an_old_python_there_is_enough(engine: SshEngine, roots: Path) -> None:
+    bare = SandboxSpec(image=str(bare_root(roots / "bare")), pids=100 if os.geteuid() == 0 else None)
+    cases: list[tuple[Any, SandboxSpec]] = [
+        ("bubblewrap", SandboxSpec()),
+        ("bubblewrap", bare),
+        ("none", SandboxSpec()),
+    ]
+    for isolation, spec in cases:
+        backend = SshBackend(**engine.options, python=oldest_python(), isolation=isolation)
+        async with opened(backend, spec) as sandbox:
+            assert await output(sandbox, "echo $((6 * 7))") == "42"
+    assert leftovers(engine) == NOTHING
 
 
 @pytest.mark.parametrize("ended", [False, True])
@@ -176,7 +205,7 @@ async def test_a_login_that_runs_no_commands_is_named(ended: bool, monkeypatch: 
     if ended:
         monkeypatch.setattr(asyncssh.SSHClientConnection, "create_process", late)
     with ssh_engine(ForceCommand="echo This account is not available.; exit 1") as closed:
-        said = await refusal(**closed.options)
+        said = await rejection(**closed.options)
         assert "it cannot run Python (This account is not available.)" in said
 
 
@@ -194,10 +223,11 @@ async def test_a_server_that_forwards_no_sockets_is_used_by_sessions_and_a_talka
         assert leftovers(narrow, sandboxes[0].id) == NOTHING
 
 
-async def test_fields_that_it_cannot_honour_are_refused(engine: SshEngine, crowd: SshEngine) -> None:
+async def test_fields_that_it_cannot_honour_are_rejected(engine: SshEngine, crowd: SshEngine) -> None:
     walled, open_air = SshBackend(**crowd.options), SshBackend(**crowd.options, isolation="none")
     for backend, spec, field in (
         (walled, SandboxSpec(image="debian"), "image"),
+        (open_air, SandboxSpec(image="/"), "image"),
         (open_air, SandboxSpec(disk_bytes=1 << 30), "disk_bytes"),
         (walled, SandboxSpec(memory_bytes=1 << 30), "memory_bytes"),
         (walled, SandboxSpec(cpus=1), "cpus"),
@@ -233,20 +263,20 @@ async def test_cgroups_limit_memory_and_processes(engine: SshEngine) -> None:
         pytest.skip("only root may write cgroups")
     backend = SshBackend(**engine.options)
     sandbox = await backend.create(SandboxSpec(memory_bytes=128 << 20, pids=40, cpus=0.5))
-    assert list(LIMITS.glob(f"*/{sandbox.id}.ssh"))
+    assert groups_of(sandbox.id)
     hungry = "python3 -c 'x = bytearray(300 << 20); x[::4096] = b\"1\" * len(x[::4096])'"
     assert (await sandbox.exec(hungry, timeout=60)).exit_code == 137
     assert 20 < int(await output(sandbox, FORKS)) < 40
     assert await output(sandbox, "echo alive") == "alive"
     await sandbox.close()
-    assert list(LIMITS.glob(f"*/{sandbox.id}.ssh")) == []
+    assert groups_of(sandbox.id) == []
 
 
 async def test_an_ordinary_user_limits_processes_without_cgroups(crowd: SshEngine) -> None:
     sandbox = await SshBackend(**crowd.options).create(SandboxSpec(pids=20))
     assert 5 < int(await output(sandbox, FORKS)) < 20
     other = await SshBackend(**crowd.options).create(SandboxSpec(pids=20))
-    assert await output(other, "echo alive") == "alive", "each has a count of its own"
+    assert await output(other, "echo alive") == "alive", "each has its own count"
     await asyncio.gather(sandbox.close(), other.close())
 
 
@@ -298,7 +328,7 @@ async def test_secrets_of_both_machines_are_invisible(
         await asyncio.gather(one.close(), two.close())
 
 
-# --- a wire that fails -----------------------------------------------------------------------------------------------
+# --- broken connections -----------------------------------------------------------------------------------------------
 
 
 async def test_a_command_runs_once_however_the_wire_breaks_meanwhile(engine: SshEngine) -> None:
@@ -367,7 +397,7 @@ async def test_thirty_sandboxes_share_one_connection_of_ten_sessions(engine: Ssh
         assert leftovers(engine) == NOTHING
 
 
-# --- what is left ----------------------------------------------------------------------------------------------------
+# --- leftovers -------------------------------------------------------------------------------------------------------
 
 OWNER = """
 import asyncio, json, os, sys
@@ -524,14 +554,15 @@ def test_an_event_loop_that_ends_leaves_no_descriptor_and_its_sandboxes_end(engi
     assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
 
 
-async def test_a_folder_of_somebody_else_is_refused(crowd: SshEngine, tmp_path: Path) -> None:
+async def test_a_folder_of_somebody_else_is_rejected(crowd: SshEngine, tmp_path: Path) -> None:
     with pytest.raises(BackendUnavailable, match=r"its folder for sandboxes cannot be used.*Next step"):
         await SshBackend(**{**crowd.options, "folder": "/tmp"}).create(SandboxSpec())
 
 
-async def test_a_working_directory_anywhere_is_made(engine: SshEngine) -> None:
-    sandbox = await SshBackend(**engine.options).create(SandboxSpec(workdir="/srv/project/src"))
-    assert await output(sandbox, "pwd; touch here; ls") == "/srv/project/src\nhere"
-    await sandbox.close()
+async def test_a_working_directory_anywhere_is_made(engine: SshEngine, crowd: SshEngine) -> None:
+    for far in (engine, crowd):
+        sandbox = await SshBackend(**far.options).create(SandboxSpec(workdir="/srv/project/src"))
+        assert await output(sandbox, "pwd; touch here; ls") == "/srv/project/src\nhere"
+        await sandbox.close()
     with pytest.raises(BackendError):
-        await SshBackend(**engine.options).create(SandboxSpec(workdir="/usr/new"))
+        await SshBackend(**crowd.options).create(SandboxSpec(workdir="/usr/new"))

@@ -1,7 +1,7 @@
 """A private sshd on loopback, for tests, with separate keys, settings and state, and a connection that can fail.
 
-It runs as the user who runs the tests, and lets that user in. For root it can also let in an ordinary user, who exists
-only in the sshd's mount namespace.
+It runs as the user of the tests, and lets that user in. For root it can also let in an ordinary user, who exists only
+in the sshd's mount namespace.
 """
 
 from __future__ import annotations

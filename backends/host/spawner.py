@@ -1,9 +1,9 @@
 """Starting processes from a helper process, which costs the event loop nothing and ends them when their owner ends.
 
-Forking blocks a whole Python process, threads and all, until the child has started its program: with many sandboxes
-at once, for tens of milliseconds. And the kernel ties "die with your parent" to the parent's thread, which a worker
-thread outlives only by luck. The helper (`spawn_server.py`) is small, has one thread and lives as long as its owner:
-whatever it has started gets SIGKILL when either dies.
+Forking blocks a whole Python process with all its threads until the child has started its program: tens of
+milliseconds with many sandboxes at once. And the kernel ties "die with your parent" to the thread that forked, which
+may end before the process does. The helper (`spawn_server.py`) is small, has one thread and lives as long as its owner.
+Its children get SIGKILL when either dies.
 """
 
 from __future__ import annotations
@@ -20,47 +20,21 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from .base import BackendError
+from backends.base import BackendError
+
+from .plan import Disk, memory_file, numbers
 
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
-_FIRST_FILE = 20
-"""Number of the first descriptor that is passed on by `Spawner.spawn`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """A tmpfs of bounded size that only the new process and its descendants see."""
-
-    mount: str
-    """An existing folder of this machine."""
-    size: int
-    """Bytes of everything in it together."""
-    folders: Sequence[tuple[str, int]] = ()
-    """Folders to make in it, with their modes; parents first."""
-
-
-def memory_file(name: str, content: bytes) -> int:
-    """A file descriptor of a file that is nowhere on disk, at its beginning."""
-    fd = os.memfd_create(name)
-    with open(os.dup(fd), "wb") as file:  # noqa: PTH123
-        file.write(content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
-
-
-def numbers(count: int) -> range:
-    """The descriptors by which the first `count` of `Spawner.spawn`'s `files` are known to the new process."""
-    return range(_FIRST_FILE, _FIRST_FILE + count)
 
 
 class Child:
-    """A process that was started by the helper, which it keeps alive. It has to be `release`d."""
+    """A process that the helper has started. It keeps the helper alive until it is released."""
 
     def __init__(self, pid: int, handle: int, replies: socket.socket, spawner: Spawner) -> None:
         self.pid = pid
@@ -70,7 +44,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Exit code, negative for a signal; None while it runs, or as long as nobody has waited."""
+        """Exit code, negative for a signal; None while it runs, or until somebody has waited."""
         return self._code
 
     def kill(self) -> None:
@@ -118,7 +92,7 @@ class Child:
         return self._handle if self._replies.fileno() < 0 else self._replies.fileno()
 
     def _look(self) -> bool:
-        """Take what the helper has said; when it is gone, its children are being killed."""
+        """Read the helper's report. If the helper is gone, its children are being killed."""
         if self._code is not None:
             return True
         if self._replies.fileno() >= 0:
@@ -140,7 +114,7 @@ class Child:
 
 
 class Spawner:
-    """The near end. Thread-safe; everything but the constructor blocks for milliseconds: for worker threads only."""
+    """Starts processes. Thread-safe; every method blocks for milliseconds and belongs into worker threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,20 +131,21 @@ class Spawner:
         files: Sequence[int] = (),
         groups: Sequence[int] = (),
         disk: Disk | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `argv`, whose first item is a path, with an empty environment, in a session of its own.
+        """Start `argv`, whose first item is a path, in a new session; with an empty environment but for `env`.
 
         Args:
             stream: its standard input and output.
-            errors: its standard error; why it could not be started is written there, too (exit code 126).
-            files: descriptors to pass on; it knows them by `numbers`.
+            errors: its standard error; gets the reason if the program cannot be run (exit code 126).
+            files: descriptors to pass on; it knows them by `plan.numbers`.
             groups: descriptors of the `cgroup.procs` that it joins before it runs anything.
 
         Raises:
-            BackendError: it could not even be tried.
+            BackendError: no process could be made.
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
-        described["disk"] = disk and {"mount": disk.mount, "size": disk.size, "folders": list(disk.folders)}
+        described.update(disk=disk and asdict(disk), env=dict(env or {}))
         job = memory_file("job", json.dumps(described).encode())
         try:
             return self._ask(job, [stream, errors, *groups, *files])
@@ -194,7 +169,7 @@ class Spawner:
                     ours.setblocking(False)
                     return Child(answer["pid"], handles[0], ours, self)
                 reason = "the helper process has ended"
-            except TimeoutError:  # it lives, and so does what it has started: another one would be the end of that
+            except TimeoutError:  # it lives, and so do its children, which would end with it
                 ours.close()
                 raise BackendError(f"a process could not be started within {_PATIENCE:g} s") from None
             except OSError as error:
@@ -206,10 +181,10 @@ class Spawner:
         raise BackendError(f"a process could not be started: {reason}")
 
     def _helper(self, instead_of: socket.socket | None) -> socket.socket:
-        """The helper, but not the one behind `instead_of`, which has failed."""
+        """The helper, but not the one that `instead_of` leads to, which has failed."""
         with self._lock:
-            # A forked copy of this process needs a helper of its own: this one's children end with this process. And
-            # where several threads find that a helper has ended, the first one's new helper is that of all.
+            # A forked copy of this process needs another helper: this one's children end with this process. If
+            # several threads find that a helper has ended, the first one starts the new helper for all.
             if self._requests is None or self._owner != os.getpid() or self._requests is instead_of:
                 self._start()
             assert self._requests is not None
@@ -242,7 +217,7 @@ class Spawner:
 
 
 def _end(requests: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:
-    """Let the helper go; what it has started goes with it."""
+    """Let the helper end; its children end with it."""
     requests.close()
     if owner == os.getpid():
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,28 +1,24 @@
-"""Which of the kernel's own files a sandbox does not see, or cannot write to.
+"""Mounts over /proc: the kernel's files that a sandbox must not see, or must not write to."""
 
-Sent to far machines as well, with `ssh/walls.py`: standard library, Python 3.8 or later.
-"""
-
-# ruff: noqa: PTH110
 from __future__ import annotations
 
 import os
 import stat
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # on Python 3.8 this could not be evaluated
+if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 def kernel_files() -> Iterator[tuple[str, str]]:
-    """`(what to bind there, place)` for all in /proc that is no process' own, each to be bound read-only.
+    """`(source, place)` for everything in /proc that belongs to no process, each to be bound read-only.
 
-    What real root starts keeps kernel uid 0, whatever it is called inside: file modes do not stop it, so that it could
-    write /proc/sys/kernel/core_pattern. Capabilities it has none; mounts it cannot change.
+    A process that real root starts keeps kernel uid 0, whatever its uid inside. File modes do not stop it: it could
+    write /proc/sys/kernel/core_pattern. It has no capabilities, so it cannot change mounts.
     """
     for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
         if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
-            continue  # processes, self, net, and what belongs to the new IPC namespace
+            continue  # processes, self, net; sysvipc belongs to the new IPC namespace
         mode = entry.stat(follow_symlinks=False).st_mode
         if stat.S_ISDIR(mode):
             yield entry.path, entry.path
@@ -37,7 +33,7 @@ def bubblewrap_proc() -> list[str]:
         arguments += ["--ro-bind" if source == os.devnull else "--ro-bind-try", source, place]
     if os.geteuid() != 0:
         return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
-    # Raised, the executor's oom_score_adj would make the kernel end it in place of a command.
+    # With a raised oom_score_adj, the kernel would kill the executor and not a command.
     for name in ("autogroup", "oom_adj", "oom_score_adj"):
         if os.path.exists("/proc/self/" + name):
             arguments += ["--ro-bind", os.devnull, "/proc/1/" + name]

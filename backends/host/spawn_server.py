@@ -1,16 +1,13 @@
-"""A small process that starts others for a large one, and ends with it: the far half of `spawner.py`.
+"""From fork to exec; and a small process that forks for a large one and ends with it, which `spawner.py` uses.
 
-Started as `python3 -I -S spawn_server.py SOCKET OWNER`: descriptors of a SOCK_SEQPACKET socket and of its owner's
-process. A request is one message with descriptors: of a file with the job (JSON), of the reply socket, of standard
-input and output, of standard error, then those of cgroups to join and those to pass on. To the reply socket goes
-`{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`, negative for a signal; if it cannot be
-started, `{"error": text}`.
+It is started as `python3 -I -S spawn_server.py SOCKET OWNER`: descriptors of a SOCK_SEQPACKET socket and of its owner's
+process. A request is one message with descriptors: a file with the job (JSON, see `become`), the reply socket, then
+those of `become`. The reply is `{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`,
+negative for a signal; or `{"error": text}` if it cannot be started.
 
-Standard library only, one thread: between fork and exec, anything may be done.
+It imports nothing of the project and has one thread: between fork and exec, anything may be done.
 """
 
-# ruff: noqa: B905, PTH101, PTH103, PTH118, PTH123
-# (pathlib would add to the start-up time)
 from __future__ import annotations
 
 import contextlib
@@ -20,6 +17,7 @@ import fcntl
 import gc
 import json
 import os
+import re
 import resource
 import select
 import signal
@@ -34,10 +32,12 @@ PR_SET_PDEATHSIG = 1
 CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
 OOM_SCORE = 500
-"""When the machine's memory runs out, what runs in sandboxes goes before what makes them."""
+"""When the machine's memory runs out, the kernel kills commands before the processes that make sandboxes."""
 SCRATCH = 200
-"""Descriptors are moved up here, out of the way of the numbers that they are to get."""
+"""Descriptors are first moved up here, so that none has a number that another one is to get."""
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+RESET = (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
+ESCAPED, BACKSLASHED = r"[\\:,]", r"\\\g<0>"
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -47,8 +47,8 @@ def check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def make_disk(mount: str, size: int, folders: list[tuple[str, int]]) -> None:
-    """Mount a tmpfs of bounded size at `mount`, which only this process and its descendants see."""
+def make_disk(mount: str, size: int, folders: list[tuple[str, int]], overlays: list[tuple[str, str]]) -> None:
+    """Mount a `plan.Disk`, which only this process and its descendants see."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(CLONE_NEWNS) != 0:
         check(libc.unshare(CLONE_NEWUSER | CLONE_NEWNS), "making a user namespace")
@@ -58,45 +58,67 @@ def make_disk(mount: str, size: int, folders: list[tuple[str, int]]) -> None:
     check(libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None), "making mounts private")
     # Each file costs kernel memory beside its contents: their number is bounded as well.
     options = f"size={size},nr_inodes={max(4096, size >> 12)},mode=755"
-    check(
-        libc.mount(b"tmpfs", os.fsencode(mount), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()), f"mounting {mount}"
-    )
-    for name, mode in folders:
+    flags = MS_NOSUID | MS_NODEV
+    check(libc.mount(b"tmpfs", os.fsencode(mount), b"tmpfs", flags, options.encode()), f"mounting {mount}")
+
+    def make(name: str, mode: int) -> str:
         path = os.path.join(mount, name)
         os.makedirs(path, exist_ok=True)
         os.chmod(path, mode)
+        return path
+
+    for name, mode in folders:
+        make(name, mode)
+    for number, (lower, name) in enumerate(overlays):
+        mode = os.stat(lower).st_mode & 0o777 | 0o700
+        parts = {"lowerdir": lower, "upperdir": make(f"upper{number}", mode), "workdir": make(f"work{number}", 0o755)}
+        # As for any user: attributes of the overlay are the user's own (Linux 5.11 and later).
+        options = ",".join([f"{key}={re.sub(ESCAPED, BACKSLASHED, path)}" for key, path in parts.items()])
+        options += ",userxattr"
+        target = os.fsencode(make(name, mode))
+        check(libc.mount(b"overlay", target, b"overlay", flags, os.fsencode(options)), f"overlay mount on {lower}")
 
 
 def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
-    """In the child: never returns."""
+    """In the child: turn into the program of a job. Never returns.
+
+    Args:
+        job: `argv`; `env` (empty if missing); `disk`, a `plan.Disk` or None; `groups`, the number of cgroups to join;
+            `files`, the numbers of descriptors to pass on; `signal`, sent when the parent dies (SIGKILL if missing).
+        fds: standard input and output, standard error (which also gets the reason of a failure), `cgroup.procs` of the
+            groups, files. All are `SCRATCH` or higher.
+        parent: the process that has forked this one.
+    """
     what = "starting"
     stream, errors, *others = fds
     try:
         os.setsid()
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        libc.prctl(PR_SET_PDEATHSIG, job.get("signal", signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
             os._exit(1)
+        os.umask(0o022)
         what = "joining the cgroup"
         for fd in others[: job["groups"]]:
             os.write(fd, b"0")
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
-            # Where this is privileged, none of them can lower it again. Where it is not, it had better stay as it is:
-            # what the sandbox' init process has must never be more than what a command can choose for itself.
+            # If this is privileged, commands cannot lower the score again. Otherwise it stays: the sandbox' init
+            # process must never have a higher one than a command can choose for itself.
             if privileged():
                 file.write(str(OOM_SCORE))
         what = "making its disk"
         if job["disk"] is not None:
-            make_disk(job["disk"]["mount"], job["disk"]["size"], job["disk"]["folders"])
+            make_disk(**job["disk"])
         what = f"running {job['argv'][0]}"
         for target, fd in zip((0, 1, 2), (stream, stream, errors)):
             os.dup2(fd, target)
         for target, fd in zip(job["files"], others[job["groups"] :]):
             os.dup2(fd, target)
-        for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+        for number in RESET:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.chdir("/")
         resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
-        os.execve(job["argv"][0], job["argv"], {})
+        os.execve(job["argv"][0], job["argv"], job.get("env", {}))
     except BaseException as error:
         os.write(errors, f"{what}: {error}".encode())
     finally:
@@ -117,7 +139,7 @@ class Server:
         self.replies: dict[int, socket.socket] = {}
 
     def serve(self) -> bool:
-        """Answer one request. False when nobody is there to make any more."""
+        """Answer one request. False when the owner has closed the socket."""
         message, fds, flags, _ = socket.recv_fds(self.requests, 64, 250, socket.MSG_CMSG_CLOEXEC)
         if not message:
             return False
@@ -126,7 +148,7 @@ class Server:
             if flags & socket.MSG_CTRUNC:
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             moved.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
-        except OSError as error:  # no more fit in: an error of this one, and not of all that it has started before
+        except OSError as error:  # the table is full: this request fails, and what runs goes on
             with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(fds[1])) as reply:
                 reply.send(json.dumps({"error": str(error)}).encode())
             for fd in moved:
@@ -150,7 +172,7 @@ class Server:
             finally:
                 os.close(handle)
         except OSError as error:
-            if pid > 0:  # whoever asked has gone
+            if pid > 0:  # the caller has gone
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
@@ -185,7 +207,7 @@ def main() -> None:
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    # The owner's end of the socket may live on in processes that it has forked: it alone would not tell of its death.
+    # The owner's end of the socket may live on in processes that it has forked, so its death is watched as well.
     poll = select.poll()
     for fd in (server.requests.fileno(), owner, signals):
         poll.register(fd, select.POLLIN)
@@ -197,7 +219,7 @@ def main() -> None:
             os.read(signals, 4096)
             server.reap()
         if owner in ready or (server.requests.fileno() in ready and not server.serve()):
-            return  # what it has started is killed with it
+            return  # its children are killed with it
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Limits on processor time, memory and processes, by the kernel's control groups, of version 1 or 2.
 
-A sandbox' group lies below the group of the process that makes it wherever the kernel allows that, so that the limits
-of that process (a container's, a batch job's) hold for its sandboxes, too. Version 2 does not allow it for a group that
-has processes of its own; there the nearest group above takes its place.
+A sandbox' group is made below the group of the process that makes it, so that the limits of that process (a
+container's, a batch job's) also hold for its sandboxes. Version 2 does not allow that for a group that has processes;
+then the nearest usable group above is the parent.
 
     available = cgroups.find()
     group = available.create("lachesis-0123", Limits(memory_bytes=1 << 30))
@@ -17,11 +17,17 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .base import BackendError, BackendUnavailable, SandboxSpec
+from backends.base import BackendError, BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PIDS = 2048
+"""`SandboxSpec.pids` where none is given, on machines that can enforce it."""
 
 _PARENT = "lachesis"
 _PERIOD = 100_000
@@ -30,10 +36,10 @@ _LEAST_QUOTA = 1_000
 _FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
 """Field of `SandboxSpec` -> controller."""
 _TRACKER = "pids"
-"""The controller of version 1 by which what runs in a group is found and ended: without new ones a fork bomb ends."""
+"""The controller of version 1 that lists and ends the processes of a group: its limit stops a fork bomb."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Limits:
     """What a group may use; None is no limit."""
 
@@ -42,10 +48,6 @@ class Limits:
     """Memory without swap, files on a tmpfs included."""
     pids: int | None = None
 
-    @classmethod
-    def of(cls, spec: SandboxSpec) -> Limits:
-        return cls(spec.cpus, spec.memory_bytes, spec.pids)
-
     def __bool__(self) -> bool:
         return any(getattr(self, name) is not None for name in _FIELDS)
 
@@ -53,7 +55,7 @@ class Limits:
         return {controller for name, controller in _FIELDS.items() if getattr(self, name) is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cgroups:
     """Where this process may make groups."""
 
@@ -63,10 +65,12 @@ class Cgroups:
     """Controller -> the folder below which groups that need it are made."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Controller -> why there is no such folder."""
+    step: str = ""
+    """What to do about it; empty: see `next_step`."""
 
     @property
     def tracks(self) -> bool:
-        """Whether a group can be made only to find and end what runs in it."""
+        """Whether groups can be made that only list and end processes."""
         return bool(self.parents) if self.version == 2 else _TRACKER in self.parents
 
     def require(self, limits: Limits) -> None:
@@ -87,6 +91,24 @@ class Cgroups:
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
         return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
 
+    def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> Allotment:
+        """How the limits of a new sandbox are enforced.
+
+        Args:
+            countable: whether RLIMIT_NPROC can be set inside a user namespace, for users who may not make groups.
+            tracked: whether a group is needed to find its processes again, as without a PID namespace.
+
+        Raises:
+            BackendUnavailable: one of the limits cannot be enforced here.
+        """
+        counted = None
+        if "pids" in self.parents:
+            limits = replace(limits, pids=limits.pids or PIDS)
+        elif countable and _counts_processes_per_namespace():
+            limits, counted = replace(limits, pids=None), limits.pids or PIDS
+        group = self.group(name, limits) if limits or (tracked and self.tracks) else None
+        return Allotment(limits, group, counted)
+
     def create(self, name: str, limits: Limits) -> Cgroup:
         """An empty group with these limits.
 
@@ -105,21 +127,21 @@ class Cgroups:
         return group
 
     def _make(self, folder: Path) -> None:
-        for attempt in range(10):  # the last sandbox of another process may take the parent away in between
+        for attempt in range(10):  # removing another process' last sandbox removes the parent
             try:
                 folder.parent.mkdir(exist_ok=True)
                 if self.version == 2:
                     _enable(folder.parent, self.parents)
                 folder.mkdir()
                 return
-            except (FileExistsError, FileNotFoundError):  # the former, too: gone again when it is looked at
+            except (FileExistsError, FileNotFoundError):  # the former may have vanished again
                 if attempt == 9:
                     raise
 
     def _limit(self, name: str, limits: Limits) -> None:
-        def write(controller: str, file: str, value: object, *, may_lack: bool = False) -> None:
+        def write(controller: str, file: str, value: object, *, optional: bool = False) -> None:
             path = self.parents[controller] / _PARENT / name / file
-            if not may_lack or path.exists():
+            if not optional or path.exists():
                 path.write_text(str(value))
 
         if limits.cpus is not None:
@@ -132,16 +154,16 @@ class Cgroups:
         if limits.memory_bytes is not None:
             if self.version == 2:
                 write("memory", "memory.max", limits.memory_bytes)
-                write("memory", "memory.swap.max", 0, may_lack=True)  # kernels without accounting of swap
+                write("memory", "memory.swap.max", 0, optional=True)  # missing if the kernel does not account swap
             else:
                 write("memory", "memory.limit_in_bytes", limits.memory_bytes)
-                write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, may_lack=True)
-                write("memory", "memory.swappiness", 0, may_lack=True)
+                write("memory", "memory.memsw.limit_in_bytes", limits.memory_bytes, optional=True)
+                write("memory", "memory.swappiness", 0, optional=True)
         if limits.pids is not None:
             write("pids", "pids.max", limits.pids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cgroup:
     """A group that exists: one folder in version 2, one per controller in version 1."""
 
@@ -176,7 +198,7 @@ class Cgroup:
         return 0
 
     def kill(self, patience: float = 5.0) -> bool:
-        """Kill everything in it, also what forks faster than it can be listed. Whether nothing is left."""
+        """Kill all its processes, also a fork bomb. Returns whether none is left."""
         end = time.monotonic() + patience
         for folder in self.folders:
             for name, value in (("cgroup.kill", "1"), ("pids.max", "0")):
@@ -193,9 +215,9 @@ class Cgroup:
             time.sleep(0.002)
 
     def remove(self, patience: float = 5.0) -> bool:
-        """Remove it, waiting for its last processes to be gone, and the folder around it when it was the last.
+        """Remove it once its last processes are gone, and the parent folder after the last group. Blocks.
 
-        Whether it is gone. Blocks: for worker threads only.
+        Returns whether it is gone.
         """
         end = time.monotonic() + patience
         gone = True
@@ -218,25 +240,43 @@ class Cgroup:
         return gone
 
 
-def find() -> Cgroups:
-    """What the running process may use, tried with a group of its own that is removed again."""
+@dataclass(frozen=True)
+class Allotment:
+    """How the limits of one sandbox are enforced."""
+
+    limits: Limits
+    """Those of its group."""
+    group: Cgroup | None
+    """The group that `Cgroups.create` will make."""
+    counted: int | None
+    """Number of processes that RLIMIT_NPROC has to limit."""
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        return tuple(map(str, self.group.folders)) if self.group is not None else ()
+
+
+def find(step: str = "") -> Cgroups:
+    """What the running process may use, tried with a group that is removed again. `step` is for error messages."""
     if not Path("/proc/self/cgroup").exists():
-        return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"))
+        return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"), step)
     own = dict(_own_groups())
     legacy = {controller: own[controller] for controller in _FIELDS.values() if controller in own}
-    return _find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""])
+    return replace(_find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""]), step=step)
 
 
 def describe(available: Cgroups) -> str:
-    """One line: which fields of `SandboxSpec` can be enforced, and why others cannot."""
+    """One line: the fields of `SandboxSpec` that can be enforced, and why others cannot."""
     usable = [name for name, controller in _FIELDS.items() if controller in available.parents]
     missing = {available.refused.get(each, "not there") for each in _FIELDS.values() if each not in available.parents}
-    told = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
-    return told + (f"; others not: {'; '.join(sorted(missing))}" if missing else "")
+    text = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
+    return text + (f"; others not: {'; '.join(sorted(missing))}" if missing else "")
 
 
 def next_step(available: Cgroups) -> str:
-    """How this process gets cgroups that it may divide."""
+    """How this process gets cgroups that it may write to."""
+    if available.step:
+        return available.step
     if os.geteuid() != 0 and available.version == 2:
         return "start it with: systemd-run --user --scope -p Delegate=yes COMMAND"
     if os.geteuid() != 0:
@@ -259,9 +299,9 @@ def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
         names = {"cgroup": options.split(","), "cgroup2": [""]}.get(kind, [])
         for controller in names:
             if controller in paths:
-                # In a container the mount begins at `root`, of which /proc may or may not know.
+                # In a container the mount begins at `root`; the path in /proc may or may not include that.
                 path = paths[controller]
-                inside = os.path.relpath(path, root) if Path(path).is_relative_to(root) else "."
+                inside = os.path.relpath(path, root) if Path(root) in (Path(path), *Path(path).parents) else "."
                 folder = Path(mount) if inside == "." else Path(mount) / inside
                 yield controller, (Path(mount), folder if folder.is_dir() else Path(mount))
 
@@ -271,7 +311,7 @@ def _probe_name() -> str:
 
 
 def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
-    """Make and remove a group with the controllers' limits. Returns what went wrong."""
+    """Make and remove a group with limits of these controllers. Returns the reason of a failure."""
     tried = {"cpus": 1, "memory_bytes": 1 << 30, "pids": 1 << 10}
     limits = Limits(**{name: value for name, value in tried.items() if _FIELDS[name] in controllers})
     try:
@@ -298,28 +338,34 @@ def _find_legacy(own: Mapping[str, tuple[Path, Path]]) -> Cgroups:
 def _find_unified(mount: Path, own: Path) -> Cgroups:
     wanted = list(_FIELDS.values())
     failure = "there is no cgroup of version 2"
-    candidates = [folder for folder in (own, *own.parents) if folder.is_relative_to(mount)]
+    candidates = [folder for folder in (own, *own.parents) if mount in (folder, *folder.parents)]
     for folder in candidates:
         try:
             present = (folder / "cgroup.controllers").read_text().split()
             usable = [each for each in wanted if each in present]
             if not usable or not os.access(folder / "cgroup.procs", os.W_OK):
-                failure = f"{folder} is not for this user to divide" if usable else f"{folder} has no controllers"
+                failure = f"{folder} does not belong to this user" if usable else f"{folder} has no controllers"
                 continue
             _enable(folder, usable)
         except OSError as error:
-            failure = f"{folder} cannot be divided: {error}"
+            failure = f"{folder} cannot be used: {error}"
             continue
         tried = _try(Cgroups(2, dict.fromkeys(usable, folder)), usable)
         if tried is None:
-            refused = {each: f"{folder} does not have it" for each in wanted if each not in usable}
+            refused = {each: f"{folder} has no such controller" for each in wanted if each not in usable}
             return Cgroups(2, dict.fromkeys(usable, folder), refused)
         failure = tried
     return Cgroups(2, {}, dict.fromkeys(wanted, failure))
 
 
+def _counts_processes_per_namespace() -> bool:
+    """Whether RLIMIT_NPROC counts the processes of one user namespace (Linux 5.14 and later, never for root)."""
+    release = os.uname().release.split(".")
+    return os.geteuid() != 0 and (int(release[0]), int(release[1].partition("-")[0])) >= (5, 14)
+
+
 def _enable(folder: Path, controllers: Iterable[str]) -> None:
-    """Hand the controllers on to the groups below `folder`."""
+    """Enable the controllers for the groups below `folder`."""
     control = folder / "cgroup.subtree_control"
     lacking = sorted(set(controllers) - set(control.read_text().split()))
     if lacking:

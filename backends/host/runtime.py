@@ -1,9 +1,12 @@
 """The portable runtime: what the executor needs to run, in one folder that works inside any root file system.
 
-Images need have neither Python nor bash. The folder is made from this machine's own: the running interpreter, its
-dynamic loader and libraries, the modules that the executor imports, bash, and the executor. It appears inside at
-`RUNTIME`, read-only; its programs start directly, refer to nothing outside it, and set no variable that a command
-would inherit. About 20 MB, made once per version of its contents and kept in the user's cache folder.
+An image needs neither Python nor bash. The folder has this machine's: the running interpreter, its dynamic loader and
+libraries, the modules that the executor imports, bash, and the executor. It is bound read-only to `RUNTIME`. Its
+programs start without a wrapper, load nothing from outside, and set no variable that a command would inherit. It takes
+about 20 MB and is made once for each version of its contents, in the user's cache folder.
+
+The C library's own way (`ld.so --library-path FOLDER PROGRAM`) does not do for bash: each command's shell would be
+called `ld-linux-x86-64` in `ps`, would show these arguments, and could not start itself again (`"$BASH" -c ...`).
 """
 
 from __future__ import annotations
@@ -13,33 +16,27 @@ import hashlib
 import io
 import json
 import os
+import pkgutil
 import py_compile
 import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import elf, executor_code
-from .base import BackendError, BackendUnavailable
+from backends import executor_code
+from backends.base import BackendUnavailable
+
+from . import elf
+from .folders import cached
 
 RUNTIME = "/run/lachesis"
-"""Where the folder appears inside. Its programs work nowhere else."""
+"""The folder's place inside. Its programs work nowhere else."""
 _PYTHON, _BASH, _EXECUTOR = "bin/python3", "bin/bash", "executor.pyc"
 _LIBRARIES, _BASH_LIBRARIES = "lib", "lib/bash"
-_PREFIX, _BUILDING = "runtime-", "building-"
-_UNUSED = 30 * 86_400.0
-"""Seconds after which a version that no process has asked for is removed: longer than any sandbox lives."""
-_ABANDONED = 3_600.0
-"""Seconds after which an unfinished version belongs to a process that was killed."""
 
-# What it has loaded when it has imported what the executor imports. libgcc_s is loaded by the C library when a thread
-# is ended, not before.
+# Lists the files of all modules and libraries that the executor needs. The C library loads libgcc_s when a thread ends.
 _PROBE = """
 import importlib, json, os, sys, types
 for name in sys.argv[1:]:
@@ -50,89 +47,54 @@ try:
 except OSError:
     pass
 modules = {}
-for module in list(sys.modules.values()):
-    file = getattr(module, "__file__", None)
-    if isinstance(module, types.ModuleType) and module.__name__ != "__main__" and file:
-        modules[module.__name__] = [os.path.abspath(file), hasattr(module, "__path__")]
+for key, module in list(sys.modules.items()):
+    file, spec = getattr(module, "__file__", None), getattr(module, "__spec__", None)
+    if isinstance(module, types.ModuleType) and spec is not None and file:
+        for name in {key, spec.name, module.__name__}:  # collections.abc is _collections_abc in some versions
+            parent = sys.modules.get(name.rpartition(".")[0])
+            if parent is None or hasattr(parent, "__path__"):
+                modules[name] = [os.path.abspath(file), hasattr(module, "__path__")]
 with open("/proc/self/maps") as maps:
     mapped = maps.read()
-library = os.path.join(sys.platlibdir, os.path.basename(os.path.dirname(os.__file__)))
+library = os.path.join(getattr(sys, "platlibdir", "lib"), os.path.basename(os.path.dirname(os.__file__)))
 print(json.dumps({"modules": modules, "maps": mapped, "library": library}))
 """
 _ALWAYS = ("__future__", "encodings.utf_8", "encodings.ascii", "encodings.latin_1")
-"""Modules that are loaded without an import of theirs in the executor."""
+"""Modules that Python loads although the executor does not import them."""
 _BASH_PROBE = 'while read -r line; do echo "$line"; done </proc/$$/maps'
-# The loader would also load what the image's list names, which is made for the image's C library and not for this one.
-# The replacement is as long, and names nothing.
+# The loader would also load the libraries that the image's list names, which are made for the image's C library. The
+# replacement has the same length, and no file has this name.
 _PRELOAD, _NO_PRELOAD = b"/etc/ld.so.preload\0", b"/run/lachesis/none\0"
 
 
 def runtime_command(*arguments: str) -> list[str]:
-    """The command line that starts the executor inside; `arguments` are the executor's own.
+    """The command line that starts the executor inside; `arguments` are those of the executor.
 
-    To be started in an environment without `LD_PRELOAD`. The image's bash is used when there is one.
+    The environment must not have `LD_PRELOAD`. The executor uses the image's bash if there is one.
     """
     python = [f"{RUNTIME}/{_PYTHON}", "-I", "-S", "-B", "-X", "utf8"]
     return [*python, f"{RUNTIME}/{_EXECUTOR}", "--bash", f"{RUNTIME}/{_BASH}", *arguments]
 
 
 def portable_runtime() -> Path:
-    """The folder on this machine that is to appear inside at `RUNTIME`; readable by every user who reaches it.
+    """The folder on this machine, to be bound to `RUNTIME`; every user can read it.
 
-    The first call of a version takes about a second, and works with any number of processes at once.
+    The first call for a version takes about a second. Any number of processes may call it at once.
 
     Raises:
-        BackendUnavailable: this machine's Python or bash cannot be taken along.
+        BackendUnavailable: this machine's Python or bash cannot be copied.
     """
     python, bash = _interpreter(), _bash()
-    return cached(_PREFIX + _digest(python, bash), lambda folder: _make(folder, python, bash))
+    return cached("runtime-" + _digest(python, bash), lambda folder: _make(folder, python, bash))
 
 
 def archive() -> bytes:
-    """A tar file of the portable runtime, to be unpacked at the root of a file system."""
+    """The portable runtime as a tar file, to be unpacked at the root of a file system."""
     folder = portable_runtime()
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.add(folder, RUNTIME.lstrip("/"), filter=_impersonal)
     return buffer.getvalue()
-
-
-def cached(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name` of the user's cache (`$XDG_CACHE_HOME/lachesis`), filled by `make` when it is not there yet.
-
-    It appears in one step, finished, whoever else asks for it at the same time. Folders of the same kind (the part of
-    the name before the first "-") that nobody has asked for in 30 days are removed. Where the cache cannot be used, the
-    folder is one of this process.
-
-    Raises:
-        BackendError: it cannot be written; and what `make` raises.
-    """
-    root = _cache().root()
-    target = root / name
-    try:
-        os.utime(target)
-    except OSError:
-        pass  # not there
-    else:
-        return target
-    building = None
-    try:
-        building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
-        folder = building / name
-        folder.mkdir(mode=0o755)
-        make(folder)
-        try:
-            folder.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
-        _remove_old(root, name)
-    except OSError as error:
-        raise BackendError(f"the cache folder {target} cannot be made: {error}") from error
-    finally:
-        if building is not None:
-            shutil.rmtree(building, ignore_errors=True)
-    return target
 
 
 def _impersonal(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -142,38 +104,8 @@ def _impersonal(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-class _Cache:
-    """The user's cache folder, or a folder of this process where that cannot be used."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._private: tempfile.TemporaryDirectory[str] | None = None
-
-    def root(self) -> Path:
-        chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        with self._lock:
-            if self._private is None:
-                try:
-                    root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
-                    root.mkdir(mode=0o755, parents=True, exist_ok=True)
-                    facts = root.stat()
-                    # What others could write to, they could have us run.
-                    if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
-                        tempfile.TemporaryFile(dir=root).close()
-                        return root
-                except (OSError, RuntimeError):
-                    pass
-                self._private = tempfile.TemporaryDirectory(prefix="lachesis-cache-")
-            return Path(self._private.name)
-
-
-@functools.cache
-def _cache() -> _Cache:
-    return _Cache()
-
-
 def _interpreter() -> Path:
-    """The running interpreter, that of the virtual environment's base."""
+    """The running interpreter; of a virtual environment, that of its base."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
@@ -187,7 +119,7 @@ def _bash() -> Path:
 
 
 def _digest(python: Path, bash: Path) -> str:
-    """What a version is made from, told apart by what is cheap to know."""
+    """Identifies a version by facts about its sources that are cheap to read."""
     digest = hashlib.sha256()
     for path in (python, bash, Path(sys.base_prefix)):
         facts = path.stat()
@@ -198,26 +130,9 @@ def _digest(python: Path, bash: Path) -> str:
     return digest.hexdigest()[:20]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=None)
 def _own_code() -> bytes:
-    return Path(__file__).read_bytes() + Path(elf.__file__).read_bytes()
-
-
-def _remove_old(root: Path, current: str) -> None:
-    """Remove what has not been used for long, and what was never finished. Others may be doing the same."""
-    kind = current.partition("-")[0] + "-"
-    now = time.time()
-    for entry in root.iterdir():
-        if entry.name == current or not entry.name.startswith((kind, _BUILDING)):
-            continue
-        try:
-            unused = now - entry.lstat().st_mtime
-            if unused > (_ABANDONED if entry.name.startswith(_BUILDING) else _UNUSED):
-                doomed = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
-                entry.rename(doomed / "old")  # in one step: nobody finds half of it
-                shutil.rmtree(doomed, ignore_errors=True)
-        except OSError:
-            continue
+    return b"".join(pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "elf.py"))
 
 
 def _make(folder: Path, python: Path, bash: Path) -> None:
@@ -232,7 +147,7 @@ def _modules() -> list[str]:
 
 
 def _run(command: list[str], what: str | Path) -> str:
-    # The environment is empty: a PYTHONHOME or LD_LIBRARY_PATH of ours would lead astray.
+    # The environment is empty: this process may have a PYTHONHOME or an LD_LIBRARY_PATH.
     try:
         done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -244,7 +159,7 @@ def _run(command: list[str], what: str | Path) -> str:
 
 
 def _mapped(maps: str) -> list[Path]:
-    """The files in a /proc/PID/maps, in the order of their addresses."""
+    """The files in the text of a /proc/PID/maps, by address."""
     paths = (line.split(None, 5)[5:] for line in maps.splitlines())
     return [Path(path) for path in dict.fromkeys(found[0] for found in paths if found) if path.startswith("/")]
 
@@ -253,7 +168,7 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
     probe = [str(python), "-I", "-S", "-B", "-X", "utf8", "-c", _PROBE, *_modules()]
     found: dict[str, Any] = json.loads(_run(probe, python))
     library = folder / found["library"]
-    dynamic = library / "lib-dynload"  # found by this name, even when it is empty
+    dynamic = library / "lib-dynload"  # Python expects it, even if it is empty
     for name in ("bin", _LIBRARIES, _BASH_LIBRARIES):
         (folder / name).mkdir(parents=True, exist_ok=True)
     dynamic.mkdir(parents=True)
@@ -283,7 +198,7 @@ def _place(
 ) -> None:
     """Copy a program as `name`, and its loader and libraries into the first of `libraries`.
 
-    `placed` has what other programs brought along, file by name: what is the same is not copied again.
+    `placed` has the files that other programs needed, by name: the same file is not copied again.
     """
     loader = Path(_read(program).interpreter or "").resolve()
     if loader.name.startswith(("ld-musl", "libc.musl")):
@@ -331,13 +246,13 @@ def _is_elf(path: Path) -> bool:
 
 def _not_portable(what: str | Path, reason: object) -> BackendUnavailable:
     return BackendUnavailable(
-        f"{what} cannot be taken along into sandboxes: {reason}. Next step: use a Python that is linked dynamically "
-        "against glibc (Debian's, pyenv's), or a backend that runs the image's own"
+        f"{what} cannot be copied into sandboxes: {reason}. Next step: use a Python that is linked dynamically "
+        "against glibc (Debian's, pyenv's), or a backend that runs the image's Python"
     )
 
 
 def _try(folder: Path) -> None:
-    """Run both programs from the folder, by their loaders: what they load has to be in it."""
+    """Run both programs from the folder by their loaders, and check that they load nothing from outside."""
     for name, libraries, arguments in (
         (_PYTHON, [_LIBRARIES], ["-I", "-S", "-B", "-c", _PROBE, *_modules()]),
         (_BASH, [_BASH_LIBRARIES, _LIBRARIES], ["--norc", "--noprofile", "-c", _BASH_PROBE]),
@@ -352,7 +267,7 @@ def _try(folder: Path) -> None:
             [str(loader), "--library-path", path, str(program), *arguments], f"{name} of the portable runtime"
         )
         maps = json.loads(output)["maps"] if name == _PYTHON else output
-        outside = [file for file in _mapped(maps) if not file.is_relative_to(folder.resolve())]
+        outside = [file for file in _mapped(maps) if folder.resolve() not in file.parents]
         outside = [file for file in outside if _is_elf(file)]
         if outside:
-            raise BackendUnavailable(f"{name} of the portable runtime still needs {outside[0]} of this machine")
+            raise BackendUnavailable(f"{name} of the portable runtime needs {outside[0]} of this machine")

@@ -1,7 +1,7 @@
-"""What this user's processes have running on this machine: one small file per sandbox, written before it is made.
+"""One small file for each sandbox of this user on this machine, written before the sandbox is made.
 
-Whoever is killed leaves its records behind; the next process finds by them what else may be left (`owner.py` says
-whose they were).
+A process that is killed leaves its records. By them, the next process finds what else is left; `owner.py` tells whose
+they were.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from .base import BackendError, SandboxInfo, SandboxSpec
-from .owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
+from backends.base import BackendError, SandboxInfo, SandboxSpec
+from backends.owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
+
+from .folders import private_folder, remove_tree
 
 _RECORD = "sandbox.json"
-_FORGOTTEN = 30 * 86_400.0
+_EXPIRED = 30 * 86_400.0
 """Seconds after which a record of a machine that never came back is removed: longer than any sandbox lives."""
 
 
@@ -42,9 +42,9 @@ class Record:
     pid: int = 0
     """Its first process on this machine, 0 before that is started."""
     start: str = ""
-    """When that process was started: the number alone comes round again."""
+    """When that process was started: numbers are used again."""
     machine: str = ""
-    """Where its owner is: several machines may have the folder of all in common."""
+    """Where its owner runs: several machines may share the folder of all."""
 
     @classmethod
     def new(cls, backend: str, id: str, spec: SandboxSpec, detail: str) -> Record:
@@ -54,22 +54,22 @@ class Record:
 
     @property
     def orphan(self) -> bool:
-        """Whether its owner is gone: by its process, or because this machine has been started again since.
+        """Whether its owner is gone: its process has ended, or this machine has been restarted since.
 
-        Another boot alone says nothing: with a $TMPDIR that machines share, it may be another machine's, and living.
+        Another boot alone proves nothing: several machines may share a $TMPDIR, and the owner may live on another one.
         """
         if is_of_this_boot(self.owner):
             return is_gone(self.owner)
-        return self.machine in ("", this_machine()) or time.time() - self.created > _FORGOTTEN
+        return self.machine in ("", this_machine()) or time.time() - self.created > _EXPIRED
 
     @property
     def reachable(self) -> bool:
-        """Whether its processes, if there are any, can be seen from here: those of another container cannot."""
+        """Whether its processes are visible from here: those of another container are not."""
         return self.orphan or _place(self.owner) == _place(this_owner())
 
     @property
     def runs(self) -> bool:
-        """Whether its first process is seen to be there."""
+        """Whether its first process is running."""
         return self.pid > 0 and _place(self.owner) == _place(this_owner()) and start_time(self.pid) == self.start
 
     def started(self, pid: int) -> Record:
@@ -94,37 +94,20 @@ def _place(owner: str) -> str:
 
 
 def folder(id: str = "") -> Path:
-    """Where a sandbox' record is, and whatever else of it is on disk; without `id`, where all are."""
+    """The folder of a sandbox' record and of its other files on disk; without `id`, the folder of all."""
     return Path(tempfile.gettempdir()) / f"{ID_PREFIX}{os.getuid()}" / id
 
 
 def prepare() -> Path:
-    """Make the folder of all, which is nobody else's business. Raises as `private_folder`."""
+    """Make the folder of all records. Raises as `private_folder`."""
     return private_folder(folder(), "set TMPDIR")
 
 
-def private_folder(path: Path, otherwise: str) -> Path:
-    """Make a folder that is this user's alone, or find it so. `otherwise` says how to have it elsewhere.
-
-    Raises:
-        BackendError: somebody else has made it, or it cannot be made.
-    """
-    try:
-        with contextlib.suppress(FileExistsError):  # whatever it is that exists
-            path.mkdir(mode=0o700)
-        facts = path.lstat()
-    except OSError as error:
-        raise BackendError(f"{path} cannot be made: {error}. Next step: {otherwise} to a folder that exists") from error
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-        raise BackendError(f"{path} is not a folder of this user alone. Next step: remove it, or {otherwise}")
-    return path
-
-
 def save(record: Record) -> None:
-    """Write it for the first time, or over what was known before."""
+    """Write it for the first time, or again."""
     path = folder(record.id)
     try:
-        for attempt in range(10):  # whoever forgets the last one may take the folder of all away in between
+        for attempt in range(10):  # forgetting the last record removes the folder of all
             try:
                 path.mkdir(mode=0o700, exist_ok=True)
                 break
@@ -139,24 +122,14 @@ def save(record: Record) -> None:
 
 
 def forget(id: str) -> None:
-    """Remove its folder with all that is in it. What is not there is no error."""
-    path = folder(id)
-    for _ in range(3):  # a folder without permissions, and one that something still writes into
-        if path.exists():
-            shutil.rmtree(path, onerror=lambda _, failed, __: _permit(Path(failed)))
+    """Remove its folder with its contents. A missing one is no error."""
+    remove_tree(folder(id))
     with contextlib.suppress(OSError):
-        path.parent.rmdir()
-
-
-def _permit(failed: Path) -> None:
-    for path in (failed.parent, failed):
-        with contextlib.suppress(OSError):
-            if not path.is_symlink():
-                path.chmod(0o700)
+        folder().rmdir()
 
 
 def all_records(backend: str) -> Iterator[Record]:
-    """Every record that can be read; one that a crash left half written is removed."""
+    """Every record that can be read. One that a crash left half written is removed."""
     try:
         entries = sorted(folder().iterdir())
     except OSError:
@@ -169,9 +142,9 @@ def all_records(backend: str) -> Iterator[Record]:
             if entry.name.startswith(ID_PREFIX) and _age(entry) > 600.0:
                 forget(entry.name)
             continue
-        except OSError:  # it is there, and cannot be read just now: no descriptor is free, say
+        except OSError:  # it exists but cannot be read just now, for want of a descriptor for example
             continue
-        except (ValueError, TypeError, KeyError):  # another version's
+        except (ValueError, TypeError, KeyError):  # of another version
             continue
         if record.backend == backend and record.id == entry.name:
             yield record

@@ -1,8 +1,8 @@
-"""Sandboxes that are processes of this machine, whatever program walls them off.
+"""Sandboxes that are processes of this machine, whichever program isolates them.
 
-The program is started with the executor's stream as its standard input and output. It ends when the stream does, which
-is when the owner closes the sandbox or dies, and everything inside ends with it. A record, and a cgroup where limits
-are asked for, are made before and removed after; those of an owner that was killed are removed by the next one.
+The program's standard input and output are the executor's stream. It ends with the stream, that is when the owner
+closes the sandbox or dies, and everything inside ends with it. A record, and a cgroup for limits, are made before and
+removed after; the next owner removes those of one that was killed.
 """
 
 from __future__ import annotations
@@ -15,43 +15,93 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TypeVar
 
+from backends.base import BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.connection import PATIENCE, Connection, asyncio_stream
+from backends.owner import new_id
+from backends.sandbox import ExecutorSandbox, initialise
+
 from . import cgroups, records
-from .base import BackendError, SandboxInfo, SandboxSpec
-from .connection import PATIENCE, Connection, asyncio_stream
-from .owner import new_id
+from .folders import remove_sandbox
+from .plan import Disk, Plan, Request, memory_file
 from .records import Record
-from .sandbox import ExecutorSandbox, initialise
-from .spawner import Child, Disk, Spawner, memory_file
+from .spawner import Child, Spawner
 
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is started, and what its executor is told."""
+def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1) -> Request:
+    """The machine's part of `spec`.
 
-    command: Sequence[str]
-    workdir: str
-    env: Mapping[str, str]
-    contents: Sequence[bytes] = ()
-    """Files in memory that the command is given as descriptors; it knows them by `spawner.numbers`."""
-    disk: Disk | None = None
-    """File system in memory that is mounted for it."""
-    copied: Sequence[str] = ()
-    """Files of this machine that are written inside at the start, where that can be done."""
+    Args:
+        file_systems: how many file systems in memory it will have.
+
+    Raises:
+        BackendUnavailable: isolation is off, and the spec has a field that needs it.
+    """
+    for name in () if walled else ("image", "disk_bytes"):
+        if getattr(spec, name) is not None:
+            raise BackendUnavailable(
+                f"{name} cannot be honoured without isolation: commands use the machine's own file system. Next step: "
+                f"leave {name} out, or use isolation 'bubblewrap' (`sandbox: bubblewrap`)"
+            )
+    size = disk_in_memory(spec, file_systems=file_systems)
+    limits = (spec.cpus, spec.memory_bytes, spec.pids)
+    return Request(walled, size, spec.image, spec.workdir, spec.network, *limits)
+
+
+@contextlib.contextmanager
+def explained(spec: SandboxSpec) -> Iterator[None]:
+    """Name the next step where the kernel refuses an image."""
+    try:
+        yield
+    except BackendError as error:
+        if spec.image is not None and "overlay mount" in str(error):
+            step = "use an image folder of your own, without other file systems mounted below it; or run as root"
+            raise BackendUnavailable(f"{error}. Next step: {step}") from error
+        raise
+
+
+async def write_inside(sandbox: ExecutorSandbox, files: Mapping[str, bytes]) -> None:
+    """Write `Plan.written`."""
+    for path, data in files.items():
+        with contextlib.suppress(OSError):  # the image may have a link in its place
+            await sandbox.write_bytes(path, data)
+
+
+def sandbox_name(id: str, spec: SandboxSpec) -> str:
+    """A sandbox in error messages."""
+    labels = ", ".join(f"{key}={value}" for key, value in spec.labels.items() if value)
+    return f"sandbox {id}" + (f" ({labels})" if labels else "")
+
+
+def executor_death(code: int | None, last_words: str, starved: bool) -> str:
+    """Describes the end of an executor.
+
+    Args:
+        code: its exit code, negative for a signal.
+        last_words: the end of its standard error.
+        starved: whether the kernel has killed processes of the sandbox at the memory limit.
+    """
+    if code is None:
+        how = "it cannot be killed"
+    elif code >= 0:
+        how = f"exit code {code}"
+    else:
+        how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name
+    text = f"its executor died ({how})" + (f": {last_words}" if last_words else "")
+    return text + (", after the kernel had killed processes for want of memory (memory_bytes)" if starved else "")
 
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A process that has been started, and everything that has to go with it."""
+    """A started process, and everything that is removed with it."""
 
     plan: Plan
     record: Record
@@ -60,25 +110,21 @@ class _Launched:
     stream: socket.socket
     errors: int
     group: cgroups.Cgroup | None
-    mark: bytes
-
-    def remove(self) -> None:
-        """Remove what is left of it, when its first process has ended."""
-        _remove(self.record, b"" if self.child.code == 0 else self.mark)
+    marked: bool
 
 
 class HostSandboxes:
     """Starts, lists and ends one backend's sandboxes; for any number of event loops and threads."""
 
-    def __init__(self, backend: str, *, mark: str = "") -> None:
+    def __init__(self, backend: str, *, marked: bool = False) -> None:
         """
         Args:
-            mark: variable that holds the id in the environment of all that runs inside, where a sandbox' processes do
-                not end with its first one; empty where they do, as with a PID namespace.
+            marked: whether a sandbox' processes may outlive its first one, as they do without a PID namespace. They
+                are then found by the variable `folders.MARK`.
         """
         self.spawner = Spawner()
-        self._backend, self._mark = backend, mark
-        # Starting takes processor time: more at once would not be sooner, and would take it from the event loop.
+        self._backend, self._marked = backend, marked
+        # Starting takes processor time. More threads would finish no sooner, and slow down the event loop.
         self._starting = ThreadPoolExecutor(2 + 2 * (os.cpu_count() or 1), "lachesis-start")
         self._threads = ThreadPoolExecutor(4, f"lachesis-{backend}")
         self._lock = threading.Lock()
@@ -88,36 +134,51 @@ class HostSandboxes:
         return await asyncio.wrap_future(self._threads.submit(call))
 
     def available(self) -> cgroups.Cgroups:
-        """The cgroups of this machine; what earlier owners have left behind goes first. Blocks."""
+        """The cgroups of this machine. The first call removes the orphans of earlier owners. Blocks."""
         with self._lock:
             if self._cgroups is None:
                 self._reap(None, everyone=False)
                 self._cgroups = cgroups.find()
             return self._cgroups
 
-    async def create(self, spec: SandboxSpec, plan: Callable[[str], Plan], *, detail: str, pids: int) -> HostSandbox:
+    def run(self, command: Sequence[str], disk: Disk | None) -> str:
+        """Run a command to its end; returns the reason why it failed, empty when it did not. Blocks."""
+        errors, null = os.memfd_create("errors"), os.open(os.devnull, os.O_RDWR)
+        try:
+            child = self.spawner.spawn(command, stream=null, errors=errors, disk=disk)
+            try:
+                if not child.wait(60.0):
+                    child.kill()
+                    return "it does not end"
+            finally:
+                child.release()
+            return "" if child.code == 0 else _tail(errors) or f"exit code {child.code}"
+        except (OSError, BackendError) as error:
+            return str(error)
+        finally:
+            os.close(errors)
+            os.close(null)
+
+    async def create(
+        self, spec: SandboxSpec, plan: Callable[[str, int | None], Plan], *, detail: str, countable: bool = False
+    ) -> HostSandbox:
         """A sandbox that is ready for commands.
 
         Args:
-            plan: called with the id, in a worker thread; it may block, and write into `records.folder(id)`.
+            plan: called in a worker thread with the id and the number of processes that RLIMIT_NPROC has to limit, if
+                any. It may block, and write into `records.folder(id)`.
             detail: one line for listings.
-            pids: `SandboxSpec.pids` where none is given, on machines that can enforce it.
+            countable: whether `plan` can set RLIMIT_NPROC inside a user namespace.
 
         Raises:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, pids))
+        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable))
         try:
             launched = await asyncio.wrap_future(launching)
-        except asyncio.CancelledError:
-            # Who cancels wants nothing left.
-            await asyncio.shield(asyncio.wrap_future(self._threads.submit(_discard, launching)))
-            raise
-        try:
             reader, writer = await asyncio.open_unix_connection(sock=launched.stream)
         except BaseException:
-            # Who cancels wants nothing left.
             await asyncio.shield(asyncio.wrap_future(self._threads.submit(_discard, launching)))
             raise
         sandbox = HostSandbox(Connection(asyncio_stream(reader, writer)), launched, self._threads)
@@ -142,26 +203,20 @@ class HostSandboxes:
     # In worker threads: everything below blocks.
 
     def _launch(
-        self, id: str, spec: SandboxSpec, make_plan: Callable[[str], Plan], detail: str, pids: int
+        self, id: str, spec: SandboxSpec, make_plan: Callable[[str, int | None], Plan], detail: str, countable: bool
     ) -> _Launched:
         available = self.available()
-        limits = cgroups.Limits.of(spec)
-        if limits.pids is None and "pids" in available.parents:
-            limits = replace(limits, pids=pids)
-        # Without walls a group is also what finds all processes again.
-        group = available.group(id, limits) if limits or (available.tracks and self._mark) else None
-        record = Record.new(self._backend, id, spec, detail)
-        if group is not None:
-            record = replace(record, groups=tuple(str(folder) for folder in group.folders))
-        mark = f"{self._mark}={id}".encode() if self._mark else b""
+        limits = cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids)
+        allotment = available.allot(id, limits, countable=countable, tracked=self._marked)
+        record = replace(Record.new(self._backend, id, spec, detail), groups=allotment.folders)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             records.prepare()
-            undo.callback(_remove, record, mark)
+            undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id)
+            plan = make_plan(id, allotment.counted)
             joined: list[int] = []
-            if group is not None:
-                joined = available.create(id, limits).open()
+            if allotment.group is not None:
+                joined = available.create(id, allotment.limits).open()
                 for fd in joined:
                     passed.callback(os.close, fd)
             files: list[int] = []
@@ -173,9 +228,15 @@ class HostSandboxes:
             passed.callback(theirs.close)
             errors = os.memfd_create("stderr")
             undo.callback(os.close, errors)
-            # The environment is empty, and the command line without secrets: both can be seen by others.
+            # Others can see its environment and command line: neither has secrets.
             child = self.spawner.spawn(
-                plan.command, stream=theirs.fileno(), errors=errors, files=files, groups=joined, disk=plan.disk
+                plan.command,
+                stream=theirs.fileno(),
+                errors=errors,
+                files=files,
+                groups=joined,
+                disk=plan.disk,
+                env=plan.own_env,
             )
             undo.callback(child.release)
             undo.callback(child.wait, _ENDING)
@@ -184,15 +245,11 @@ class HostSandboxes:
             records.save(record)
             ours.setblocking(False)
             undo.pop_all()
-        # While it starts, the place is taken: the next one would only slow it down.
+        # Until it has started, it keeps its thread: the next one would only slow it down.
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        labels = [
-            f"{name}={value}" for name, value in (("run_id", record.run_id), ("task_id", record.task_id)) if value
-        ]
-        name = f"sandbox {id}" + (f" ({', '.join(labels)})" if labels else "")
-        return _Launched(plan, record, name, child, ours, errors, group, mark)
+        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, allotment.group, self._marked)
 
     def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
         removed = []
@@ -202,7 +259,7 @@ class HostSandboxes:
                 continue
             if run_id is None or record.run_id == run_id:
                 _kill_first(record)
-                _remove(record, f"{self._mark}={record.id}".encode() if self._mark else b"")
+                _remove(record, True)  # it may have been made with another isolation
                 removed.append(record.info())
         return removed
 
@@ -214,7 +271,7 @@ class HostSandbox(ExecutorSandbox):
         super().__init__(connection, id=launched.record.id, workdir=launched.plan.workdir, python=None)
         self._launched, self._threads = launched, threads
         self.last_words = ""
-        """What was written to its standard error before it ended."""
+        """The end of its standard error, once it has ended."""
         self._end = asyncio.create_task(self._watch())
 
     @property
@@ -226,16 +283,14 @@ class HostSandbox(ExecutorSandbox):
         """Wait until it is ready for commands."""
         plan = self._launched.plan
         self._python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
-        for path in plan.copied:
-            with contextlib.suppress(OSError):  # the image may have a way of its own
-                await self.write_bytes(path, await asyncio.to_thread(Path(path).read_bytes))
+        await write_inside(self, plan.written)
 
     async def close(self) -> None:
         self._connection.fail(f"{self._launched.name} was closed")
         await asyncio.shield(self._end)
 
     async def _watch(self) -> None:
-        """From the end of the stream to the end of everything: whoever waits for this finds nothing left."""
+        """From the end of the stream to the end of everything: afterwards nothing is left."""
         launched = self._launched
         try:
             reason = await self._connection.ended
@@ -248,14 +303,12 @@ class HostSandbox(ExecutorSandbox):
         starved = launched.group is not None and launched.group.out_of_memory() > 0
         await asyncio.wrap_future(self._threads.submit(_finish, launched))
         if reason is None:
-            reason = f"its executor died ({_describe(launched.child.code)})"
-            reason += f": {self.last_words}" if self.last_words else ""
-            reason += ", after the kernel had killed processes for want of memory (memory_bytes)" if starved else ""
+            reason = executor_death(launched.child.code, self.last_words, starved)
         self._connection.fail(f"{launched.name} is gone: {reason}")
 
 
 def _discard(launching: Future[_Launched]) -> None:
-    """End what was started for somebody who no longer waits for it."""
+    """End a sandbox whose creation was cancelled."""
     with contextlib.suppress(BaseException):
         launched = launching.result()
         launched.stream.close()
@@ -268,37 +321,19 @@ def _finish(launched: _Launched) -> None:
     if not child.wait(_ENDING):
         child.kill()
         child.wait(_ENDING)
-    launched.remove()
+    _remove(launched.record, launched.marked and child.code != 0)
     child.release()
     os.close(launched.errors)
 
 
-def _remove(record: Record, mark: bytes) -> None:
-    """Remove what is left of a sandbox whose first process has ended; processes that carry `mark`, if one is given."""
-    if record.groups:
-        group = cgroups.Cgroup(tuple(Path(folder) for folder in record.groups))
-        group.kill()
-        group.remove()
-    elif mark:
-        _kill_marked(mark)
+def _remove(record: Record, marked: bool) -> None:
+    """Remove what is left of a sandbox whose first process has ended."""
+    remove_sandbox(records.folder(record.id), record.groups, record.id if marked else "")
     records.forget(record.id)
 
 
-def _kill_marked(mark: bytes) -> None:
-    end = time.monotonic() + 2.0
-    left = True
-    while left and time.monotonic() < end:
-        left = False
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        os.kill(int(entry.name), signal.SIGKILL)
-                        left = True
-
-
 def _kill_first(record: Record) -> None:
-    """Kill its first process and wait until that is gone: the kernel ends its PID namespace with it."""
+    """Kill its first process and wait for its end: the kernel ends its PID namespace with it."""
     if not record.runs:
         return
     try:
@@ -307,7 +342,7 @@ def _kill_first(record: Record) -> None:
         return
     try:
         end = time.monotonic() + _ENDING
-        if record.runs:  # still: the handle is not of another one that got its number
+        if record.runs:  # still: the handle is not one of another process with the same number
             signal.pidfd_send_signal(handle, signal.SIGKILL)
         while record.runs and time.monotonic() < end:
             time.sleep(0.002)
@@ -320,11 +355,3 @@ def _kill_first(record: Record) -> None:
 def _tail(errors: int) -> str:
     text = os.pread(errors, 4096, max(0, os.fstat(errors).st_size - 4096)).decode(errors="replace")
     return "; ".join(line.strip() for line in text.splitlines() if line.strip())
-
-
-def _describe(code: int | None) -> str:
-    if code is None:
-        return "it cannot be killed"
-    if code >= 0:
-        return f"exit code {code}"
-    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name

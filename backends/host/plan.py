@@ -1,0 +1,73 @@
+"""A request to a machine, and the process that it starts for it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FIRST_FILE = 20
+"""Number of the first descriptor that a started process finds beside its standard ones."""
+
+
+def numbers(count: int) -> range:
+    """The descriptors by which a started process knows the first `count` files that it is given."""
+    return range(FIRST_FILE, FIRST_FILE + count)
+
+
+def memory_file(name: str, content: bytes) -> int:
+    """A descriptor of a file in memory, at its beginning."""
+    fd = os.memfd_create(name)
+    with open(os.dup(fd), "wb") as file:
+        file.write(content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
+
+
+@dataclass(frozen=True)
+class Request:
+    """The fields of a `SandboxSpec` that the machine enforces, as they travel to far machines."""
+
+    walled: bool = True
+    """Whether bubblewrap isolates it. Otherwise commands run as the user who makes it."""
+    disk_bytes: int = 1 << 30
+    """Size of each of its file systems in memory."""
+    image: str | None = None
+    workdir: str | None = None
+    network: bool = False
+    cpus: float | None = None
+    memory_bytes: int | None = None
+    pids: int | None = None
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A tmpfs of bounded size that only the started process and its descendants see."""
+
+    mount: str
+    """An existing folder of the machine."""
+    size: int
+    """Bytes of everything in it together."""
+    folders: Sequence[tuple[str, int]] = ()
+    """Folders to make in it, with their modes; parents first."""
+    overlays: Sequence[tuple[str, str]] = ()
+    """`(folder of the machine, folder of the disk)`: the former appears at the latter; changes are kept on the disk."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A process to start, and the settings of its executor."""
+
+    command: Sequence[str]
+    workdir: str
+    env: Mapping[str, str]
+    """Variables of commands. The process itself starts with `own_env`."""
+    own_env: Mapping[str, str] = field(default_factory=dict)
+    contents: Sequence[bytes] = ()
+    """Files in memory that the process gets as the descriptors `numbers`, after those that the caller passes first."""
+    disk: Disk | None = None
+    written: Mapping[str, bytes] = field(default_factory=dict)
+    """Files to write inside once it runs; failures do not matter."""
