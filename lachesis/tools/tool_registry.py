@@ -35,6 +35,8 @@ class ToolFailure(Exception):
 class ToolUnavailable(LachesisError, LookupError):
     """Tools that were enabled by name lack a requirement on this machine."""
 
+    exit_code = 2
+
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)
         listed = "; ".join(f"{name!r}: {reason}" for name, reason in self.reasons.items())
@@ -159,8 +161,6 @@ def tool(
 
 class ToolRegistry(Mapping[str, Tool]):
     """An immutable mapping of tools by name, in the given order."""
-
-    exit_code = 2
 
     def __init__(self, tools: Iterable[Tool] = ()) -> None:
         self._tools: dict[str, Tool] = {}

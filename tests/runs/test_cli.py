@@ -13,17 +13,21 @@ import pytest
 import yaml
 from pydantic import Field
 
-from backends import BACKENDS
+from backends import BACKENDS, BackendError
 from lachesis import HermesAgentBaseEnv, ServerConfig
 from lachesis.cli import main as lachesis
 from lachesis.environments.gsm8k import GSM8kAgentEnv
+from lachesis.inference import InferenceError
 from lachesis.inference.engines import ENGINES
 from lachesis.runs import command_line as cli
 from lachesis.runs.dataset_rows import DatasetError, load_rows, read_jsonl
+from lachesis.runs.failures import RunStopped
 from lachesis.runs.model_servers import server_of
+from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.tools import TOOLSETS, Toolset, ToolsetError, create_custom_toolset, get_tool_definitions
+from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, create_custom_toolset, get_tool_definitions
+from lachesis.trajectories import JsonlError
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts
 
@@ -58,6 +62,13 @@ def refused(*arguments: str, env_cls: type[HermesAgentBaseEnv] = Tuned) -> str:
     with pytest.raises(cli.SettingsError) as raised:
         build(*arguments, env_cls=env_cls)
     return str(raised.value)
+
+
+def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -> None:
+    remedied = (cli.SettingsError, ServerConfigError, Phase1CannotTrain, ToolsetError, ToolUnavailable)
+    others = (BackendError, DatasetError, InferenceError, JsonlError, RunStopped)
+    assert {error.exit_code for error in remedied} == {2}
+    assert {error.exit_code for error in others} == {1}
 
 
 # Which one wins.
@@ -216,7 +227,7 @@ def test_a_wrong_key_is_found_before_anything_is_played(tmp_path: Path, capsys: 
         assert cli.main(Tuned, arguments) == 1
     message = capsys.readouterr().err
     assert "401" in message
-    assert "set api_key to one that this server takes" in message
+    assert "set api_key to one that this server accepts" in message
     assert "sk-secret" not in message
 
 
