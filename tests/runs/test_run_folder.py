@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 
 import pytest
-from lachesis.run_folder import RunFolderError
 
+from lachesis.run_folder import RunFolderError
 from lachesis.runs.ledger import Ledger
 
 
