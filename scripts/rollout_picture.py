@@ -1,9 +1,9 @@
-"""A rollout that branches, played by the embedded model, as a Mermaid flowchart: the picture in docs/trajectories.md.
+"""Draw a branching rollout of the embedded model as a Mermaid flowchart: the picture in docs/trajectories.md.
 
     python scripts/rollout_picture.py > picture.mmd
 
-The loop is the smallest one that has every kind of branch: attempts at a call that are discarded, a tool that is an
-agent of its own, and a compaction. What is in the picture was sampled; how many attempts it takes is up to the model.
+The loop has every kind of branch: discarded attempts at a call, a tool that is an agent, and a compaction. Everything
+in the picture was sampled; the number of attempts depends on the model.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHi
             {"role": "user", "content": "I have one day in Paris. Where do I begin?"},
         ]
     )
-    # Small models hardly ever begin a call: its opening is put into the prompt, the rest is the model's.
+    # Small models rarely begin a call: the prompt ends with its opening, and the model writes the rest.
     forced = {"type": "function", "function": {"name": TOOL}}
     for _ in range(MAX_ATTEMPTS):
         response = await sample(history, tools=TOOLS, tool_choice=forced)
-        verdict = check_turn(response, {TOOL: []})
-        if verdict.flaw is None and any(call.arguments != "{}" for call in response.message.tool_calls):
+        check = check_turn(response, {TOOL: []})
+        if check.flaw is None and any(call.arguments != "{}" for call in response.message.tool_calls):
             break
-        history.branch(response, verdict.flaw.value if verdict.flaw is not None else "a call that asks nothing")
+        history.branch(response, check.flaw.value if check.flaw is not None else "a call that asks nothing")
     else:
         raise NoUsableCall(f"{MAX_ATTEMPTS} attempts without a call that can be run; try another --seed")
     history.append(response)
@@ -74,10 +74,10 @@ async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHi
         guide = MessageHistory(
             [{"role": "system", "content": "You are a guide in Paris."}, {"role": "user", "content": call.arguments}]
         )
-        told = await sample(guide)
-        guide.append(told)
-        message = Message("tool", told.message.text, tool_call_id=call.id, name=TOOL)
-        history.append(ToolResponse(message, tool=TOOL, duration=told.latency, chat=guide))
+        answer = await sample(guide)
+        guide.append(answer)
+        message = Message("tool", answer.message.text, tool_call_id=call.id, name=TOOL)
+        history.append(ToolResponse(message, tool=TOOL, duration=answer.latency, chat=guide))
     history.append(await sample(history, tools=TOOLS))
 
     history.append({"role": "user", "content": "Sum up what is planned, in one sentence."})
@@ -88,7 +88,7 @@ async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHi
 
 
 async def picture(*, seed: int, max_tokens: int, width: int) -> str:
-    """The flowchart of one rollout; its samples are proven and counted on stderr."""
+    """The flowchart of one rollout. Its samples are verified and counted on stderr."""
     async with AsyncExitStack() as stack:
         embedded = [ServerConfig(model_name="embedded", context=2048)]
         server = await start_servers(embedded, settings=HermesAgentEnvConfig(), policy=None, stack=stack, training=True)
@@ -96,7 +96,7 @@ async def picture(*, seed: int, max_tokens: int, width: int) -> str:
         history = await play(server.for_rollout(), seed=seed, max_tokens=max_tokens)
     for sample in samples(history):
         turns = ", ".join(str(span.turn) for span in sample.spans)
-        problems = "; ".join(verify(sample)) or "proven"
+        problems = "; ".join(verify(sample)) or "verified"
         print(
             f"sample of {len(sample.tokens)} tokens, {sample.trained} trained (completions {turns}): {problems}",
             file=sys.stderr,

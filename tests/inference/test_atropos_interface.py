@@ -216,7 +216,7 @@ async def test_completions_of_text_with_n_are_nodes_in_their_order() -> None:
         ]
 
 
-async def test_what_has_no_effect_is_refused_by_name() -> None:
+async def test_what_has_no_effect_is_rejected_by_name() -> None:
     async with stack() as world, world.tokens.managed_server() as managed:
         with pytest.raises(TypeError, match="logit_processors"):
             await managed.chat_completion(messages=[QUESTION], logit_processors=[1])
@@ -249,8 +249,8 @@ async def test_the_settings_of_a_server_count_where_a_call_says_nothing() -> Non
         async with TokenServer([engine], PromptBuilder(fake_tokenizer()), "hermes") as server:
             response = await server.chat([QUESTION], temperature=1.0, top_p=0.9)
             assert response.message.text == "one two "
-            told = {name: response.sampling[name] for name in ("top_p", "top_k", "stop", "priority")}
-            assert told == {"top_p": 0.9, "top_k": 20, "stop": ["STOP"], "priority": 1}
+            sent = {name: response.sampling[name] for name in ("top_p", "top_k", "stop", "priority")}
+            assert sent == {"top_p": 0.9, "top_k": 20, "stop": ["STOP"], "priority": 1}
             response = await server.chat([QUESTION], extra_body={"top_k": 5, "stop": None})
             assert (response.sampling["top_p"], response.sampling["top_k"]) == (0.5, 5)
             assert response.message.text == "one two STOP three" and "stop" not in response.sampling

@@ -83,7 +83,7 @@ async def test_the_retries_of_a_call_are_its_own(kind):
 
 @pytest.mark.parametrize("kind", FAKED)
 @pytest.mark.parametrize("fault", LIES)
-async def test_an_answer_that_cannot_be_trusted_is_refused_at_once(kind, fault):
+async def test_an_answer_that_cannot_be_trusted_is_rejected_at_once(kind, fault):
     async with bench(kind, None, faults=[fault]) as it:
         with pytest.raises(BadResponse):
             await it.engine.generate(PROMPT, Sampling(max_tokens=8), n=2)
@@ -378,7 +378,7 @@ async def test_a_server_that_marks_its_texts_is_asked_not_to(kind: str, place: s
 
 
 async def test_llama_cpp_is_asked_again_for_what_it_left_out_from_the_end_and_never_twice():
-    """Of ids 7 7 9 the server lists 7 and 9: which 7 it was cannot be told, so both are looked up."""
+    """Of ids 7 7 9 the server lists 7 and 9: which 7 it was is ambiguous, so both are looked up."""
     listed = [{"id": 7, "logprob": -1.0}, {"id": 9, "logprob": -3.0}]
     missing = {**LLAMA, "tokens": [7, 7, 9], "completion_probabilities": listed}
 
@@ -401,7 +401,7 @@ async def test_a_logprob_that_is_nowhere_is_an_error_and_not_a_number():
             await engine.generate(PROMPT, Sampling(max_tokens=4))
 
 
-def test_settings_that_would_hide_tokens_are_refused():
+def test_settings_that_would_hide_tokens_are_rejected():
     with pytest.raises(ValueError, match=r"openai\.extra_body sets echo, stream"):
         create_engine("vllm", ServerSettings("http://x/v1", "m", extra_body={"stream": True, "echo": True}))
 

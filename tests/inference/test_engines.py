@@ -61,7 +61,7 @@ class TestTheExampleOfTheDocs(EngineSuite):
 
 
 @pytest.mark.parametrize("kind", FAKED)
-async def test_a_key_that_is_wrong_is_said_so_at_once(kind):
+async def test_a_wrong_key_is_an_error_at_once(kind):
     async with bench(kind, None, api_key="right", settings={"api_key": "wrong", "max_retries": 5}) as it:
         with pytest.raises(Unauthorized, match="api_key") as caught:
             await it.engine.generate([5], Sampling(1))
@@ -88,25 +88,25 @@ async def test_logprobs_are_of_what_the_settings_say(kind, mode):
         assert list(one.logprobs) == pytest.approx(it.server.model.score([5, 6], one.ids, sampling, mode))
 
 
-def test_an_unknown_kind_is_told_the_known_ones():
+def test_the_error_for_an_unknown_name_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"'ollama'\. .*vllm, vllm-generate, sglang, atropos, llama\.cpp"):
         create_engine("ollama", ServerSettings("http://x/v1", "m"))
 
 
 @given(st.lists(st.integers(0, 3), max_size=12), st.data())
-def test_an_id_is_told_only_if_it_can_be_no_other(ids, data):
+def test_a_position_is_certain_only_if_there_is_no_other(ids, data):
     kept = [place for place in range(len(ids)) if data.draw(st.booleans())]
     listed = [ids[place] for place in kept]
-    told = align(ids, listed)
+    places = align(ids, listed)
     ways = [way for way in itertools.combinations(range(len(ids)), len(kept)) if [ids[p] for p in way] == listed]
-    for place, which in enumerate(told):
+    for place, which in enumerate(places):
         if which is not None:
             assert all(way[which] == place for way in ways)
     for index in range(len(listed)):
         if len({way[index] for way in ways}) == 1:
-            assert told[ways[0][index]] == index
+            assert places[ways[0][index]] == index
 
 
-def test_what_is_no_part_of_the_ids_tells_nothing():
+def test_entries_that_are_not_in_the_ids_have_no_positions():
     assert align([1, 2, 3], [2, 1]) == [None, None, None]
     assert align([1, 2], [1, 2, 3]) == [None, None]

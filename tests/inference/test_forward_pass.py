@@ -50,7 +50,7 @@ class Bench:
         return self.server.prompts.tokenizer
 
     def logprobs(self, tokens: Sequence[int], *, temperature: float = 1.0) -> list[float]:
-        """Of every token after those before it; of the first, which nothing stands before, 0."""
+        """Of every token after those before it; 0 for the first."""
         with self.torch.no_grad():
             logits = self.model(self.torch.tensor([tokens])).logits[0, :-1].double() / temperature
         following = self.torch.tensor(tokens[1:])[:, None]
@@ -149,7 +149,7 @@ async def rollout(server: TokenServer, number: int) -> MessageHistory:
     history.append(await managed.chat(history, seed=seed + 5, stop=["e", "\n"], **TURN))
     history.append({"role": "user", "content": "And?"})
     history.append(await managed.chat(history, seed=seed + 6, **TURN))
-    history[2]["content"] = "Hi."  # what stands behind it is context from here on
+    history[2]["content"] = "Hi."  # all later messages are context
     history.append({"role": "user", "content": "Thank you."})
     history.append(await managed.chat(history, seed=seed + 7, **TURN))
     return history
@@ -222,7 +222,7 @@ def test_a_context_that_lacks_one_token_shows(
     ],
 )
 def test_logprobs_are_raw_however_it_was_sampled(changed: dict[str, Any], problem: str, bench: Bench) -> None:
-    """So what was sampled from another distribution is refused, whose logprobs these are not."""
+    """So tokens of another distribution are rejected: the logprobs are not theirs."""
     managed = bench.server.for_rollout()
     asked = {**TURN, "max_tokens": 60, "seed": 1, **changed}
     response = bench.runner.run(managed.chat([{"role": "user", "content": "Count to ten."}], **asked))

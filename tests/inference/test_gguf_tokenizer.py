@@ -166,7 +166,7 @@ def test_a_small_one(tmp_path):
         ((GPT2, PRE, SMALL), r"no tokenizer\.ggml\.merges"),
     ],
 )
-def test_what_cannot_be_rebuilt_exactly_is_refused(tmp_path, pairs, named):
+def test_what_cannot_be_rebuilt_exactly_is_rejected(tmp_path, pairs, named):
     with pytest.raises(GGUFError, match=named) as caught:
         tokenizer_from_gguf(gguf(tmp_path / "m.gguf", *pairs))
     assert str(tmp_path / "m.gguf") in str(caught.value)

@@ -1,8 +1,8 @@
 """Prompts of conversations that go on, for every chat template at hand, compared with what the template renders.
 
-A turn is "sampled" by taking what the template itself would write for it, or random ids. Where the verdict on a
+A turn is "sampled" by taking what the template itself would write for it, or random ids. Where the report on a
 continuation says PREFIX, the ids decode to the template's rendering of the whole conversation; where it says DIVERGES,
-the rendering ends with what was put behind the sampled ids.
+the rendering ends with the suffix of the sampled ids.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def builder_of(name: str) -> PromptBuilder:
 
 
 def whole(name: str, messages: list[dict[str, Any]], tools: Any, *, prompt: bool = True, tokenize: bool = False) -> Any:
-    """What transformers makes of messages in the form that the template takes."""
+    """The rendering of transformers for messages in the template's form."""
     template = builder_of(name)._template
     return tokenizer_of(name).apply_chat_template(
         [template.prepare(message) for message in messages],
@@ -139,7 +139,7 @@ def finding(builder: PromptBuilder, turn: dict[str, Any], following: list[dict[s
 
 
 def start(builder: PromptBuilder, first: list[dict[str, Any]], tools: Any) -> tuple[MessageHistory, Any]:
-    """The first prompt, without a system message where the template refuses one."""
+    """The first prompt, without a system message if the template rejects one."""
     try:
         history = MessageHistory(first)
         return history, builder.prompt(history.nodes(), tools)
@@ -164,7 +164,7 @@ def test_a_chain_of_extensions_is_what_the_template_renders(
         plain = history.to_openai("reasoning")
         try:
             text = written(name, plain, turn, following[0]["role"], tools)
-        except Exception:  # the template refuses this very turn, e.g. content and reasoning beside a call
+        except Exception:  # the template rejects this turn, e.g. content and reasoning beside a call
             turn = {**turn, "content": "" if turn.get("tool_calls") else "Plain."}
             text = written(name, plain, turn, following[0]["role"], tools)
         exact = exact and text is not None and found.extension is Extension.PREFIX
@@ -246,8 +246,8 @@ def test_rendered_as_transformers_renders(
     assert builder_of(name)._encoder.encode(text) == whole(name, messages, tools, prompt=prompted, tokenize=True)
 
 
-def test_verdicts() -> None:
-    """What the verdicts say, so that a change is seen. Most templates go on with most continuations."""
+def test_template_reports() -> None:
+    """The reports, so that a change is noticed. Most templates extend most continuations."""
     counts: dict[str, int] = {}
     for name in NAMES:
         if name in ("hermes", "smollm2"):
@@ -288,7 +288,7 @@ def test_ends_of_turns(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name.startswith("deepseek")])
-def test_what_no_stand_in_tells_is_a_branch_or_an_error(name: str) -> None:
+def test_a_turn_without_a_suffix_template_is_a_branch_or_an_error(name: str) -> None:
     """DeepSeek's template opens the list of results for the first result of a conversation only."""
     call = {"id": "c", "type": "function", "function": {"name": "search", "arguments": "{}"}}
     turn = {"role": "assistant", "content": "", "tool_calls": [call]}

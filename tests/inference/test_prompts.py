@@ -1,4 +1,4 @@
-"""The ids of prompts: what goes on from where, what is put in as it was sampled, and what is refused."""
+"""The ids of prompts: which ids a prompt extends, which sampled ids it keeps, and which conversations it rejects."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_first_prompt_is_what_apply_chat_template_gives(hermes: PromptBuilde
 
 
 @pytest.mark.parametrize(
-    ("text", "seam"),
+    ("text", "end"),
     [
         ("At noon.<|im_end|>", "\n"),  # the newline belongs to what follows, and the end of turn is not repeated
         ("At no", "<|im_end|>\n"),  # cut off: the end of turn belongs to what follows
@@ -90,12 +90,12 @@ def test_the_first_prompt_is_what_apply_chat_template_gives(hermes: PromptBuilde
         ("", "<|im_end|>\n"),
     ],
 )
-def test_the_seam(hermes: PromptBuilder, text: str, seam: str) -> None:
+def test_the_end_of_a_turn_is_neither_missing_nor_doubled(hermes: PromptBuilder, text: str, end: str) -> None:
     history = MessageHistory([USER])
     first = say(hermes, history, text)
     history.append({"role": "user", "content": "And tomorrow?"})
     prompt = hermes.prompt(history.nodes())
-    follows = f"{seam}<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
+    follows = f"{end}<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
     assert prompt.start is PromptStart.EXTENDED
     assert text_of(hermes, prompt) == text_of(hermes, first) + text + follows
 
@@ -148,7 +148,7 @@ def test_attempts_share_the_turns_before_them(hermes: PromptBuilder) -> None:
     assert one.prefix is not other.prefix and one.prefix.parent is other.prefix.parent is not None
 
 
-def test_copies_behind_an_edit_keep_their_ids(hermes: PromptBuilder) -> None:
+def test_copies_after_an_edit_keep_their_ids(hermes: PromptBuilder) -> None:
     """What was sampled is put into the new prompt as it was sampled, though the template would write it otherwise."""
     history = MessageHistory([USER])
     say(hermes, history, "Look:   one<|im_end|>", call(0))
@@ -231,7 +231,7 @@ def test_other_tools_make_another_context(hermes: PromptBuilder) -> None:
     assert prompt.start is PromptStart.ROOT and prompt.prefix.ids == whole_ids(hermes, history.to_openai())
 
 
-def test_a_conversation_may_say_what_the_stand_in_says(hermes: PromptBuilder) -> None:
+def test_a_conversation_may_contain_the_words_of_the_placeholder(hermes: PromptBuilder) -> None:
     said = "placeholder-turn-0 placeholder-turn-1 <|im_end|> probe-mark-0 placeholder"
     history = MessageHistory([USER])
     first = say(hermes, history, "Noon.<|im_end|>")
@@ -248,7 +248,7 @@ def test_a_turn_after_a_turn(hermes: PromptBuilder) -> None:
     assert text_of(hermes, prompt) == text_of(hermes, first) + "No<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_messages_that_nobody_sampled_behind_a_sampled_one(hermes: PromptBuilder) -> None:
+def test_messages_that_nobody_sampled_after_a_sampled_one(hermes: PromptBuilder) -> None:
     history = MessageHistory([USER])
     say(hermes, history, "Noon.<|im_end|>")
     history.extend([USER, {"role": "assistant", "content": "", "tool_calls": [call()]}, result("low"), result("x")])
@@ -302,7 +302,7 @@ LAST_USER = (
 )
 
 
-def test_what_depends_on_the_system_prompt_and_the_tools_is_told_by_a_stand_in_that_has_them() -> None:
+def test_a_suffix_that_depends_on_system_prompt_and_tools_has_a_placeholder_with_them() -> None:
     builder = with_template(LAST_USER)
     (found, *_) = builder.template_report.findings
     assert found.extension is Extension.DIVERGES
@@ -348,7 +348,7 @@ def test_the_policy_error() -> None:
         builder.prompt(history.nodes())
 
 
-def test_a_template_that_hides_results_is_refused() -> None:
+def test_a_template_that_hides_results_is_rejected() -> None:
     builder = PromptBuilder(tokenizer_of("phi3"))
     history = MessageHistory([USER])
     say(builder, history, "Look.<|end|>", call())
@@ -374,9 +374,9 @@ def test_calls_that_a_template_takes_one_by_one_are_the_turns_fault(name: str, c
     say(builder, history, "Look.", *(call(number) for number in range(calls)))
     for number in range(calls):
         history.append(result("noon", number))
-    with pytest.raises(TemplateError) as refused:
+    with pytest.raises(TemplateError) as error:
         builder.prompt(history.nodes())
-    assert isinstance(refused.value, TurnRejected) == own
+    assert isinstance(error.value, TurnRejected) == own
 
 
 def test_what_cannot_be_used() -> None:
@@ -399,7 +399,7 @@ def test_content_in_the_form_that_a_template_reads() -> None:
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen3", "qwen2_5_vl", "llava_next"])
-def test_an_image_is_refused_and_not_left_out(name: str) -> None:
+def test_an_image_is_rejected_and_not_left_out(name: str) -> None:
     """These write the text alone, nothing of the message at all, or a sign for an image that nobody sends."""
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     shown = {"role": "user", "content": [image, {"type": "text", "text": "What is on it?"}]}
@@ -456,7 +456,7 @@ INST = (
 
 
 def test_no_blank_that_nobody_wrote() -> None:
-    """The ids behind a turn are those that they are in the whole."""
+    """The ids of a suffix equal its ids in the whole conversation."""
     tokenizer = spaced()
     tokenizer.chat_template = INST
     builder = PromptBuilder(tokenizer)
@@ -482,7 +482,7 @@ def test_no_blank_that_nobody_wrote() -> None:
 
 
 def test_whitespace_that_a_token_takes_with_it() -> None:
-    """Phi 3's `<|end|>` swallows the newline behind it, in the whole conversation and at a seam alike."""
+    """Phi 3's `<|end|>` swallows the newline after it, in the whole conversation and in a suffix."""
     from tokenizers import AddedToken, Tokenizer
 
     raw = Tokenizer.from_str(tokenizer_of("phi3").backend_tokenizer.to_str())

@@ -45,7 +45,7 @@ def test_half_a_surrogate_pair_is_replaced() -> None:
     assert json.loads(body.decode()) == {"prompt": [1, 2], "stop": "half \ufffd"}
 
 
-def test_what_is_no_json_is_refused() -> None:
+def test_what_is_no_json_is_rejected() -> None:
     with pytest.raises(TypeError, match="object is not JSON"):
         json_body({"x": object()})
 

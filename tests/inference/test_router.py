@@ -254,7 +254,7 @@ async def test_completion_speaks_openai(serve):
         assert (await router.completion(prompt="go", max_tokens=1)).choices[0].text == "done"
 
 
-async def test_token_tracking_is_refused_clearly(serve):
+async def test_token_tracking_is_rejected_clearly(serve):
     async with Router([await serve()]) as router:
         with pytest.raises(TokenTrackingUnavailable, match="Phase 2"):
             router.managed_server(tokenizer=None)

@@ -42,7 +42,7 @@ def render():
     )
 
 
-def test_tools_stand_in_the_system_turn(render):
+def test_tools_are_in_the_system_turn(render):
     for messages in (CONVERSATION[:2], CONVERSATION[1:2]):
         text = render(messages, TOOLS)
         system = text.split("<|im_end|>")[0]

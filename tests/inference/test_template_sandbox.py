@@ -66,5 +66,5 @@ def test_a_template_gets_what_the_sandbox_gives(source: str) -> None:
 
 
 @pytest.mark.parametrize("expression", ["s.__class__.__mro__", "listed.append(1)", "d.update({'b': 1})", "d.clear()"])
-def test_what_reaches_out_or_changes_what_is_given_is_refused(expression: str) -> None:
+def test_what_reaches_out_or_changes_what_is_given_is_rejected(expression: str) -> None:
     assert outcome(_Environment(), f"{{{{ {expression} }}}}").startswith("SecurityError")

@@ -1,4 +1,4 @@
-"""Random rollouts through the whole stack, over every chat template, judged by the fake server's own record.
+"""Random rollouts through the whole stack, over every chat template, checked against the fake server's record.
 
 Rollouts edit, compact, retry, branch, offer other tools and run sub-agents. A turn says what the template would write
 for it, or anything else: ids that no encoder makes, half a character, nothing, a turn without an end.
@@ -77,7 +77,7 @@ class Rollout:
         }
         self.noisy = draw.choice([0.0, 0.4])
         """How often a turn says what no template would write."""
-        self.compared = self.refused = self.calls = 0
+        self.compared = self.rejected = self.calls = 0
         self.start()
 
     def start(self) -> None:
@@ -107,7 +107,7 @@ class Rollout:
             try:
                 await steps[self.draw.choice(OPS)]()
             except TemplateError:  # some templates take no system message, no other order, no result
-                self.refused += 1
+                self.rejected += 1
                 self.start()
                 del self.history[0 : len(self.history) - 1]
 
@@ -134,7 +134,7 @@ class Rollout:
         messages = self.history.to_openai("reasoning")
         try:
             prompt, text = self.rendered(messages, True), self.rendered([*messages, turn], False)
-        except Exception:  # templates refuse with errors of their own
+        except Exception:  # templates raise any exception
             return None
         if not text.startswith(prompt):
             return None
@@ -193,9 +193,9 @@ class Rollout:
         return responses
 
     def compare(self) -> None:
-        """The prompt is the template's rendering of the conversation as kept, up to what the verdict names.
+        """The prompt is the template's rendering of the conversation, up to the differences in the report.
 
-        Where a continuation diverges, the rendering still ends with what stands behind the last sampled turn.
+        If a continuation diverges, the rendering still ends with the suffix of the last sampled turn.
         """
         nodes = self.history.nodes()
         turns = [place for place, node in enumerate(nodes) if node.item["role"] == "assistant"]
@@ -222,8 +222,8 @@ class Rollout:
             if isinstance(node.origin, ChatResponse) and node.sampled and node.origin.tokens.context == context:
                 before = node.origin.tokens.after
                 assert self.world.last_prompt[: before.length] == before.ids
-                behind = self.world.text(self.world.last_prompt[before.length :])
-                assert behind and rendered.endswith(behind)
+                suffix = self.world.text(self.world.last_prompt[before.length :])
+                assert suffix and rendered.endswith(suffix)
                 self.compared += 1
 
     def answer(self, response: ChatResponse, chat: MessageHistory | None = None) -> None:
@@ -332,7 +332,7 @@ def parser_of(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_sampled_token_is_delivered_once_behind_its_prompt(name: str) -> None:
+def test_every_sampled_token_is_delivered_once_after_its_prompt(name: str) -> None:
     played: list[Rollout] = []
 
     with asyncio.Runner() as runner:

@@ -1,4 +1,4 @@
-"""What other stacks got wrong about tokens, by name: real requests to the fake server, judged by its own record."""
+"""Token errors of other stacks, by name: real requests to the fake server, checked against its record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def canonical(world: Stack, history: MessageHistory, tools: Any = None, *, promp
     )
 
 
-# The seam between a turn and what follows it
+# The suffix of a turn
 
 
 async def test_the_end_of_turn_is_never_doubled_and_never_missing() -> None:
@@ -81,7 +81,7 @@ async def test_the_end_of_turn_is_never_doubled_and_never_missing() -> None:
         assert sample.masks.count(end) == 7  # trained where it was sampled, and nowhere else
 
 
-async def test_the_newline_behind_the_end_of_turn_is_not_dropped() -> None:
+async def test_the_newline_after_the_end_of_turn_is_not_dropped() -> None:
     async with stack() as world:
         managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])
         for text in ("At noon.", CALL, "Zürich 東京 🙂\n", "x"):
@@ -265,7 +265,7 @@ async def test_prompts_that_were_rendered_anew_are_gone_on_with() -> None:
         assert [node.sampled for node in history.nodes() if node.item["role"] == "assistant"] == [True] * 6
 
 
-async def test_turns_behind_a_branch_that_the_template_forces_are_one_sample() -> None:
+async def test_turns_after_a_branch_that_the_template_forces_are_one_sample() -> None:
     template_tokenizers = pytest.importorskip("template_tokenizers")
     if "deepseekv3" not in template_tokenizers.sources():
         pytest.skip("trl with its chat templates is not installed")
@@ -281,7 +281,7 @@ async def test_turns_behind_a_branch_that_the_template_forces_are_one_sample() -
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen2_5", "gptoss", "llama3_1"])
-async def test_a_turn_that_says_nothing_does_not_make_a_template_refuse_the_conversation(name: str) -> None:
+async def test_a_turn_that_says_nothing_does_not_make_a_template_reject_the_conversation(name: str) -> None:
     """Templates read the content of a turn without calls, be it there or not."""
     template_tokenizers = pytest.importorskip("template_tokenizers")
     if name not in template_tokenizers.sources():
@@ -391,8 +391,8 @@ async def test_a_stop_text_ends_the_message_and_its_tokens_are_trained(stop: Any
         assert response.message.content == said[: said.index(marker)] and response.finish_reason is FinishReason.STOP
         await turn(world, managed, history, "Yes.")
         (sample,) = assert_exact(world, history)
-        behind = world.text(world.last_prompt[response.tokens.after.length :])
-        assert behind.startswith("<|im_end|>\n<|im_start|>user\nGo on.")
+        suffix = world.text(world.last_prompt[response.tokens.after.length :])
+        assert suffix.startswith("<|im_end|>\n<|im_start|>user\nGo on.")
         assert len(sample.spans[0]) == len(response.tokens)
 
 
@@ -462,7 +462,7 @@ async def test_weights_that_change_in_mid_rollout_are_on_the_spans() -> None:
         assert [span.model_version for span in sample.spans] == ["one", "two", "three"]
 
 
-async def test_logprobs_of_another_distribution_are_refused_by_the_certificate() -> None:
+async def test_logprobs_of_another_distribution_are_rejected_by_the_certificate() -> None:
     async with stack() as world:
         managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])
         await turn(world, managed, history, "At noon.", top_p=0.9)

@@ -1,4 +1,4 @@
-"""The fake model server: what it reports is what its model says, in the fields of the servers that it stands for."""
+"""The fake model server: it reports what its model says, in the fields of the imitated servers."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ class TestTokenRoutes:
             assert read(api, (await wire.post(*api(PROMPT, stop_token_ids=stop)))[1])[0][0] == stop
 
     @APIS
-    async def test_a_prompt_that_does_not_fit_is_refused_in_the_servers_words(self, api):
+    async def test_a_prompt_that_does_not_fit_is_rejected_in_the_servers_words(self, api):
         async with serving(context_length=40) as wire:
             assert (await wire.post(*api([1, 2, 3], max_tokens=8)))[0] == 200
             path, body = api(list(range(41)), max_tokens=8)
@@ -287,7 +287,7 @@ class TestTokenRoutes:
             assert [(len(ids), reason) for ids, _, reason in read(api, answer)] == [(37, "length")]
 
     @APIS
-    async def test_ids_outside_the_vocabulary_are_refused(self, api):
+    async def test_ids_outside_the_vocabulary_are_rejected(self, api):
         async with serving() as wire:
             path, body = api([1, 5000])
             async with wire.session.post(wire.server.root_url + path, json=body) as response:
@@ -366,7 +366,7 @@ class TestTokenRoutes:
             (sglang, {"top_k": 0}, "top_k must be -1 (disable), or at least 1"),
         ],
     )
-    async def test_senseless_requests_are_refused(self, api, sampling, said):
+    async def test_senseless_requests_are_rejected(self, api, sampling, said):
         async with serving() as wire:
             path, body = api(sampling.pop("prompt", PROMPT), **sampling)
             status, answer = await wire.post(path, body)
@@ -641,10 +641,10 @@ class TestWireFaults:
             assert made.ids == [*CODEC.encode("an answer"), END] and len(made.logprobs) == len(made.ids)
             truth = (PROMPT, [(made.ids, made.logprobs, "stop")])
             try:
-                told = (_echo(api, answer), read(api, answer))
+                reported = (_echo(api, answer), read(api, answer))
             except (KeyError, TypeError, AssertionError, StopIteration):
                 return  # a field that is missing, or that fits to no other
-            assert told != truth
+            assert reported != truth
 
     async def test_nan_is_literal(self):
         async with serving(faults=["nan_logprobs"]) as wire:
@@ -660,7 +660,7 @@ class TestWireFaults:
             with pytest.raises(orjson.JSONDecodeError):
                 await wire.post(*vllm(PROMPT))
 
-    def test_every_name_is_in_one_family_and_told_apart(self):
+    def test_every_name_is_in_exactly_one_family(self):
         assert set(Fault) == TOKENS | WIRE and not TOKENS & WIRE
         with pytest.raises(ValueError, match=r"no fault is called nonsense; there are: thinking, "):
             FakeServer(faults=["nonsense"], tokenizer=TOKENIZER)
@@ -725,7 +725,7 @@ class TestLoad:
             await wire.server.started()
             assert (await wire.post(*vllm(PROMPT)))[0] == 200
 
-    async def test_the_record_proves_what_was_delivered(self, tmp_path):
+    async def test_the_record_shows_what_was_delivered(self, tmp_path):
         path = tmp_path / "requests.jsonl"
         delivered = []
         async with serving(faults={"server_error": 0.3, "cut_body": 0.3}, record=path) as wire:

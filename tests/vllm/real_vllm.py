@@ -103,7 +103,7 @@ class OneVLLM:
 
 
 def forward_pass(samples: Sequence[tuple[Sequence[int], Sequence[int]]], temperature: float = 1.0) -> list[list[float]]:
-    """Logprobs of the ids behind each prompt, by transformers in float32."""
+    """Logprobs of the ids after each prompt, by transformers in float32."""
     listed = [{"prompt": [*prompt], "ids": [*ids], "temperature": temperature} for prompt, ids in samples]
     done = subprocess.run(
         [str(HOME / "bin" / "python"), "-P", str(Path(__file__).with_name("forward_pass.py"))],

@@ -36,8 +36,8 @@ async def test_logprobs_are_those_of_a_forward_pass(engine: TokenEngine, prompts
 
 async def test_a_second_turn_from_the_prefix_cache_has_them_too(engine: TokenEngine, prompts: list[list[int]]) -> None:
     first = (await engine.generate(prompts[0], Sampling(max_tokens=40, seed=5)))[0]
-    seam = [] if first.ids[-1] == END_OF_TURN else [END_OF_TURN]
-    longer = [*prompts[0], *first.ids, *seam, *prompts[1]]
+    end = [] if first.ids[-1] == END_OF_TURN else [END_OF_TURN]
+    longer = [*prompts[0], *first.ids, *end, *prompts[1]]
     second = (await engine.generate(longer, Sampling(max_tokens=40, seed=5)))[0]
     gap = difference([second.logprobs], forward_pass([(longer, second.ids)]))
     assert gap.largest < ROUNDING
@@ -142,7 +142,7 @@ async def test_check_samples_nothing(engine: TokenEngine, raw: RealVLLM) -> None
 
 
 @pytest.mark.parametrize("kind", ["vllm", "vllm-generate"])
-async def test_an_unknown_model_is_refused(kind: str, raw: RealVLLM, prompts: list[list[int]]) -> None:
+async def test_an_unknown_model_is_rejected(kind: str, raw: RealVLLM, prompts: list[list[int]]) -> None:
     engine = create_engine(kind, raw.settings(model_name="nobody"))
     with pytest.raises(RequestRejected, match="nobody"):
         await engine.generate(prompts[0], Sampling(max_tokens=1))

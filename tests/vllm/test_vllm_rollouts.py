@@ -1,4 +1,4 @@
-"""Whole rollouts against a real vLLM: what a trainer gets is what the model sampled, behind what it was given."""
+"""Whole rollouts against a real vLLM: a trainer gets what the model sampled, after the prompts it sampled from."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_samples_of_a_rollout_that_branches(server: TokenServer, tokenizer
     history.append(await managed.chat(history, tools=TOOLS, max_tokens=5, temperature=1.0))  # most likely cut
     history.append({"role": "user", "content": "Go on."})
     history.append(await managed.chat(history, tools=TOOLS, max_tokens=30, temperature=1.0))
-    history[2]["content"] = "Hi."  # what stands behind it is context from here on
+    history[2]["content"] = "Hi."  # all later messages are context
     history.append({"role": "user", "content": "Thank you."})
     history.append(await managed.chat(history, tools=TOOLS, max_tokens=30, temperature=1.0))
 
