@@ -400,7 +400,8 @@ def test_it_needs_no_root(engine: SingularityEngine) -> None:
         pytest.skip(f"{engine.binary} is closed to other users")
     folder = Path("/tmp") / f"lachesis-{uuid.uuid4().hex[:8]}"  # pytest's own are closed to others
     try:
-        shutil.copytree(ROOT / "backends", folder / "backends")
+        for package in ("backends", "lachesis"):
+            shutil.copytree(ROOT / package, folder / package)
         shutil.copytree(engine.bare, folder / "image", symlinks=True)
         for name in ("image", "cache", "tmp"):
             (folder / name).mkdir(exist_ok=True)
