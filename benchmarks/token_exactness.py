@@ -76,7 +76,7 @@ FAULTS = {
 ENGINES = ("vllm", "vllm-generate", "sglang", "atropos")
 TEMPLATES = ("qwen3", "qwen2_5", "qwen3_instruct_2507", "qwen3_6")
 """Templates of trl that use ChatML, beside ours. Two of them strip the thinking of earlier turns."""
-DOUBLED = "goes on behind its end-of-turn token"
+DOUBLED = "goes on after its end-of-turn token"
 """Sampled tokens that the certificate rejects: ids that a server reports after its own end of turn."""
 BATCH, CONCURRENCY = 250, 32
 OFFERED = TOOLS[:2]

@@ -161,11 +161,11 @@ async def test_a_turn_that_the_template_cannot_show_is_the_models_doing_and_is_t
         assert (await loop_of(world).run([QUESTION])).outcome is Outcome.INFRA_ERROR
 
 
-async def test_a_model_that_goes_on_behind_its_end_is_refused_with_the_reason() -> None:
+async def test_a_model_that_continues_after_its_end_of_turn_is_rejected_with_the_reason() -> None:
     async with stack(policy=lambda ask: "At noon.", faults=["double_end_of_turn"]) as world:
         result = await loop_of(world).run([QUESTION])
         found = samples(result.history, rollout_id="r")
-        assert [reason for sample in found for reason in verify(sample) if "behind its end-of-turn" in reason]
+        assert [reason for sample in found for reason in verify(sample) if "after its end-of-turn" in reason]
         assert_exact(world, result.history, verifies=False)
 
 

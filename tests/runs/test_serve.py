@@ -356,7 +356,7 @@ async def test_what_is_not_sent_is_written_down_with_the_reason(tmp_path, run_ap
 async def test_why_groups_are_not_sent_is_told_once_a_reason(tmp_path, run_api):
     def decide(number, info):
         if number % 2:
-            return LeftOut("unproven", f"rollout {number}: turn 0 goes on behind its end-of-turn token")
+            return LeftOut("unproven", f"rollout {number}: turn 0 goes on after its end-of-turn token")
         return LeftOut("same scores", f"all 2 rewards are {number}")
 
     console = Console(file=io.StringIO(), width=1000)
@@ -366,7 +366,7 @@ async def test_why_groups_are_not_sent_is_told_once_a_reason(tmp_path, run_api):
     assert result.refused == {"unproven": 4, "same scores": 4}
     said = [line for line in console.file.getvalue().splitlines() if "is not sent" in line]
     assert len(said) == 2
-    assert any("unproven: rollout " in line and "goes on behind its end-of-turn token" in line for line in said)
+    assert any("unproven: rollout " in line and "goes on after its end-of-turn token" in line for line in said)
     assert all("groups.refused.jsonl" in line for line in said)
 
 
