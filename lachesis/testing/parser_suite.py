@@ -37,7 +37,7 @@ from lachesis.testing.parser_checks import (
     tool,
     typed,
 )
-from tool_call_parsers import ToolCallParser, ToolSchemas, get_parser
+from tool_call_parsers import CallStatus, ToolCallParser, ToolSchemas, get_parser
 from tool_call_parsers.parser import ENDS
 
 __all__ = ["CASE_TOOLS", "Case", "Limits", "ParserSuite", "tool"]
@@ -79,6 +79,8 @@ class Limits:
     """Only the end of the call shows that no further argument follows, and models omit it."""
 
 
+NO_OBJECTS = ("[1, 2]", '[{"path": "p"}]', '"x"', "3", "true")
+NO_JSON = ("not json at all", "path: p", "[1, 2")
 SENTINELS = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫"
 """Characters that occur in no format's tags: wherever a text has them, the result must have them."""
 
@@ -269,6 +271,18 @@ class ParserSuite:
             found, events = streamed(parser, pieces_of(case.text, range(size, len(case.text), size)), self.tools)
             assert facts(found) == facts(whole), (found, whole)
             assert not (problems := event_problems(events, found)), problems
+
+    def test_a_complete_call_without_an_object_of_arguments_is_not_ok(self) -> None:
+        written_as = '{"path":"Qp"}'
+        call = {"function": {"name": "write", "arguments": written_as}}
+        text = parser_of(self.parser).render(None, None, [call], TOOLS)
+        if written_as not in text:
+            return  # the format does not write arguments as JSON
+        for wrong in (*NO_OBJECTS, *NO_JSON):
+            found = parser_of(self.parser).parse(text.replace(written_as, wrong), TOOLS)
+            assert not found.tool_calls, (wrong, found)
+            if wrong in NO_OBJECTS:
+                assert [call.status for call in found.attempts] == [CallStatus.NOT_AN_OBJECT], (wrong, found)
 
     @sized(40)
     @given(data=st.data())

@@ -56,7 +56,7 @@ class NamedJson(BlockGrammar):
     marks: tuple[str, ...] = ()
     """Markers inside the header."""
     argument_marks: tuple[str, ...] = ()
-    """Those of `marks` that precede the arguments. A code fence does in every format."""
+    """Those of `marks` that precede the arguments; by default any after the name does. A code fence always does."""
     fillers: tuple[str, ...] = ()
     """Words of the header that are not the name."""
     reading: Callable[[Words, ToolIndex, Given], CallHeader | None] = read_name
@@ -214,14 +214,16 @@ class NamedJson(BlockGrammar):
         for mark in self._marks.finditer(text, position, header_end):
             word = text[end : mark.start()].strip()
             named, end = named or bool(word and word not in self.fillers), mark.end()
-            if not named or self._argument_marks.fullmatch(mark.group()) is None:
+            certain = self._argument_marks.fullmatch(mark.group()) is not None
+            if not named or (self.argument_marks and not certain):
                 continue
             begin = SPACE.match(text, end).end()  # type: ignore[union-attr]  # matches anywhere
             if begin >= header_end:
                 return None
             if self._marks.match(text, begin) is None:
                 word = text[begin:header_end].strip()
-                return None if text.startswith("{", header_end) and _WORD.fullmatch(word) else begin
+                labels = _WORD.fullmatch(word) or not (certain or text[begin] in '["')
+                return None if text.startswith("{", header_end) and labels else begin
         return None
 
     def _read_other(self, run: Run, start: int) -> Step[tuple[int, FoundArguments]]:
