@@ -12,6 +12,7 @@ from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arg
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
 
@@ -72,6 +73,10 @@ class NamedJson(BlockGrammar):
     """The text between two calls."""
     writing: Callable[[RenderCall], str] | None = None
     """Makes the id to write."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_template(self, "call", Syntax.PERCENT, ("arguments",), ("name", "id"))
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
