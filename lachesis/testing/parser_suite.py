@@ -207,7 +207,10 @@ def written(name: str, turn: Turn) -> str:
     """The turn as the format writes it."""
     content, reasoning, calls = turn
     openai = [{"function": {"name": function, "arguments": arguments}} for function, arguments in calls]
-    return parser_of(name).render(content, reasoning, openai, TOOLS)
+    text = parser_of(name).render(content, reasoning, openai, TOOLS)
+    for function, arguments in calls:
+        assert function in text, f"`render` wrote no text for call {function}({arguments}); set `call`, or `written`"
+    return text
 
 
 def calls_in(found: Any) -> list[tuple[str, Any]]:
@@ -251,14 +254,18 @@ class ParserSuite:
             metafunc.parametrize("case", self.cases, ids=lambda case: case.name)
 
     def test_cases_show_plain_and_malformed_text(self) -> None:
+        assert self.cases, f"write at least one case for {self.parser!r}: set `cases`"
         names = [case.name for case in self.cases]
         assert len(set(names)) == len(names), "two cases share a name"
-        assert {get_parser(case.parser).name for case in self.cases} == {parser_of(self.parser).name}
+        others = {case.parser for case in self.cases if get_parser(case.parser).name != parser_of(self.parser).name}
+        assert not others, f"cases of {self.parser!r} name other parsers: {sorted(others)}"
         usable = {"ok", "repaired", "unknown_tool"}
-        assert any(case.calls and set(case.expected_statuses) == {"ok"} for case in self.cases), "no plain case"
+        assert any(case.calls and set(case.expected_statuses) == {"ok"} for case in self.cases), (
+            "write a case with a call, all `ok`"
+        )
         assert any(
             not usable.intersection(status.split("|")) for case in self.cases for status in case.expected_statuses
-        ), "no malformed case"
+        ), "write a case that is cut or malformed"
 
     def test_a_case_is_read_as_expected(self, case: Case) -> None:
         problems = case_problems(case, self.tools) + case_problems(case, self.tools, strict=True)
@@ -291,10 +298,11 @@ class ParserSuite:
         content, reasoning, calls = turn = data.draw(turns(name, self.limits))
         text = written(name, turn)
         found = parser_of(name).parse(text, TOOLS, strict=True)
-        assert calls_in(found) == [(function, typed(arguments)) for function, arguments in calls], text
-        assert (found.content, found.reasoning) == (content, reasoning), text
-        assert found.reasoning_complete
-        assert parser_of(name).render(found.content, found.reasoning, found.tool_calls, TOOLS) == text
+        assert calls_in(found) == [(function, typed(arguments)) for function, arguments in calls], (text, found)
+        assert (found.content, found.reasoning) == (content, reasoning), (text, found)
+        assert found.reasoning_complete, text
+        again = parser_of(name).render(found.content, found.reasoning, found.tool_calls, TOOLS)
+        assert again == text, f"{text!r} is read, and written as {again!r}"
 
     @sized(40)
     @given(data=st.data())
@@ -320,7 +328,8 @@ class ParserSuite:
         assert not (problems := shape_problems(found, text, strict=strict)), problems
         spans = {call.span: call.raw for call in found.tool_calls}  # calls of one block share its span
         kept = (found.content or "") + (found.reasoning or "") + "".join(spans.values())
-        assert {char: kept.count(char) for char in SENTINELS} == {char: text.count(char) for char in SENTINELS}
+        lost = [char for char in SENTINELS if kept.count(char) != text.count(char)]
+        assert not lost, f"{lost} of {text!r} are lost or doubled in {found}"
 
     @sized(6)
     @given(data=st.data())
