@@ -31,7 +31,8 @@ class TagSyntax(BlockGrammar):
     """The tags of a format. Of several spellings the first is written."""
 
     heads: Literal["equals", "attributes", "pairs"]
-    """The place of names: `<function=f>`, `<invoke name="f">`, or after the tag, with keys in tags of their own."""
+    """The place of names. equals: `<function=f>`; attributes: `<invoke name="f">`; pairs: the name of a call after its
+    tag, and each key in its own tags."""
     calls: tuple[str, ...]
     """Opening tags of a call, up to the name."""
     ends: tuple[str, ...]
