@@ -202,8 +202,8 @@ In this repository, the row goes into the module of its family in `tool_call_par
 
 A row can express calls that begin with fixed text, with arguments as JSON, tags, Python literals or delimited strings.
 Calls that only a pattern finds, and other arguments (lines of `key := value`, YAML, shell words), need a class with a
-method `parse(text, tools=None) -> ParsedCompletion`. It can neither stream nor write, and the suite does not apply to
-it.
+method `parse`. It may ignore the `options`, which are those of the parsers above. It can neither stream nor write, and
+the suite does not apply to it.
 
 ```python
 %(class_example)s```
@@ -263,7 +263,7 @@ CALL = re.compile(r"^@(?P<name>\\w+)\\n(?P<lines>(?:\\w+ := .*\\n)*)", re.MULTIL
 
 @register_parser("my_lines")
 class LineParser:
-    def parse(self, text, tools=None):
+    def parse(self, text, tools=None, **options):
         calls = []
         for found in CALL.finditer(text):
             arguments = dict(line.split(" := ", 1) for line in found["lines"].splitlines())

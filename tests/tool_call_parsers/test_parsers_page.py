@@ -64,7 +64,7 @@ def test_the_suite_names_the_field_without_which_a_call_has_no_text(tmp_path: Pa
 def test_the_class_example_keeps_the_rules_for_results():
     exec(CLASS_EXAMPLE, {"__name__": "my_lines"})
     text = "@grep\npattern := a := b\nlimit := 3\nAnd:\n@ping\n"
-    found = get_parser("my_lines").parse(text)
+    found = get_parser("my_lines").parse(text, None, prompt_opened_reasoning=False)
     calls = [(call.name, call.arguments) for call in found.tool_calls]
     assert (found.content, calls) == ("And:", [("grep", {"pattern": "a := b", "limit": "3"}), ("ping", {})])
     assert shape_problems(found, text) == []
