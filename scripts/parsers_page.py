@@ -10,9 +10,16 @@ import ast
 import dataclasses
 import inspect
 import itertools
+import json
+import re
 import sys
+from collections.abc import Iterable, Sequence
+from enum import Enum
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import tool_call_parsers
+from lachesis.testing.parser_suite import Case, Limits
 from tool_call_parsers import (
     ArgumentsDelta,
     CallStatus,
@@ -23,7 +30,7 @@ from tool_call_parsers import (
     list_parsers,
     list_reasoning,
 )
-from tool_call_parsers.channels import Harmony
+from tool_call_parsers.channels import Channel, Harmony
 from tool_call_parsers.delimited import Delimited
 from tool_call_parsers.json_blocks import JsonBlocks, NamedJson
 from tool_call_parsers.python_calls import PythonCalls
@@ -173,21 +180,33 @@ The example adds a format whose models write `<call>{"tool": "ping", "input": {}
 
 %(grammars)s
 
-3. Take the row of that format from `tool_call_parsers/formats/` and change its fields to your model's spelling. The
-   fields are listed [below](#fields-of-the-grammars).
+3. Copy the [row of that format](#rows-to-start-from) and change its [fields](#fields-of-the-grammars) to your model's
+   spelling.
 4. Compare `get_parser("my_format").render(content, reasoning, calls, tools)` with the model's text.
 5. Write cases: at least one plain text, and one that is cut or malformed. The default tools of a case are `measure`,
    `note` and `ping` (`lachesis.testing.parser_suite.CASE_TOOLS`); set `tools` to offer others.
 6. Run the suite. It checks the cases, whole and streamed in pieces, and properties of random turns and texts: a written
-   turn is read back, a stream ends in the result for the whole text, no text raises or is lost, and a cut text loses no
-   whole call and invents none. `limits = Limits(...)` excludes turns that the format cannot write.
+   turn is read back, a stream ends in the result for the whole text, no text raises or is lost, a cut text loses no
+   whole call and invents none, and a call whose JSON is no object is not `ok`. `limits = Limits(...)` excludes turns
+   that the format cannot write.
 
+`Case`, of `lachesis.testing.parser_suite`:
+
+%(case)s
+`Limits`, of the same module:
+
+%(limits)s
 In this repository, the row goes into the module of its family in `tool_call_parsers/formats/`, the cases into
 `tests/tool_call_parsers/own_cases.jsonl`, and a rule for `name="auto"` into `tool_call_parsers/detect.py`. Then run
 `scripts/parsers_page.py`, which writes this page, and `pytest tests/tool_call_parsers`.
 
-A format that no grammar covers can be a class with a method `parse(text, tools=None) -> ParsedCompletion`, registered
-with `@register_parser("my_format")`. It can neither stream nor write, and the suite does not apply to it.
+A row can express calls that begin with fixed text, with arguments as JSON, tags, Python literals or delimited strings.
+Calls that only a pattern finds, and other arguments (lines of `key := value`, YAML, shell words), need a class with a
+method `parse`. It may ignore the `options`, which are those of the parsers above. It can neither stream nor write, and
+the suite does not apply to it.
+
+```python
+%(class_example)s```
 
 ## Formats
 
@@ -233,6 +252,38 @@ class TestMyFormat(ParserSuite):
 """
 """A complete module that adds a format and tests it. A test runs it as the page shows it."""
 
+CLASS_EXAMPLE = """\
+import re
+
+from tool_call_parsers import CallSpan, CallStatus, Finish, ParsedCompletion, ParsedToolCall
+from tool_call_parsers import get_parser, new_call_id, register_parser
+
+CALL = re.compile(r"^@(?P<name>\\w+)\\n(?P<lines>(?:\\w+ := .*\\n)*)", re.MULTILINE)
+
+
+@register_parser("my_lines")
+class LineParser:
+    def parse(self, text, tools=None, **options):
+        calls = []
+        for found in CALL.finditer(text):
+            arguments = dict(line.split(" := ", 1) for line in found["lines"].splitlines())
+            span = CallSpan(*found.span())
+            calls.append(
+                ParsedToolCall(
+                    new_call_id(), found["name"], arguments, found["lines"], CallStatus.OK, raw=found[0], span=span
+                )
+            )
+        finish = Finish.TOOL_CALLS if calls else Finish.STOP
+        content = CALL.sub("", text).strip() or None
+        return ParsedCompletion(content, tool_calls=tuple(calls), attempts=tuple(calls), finish=finish)
+
+
+completion = get_parser("my_lines").parse("I look.\\n@grep\\npattern := def main\\n")
+assert completion.content == "I look."
+assert completion.tool_calls[0].arguments == {"pattern": "def main"}
+"""
+"""A parser that is a class."""
+
 GRAMMARS = (
     ('`<call>{"name": "f", "arguments": {"k": 1}}</call>`', JsonBlocks, "hermes"),
     ('`<call>f<sep>{"k": 1}</call>`', NamedJson, "deepseek_v31"),
@@ -245,12 +296,16 @@ GRAMMARS = (
     ("messages with headers", Harmony, "openai"),
 )
 """The form of a call, its grammar, and a format to start from."""
+PACKAGES = ("tool_call_parsers.engine", "tool_call_parsers.json_blocks", "tool_call_parsers.schema")
+"""Packages that export further names in the types of fields."""
 
 
-def module_of(grammar: type) -> str:
-    """The package that exports a grammar."""
-    package = grammar.__module__.rpartition(".")[0]
-    return grammar.__module__ if package == "tool_call_parsers" else package
+def module_of(kind: type) -> str:
+    """The package that exports a class."""
+    if kind.__name__ in tool_call_parsers.__all__:
+        return "tool_call_parsers"
+    package = kind.__module__.rpartition(".")[0]
+    return kind.__module__ if package == "tool_call_parsers" else package
 
 
 def grammars() -> str:
@@ -259,8 +314,56 @@ def grammars() -> str:
     return "\n".join(["| a call | grammar | start from |", "| --- | --- | --- |", *rows])
 
 
-def fields(kind: type) -> list[str]:
-    """A table row for each field of a dataclass, with the text below it, or below its declaration in a base class."""
+def code(value: object) -> str:
+    """A field's value as source code."""
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{code(key)}: {code(item)}' for key, item in value.items())}}}"
+    if isinstance(value, frozenset):
+        return f"frozenset({code(tuple(sorted(value)))})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(code, value))}{',' * (len(value) == 1)})"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) and '"' not in value else repr(value)
+
+
+def start_rows() -> str:
+    """The grammar of each format to start from, without the fields that have their default."""
+    parts = []
+    for form, kind, like in GRAMMARS:
+        grammar: Any = get_parser(like).format.grammar
+        own = [field.name for field in dataclasses.fields(grammar) if getattr(grammar, field.name) != field.default]
+        lines = "".join(f"    {name}={code(getattr(grammar, name))},\n" for name in own)
+        names = ["Channel", kind.__name__] if "Channel." in lines else [kind.__name__]
+        source = f"from {module_of(kind)} import {', '.join(names)}\n\n{kind.__name__}(\n{lines})\n"
+        parts.append(f"`{like}`, {form}:\n\n```python\n{source}```\n")
+    return "\n".join(parts)
+
+
+def imports(kind: type, rows: Sequence[Field]) -> str:
+    """The imports of a dataclass, and of the names in the types of its fields."""
+    words = set(re.findall(r"\b[A-Z]\w+", " ".join(row.type for row in rows)))
+    lines = []
+    for package in dict.fromkeys((module_of(kind), *PACKAGES)):
+        exported = set(getattr(sys.modules[package], "__all__", ()))
+        names = sorted(({kind.__name__} if package == module_of(kind) else set()) | words & exported)
+        words -= set(names)
+        lines += [f"`from {package} import {', '.join(names)}`"] if names else []
+    return "; ".join(lines) + "\n"
+
+
+class Field(NamedTuple):
+    """A field of a dataclass, as the page shows it."""
+
+    name: str
+    type: str
+    default: str
+    meaning: str
+
+
+def fields(kind: type) -> list[Field]:
+    """The fields of a dataclass, each with the text below it, or below its declaration in a base class."""
+    types: dict[str, str] = {}
     defaults: dict[str, str] = {}
     meanings: dict[str, str] = {}
     for owner in reversed(kind.__mro__):
@@ -271,11 +374,21 @@ def fields(kind: type) -> list[str]:
         for node, following in itertools.pairwise([*source.body, ast.Pass()]):
             if isinstance(node, ast.AnnAssign):
                 name = ast.unparse(node.target)
+                types[name] = ast.unparse(node.annotation)
                 defaults[name] = f"`{ast.unparse(node.value)}`" if node.value is not None else "required"
                 if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
                     meanings[name] = " ".join(str(following.value.value).split())
     names = [field.name for field in dataclasses.fields(kind)]
-    return [f"| `{name}` | {defaults[name]} | {meanings[name]} |" for name in names]
+    return [Field(name, types[name], defaults[name], meanings[name]) for name in names]
+
+
+def table(rows: Iterable[Field]) -> str:
+    """A table of fields."""
+    lines = ["| field | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for row in rows:
+        cells = (f"`{row.name}`", f"`{row.type}`", row.default, row.meaning)
+        lines.append("| {} | {} | {} | {} |".format(*(cell.replace("|", "\\|") for cell in cells)))
+    return "\n".join(lines) + "\n"
 
 
 def streams(parser: ToolCallParser) -> str:
@@ -303,7 +416,8 @@ def round_trip(parser: ToolCallParser) -> str:
 def page() -> str:
     """The whole page."""
     statuses = "\n".join(f"| `{status}` | {STATUS_WORDS[status]} |" for status in CallStatus)
-    parts = [INTRODUCTION % {"statuses": statuses, "example": EXAMPLE, "grammars": grammars()}]
+    filled = {"statuses": statuses, "example": EXAMPLE, "grammars": grammars(), "class_example": CLASS_EXAMPLE}
+    parts = [INTRODUCTION % (filled | {"case": table(fields(Case)), "limits": table(fields(Limits))})]
     parts.append("| name | models | aliases | reasoning | streams | round trip |\n" + "| --- " * 6 + "|\n")
     examples = []
     notes: list[str] = []
@@ -323,12 +437,15 @@ def page() -> str:
     parts.append(f"\nReasoning formats: {', '.join(f'`{name}`' for name in list_reasoning())}.\n")
     parts.append("\n## Examples\n\nContent and two calls, one without arguments, as each format writes them.\n\n")
     parts.append("\n".join(examples))
+    parts.append(f"\n## Rows to start from\n\nThe grammars of nine formats.\n\n{start_rows()}")
     parts.append("\n## Fields of the grammars\n")
     for kind in (Format, *dict.fromkeys(kind for _, kind, _ in GRAMMARS)):
-        parts.append(f"\n### {kind.__name__}\n\n| field | default | meaning |\n| --- | --- | --- |\n")
         inherited = set(fields(kind.__base__)) if kind is NestedTags else set()
-        parts.append("".join(f"{row}\n" for row in fields(kind) if row not in inherited))
+        rows = [row for row in fields(kind) if row not in inherited]
+        parts.append(f"\n### {kind.__name__}\n\n{imports(kind, rows)}\n{table(rows)}")
         parts.append("\nThe other fields are those of `TagBlocks`.\n" if inherited else "")
+    channels = ", ".join(f"`{channel}`" for channel in Channel)
+    parts.append(f"\nThe channels are {channels}.\n")
     return "".join(parts)
 
 

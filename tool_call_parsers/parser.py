@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
 from tool_call_parsers.reasoning import ReasoningFormat, get_reasoning
+from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.tokens import Aligned, TokenMap, TokenStream, unmask_json, unmask_repr
 from tool_call_parsers.types import (
@@ -48,6 +49,11 @@ class Format:
     """Further end-of-turn tokens."""
     lossy: str = ""
     """What the format cannot write, so that `parse(render(x))` differs from `x`."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.reasoning is not None:
+            get_reasoning(self.reasoning)  # raises for an unknown one
 
 
 class ToolCallParser:

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tool_call_parsers import (
@@ -57,16 +57,23 @@ class Case:
     """A text and the calls, content and reasoning that a parser must find in it."""
 
     parser: str
+    """The registered name of the format."""
     name: str
+    """The name of the test."""
     text: str
+    """The text that a model wrote."""
     calls: Sequence[tuple[str, Mapping[str, Any]]]
     """Name and arguments of the usable calls."""
     content: str | None = None
+    """The content, but for whitespace."""
     reasoning: str | None = None
+    """The reasoning, but for whitespace."""
     statuses: Sequence[str] | None = None
     """The status of each attempt, in order; `|` separates alternatives. None: one `ok` for each call."""
-    ids: Sequence[str | None] = field(default=())
+    ids: Sequence[str | None] = ()
     """The ids of the calls, where the model wrote them."""
+    rendered: bool = False
+    """`render` writes these calls, content and reasoning as `text`."""
 
     def __str__(self) -> str:
         return f"{self.parser}/{self.name}"
@@ -86,7 +93,19 @@ def case_problems(case: Case, tools: ToolSchemas, *, strict: bool = False) -> li
         got not in want.split("|") for got, want in zip(statuses, expected, strict=True)
     ):
         problems.append(f"statuses {statuses}, want {list(expected)}")
+    if case.rendered and (text := _written(case, tools)) != case.text:
+        problems.append(f"`render` writes {text!r}, want {case.text!r}")
     return problems + shape_problems(found, case.text, strict=strict)
+
+
+def _written(case: Case, tools: ToolSchemas) -> str:
+    """The turn of a case as its parser writes it."""
+    functions = [{"name": name, "arguments": arguments} for name, arguments in case.calls]
+    calls = [
+        {"id": native, "function": function}
+        for function, native in itertools.zip_longest(functions, case.ids[: len(functions)])
+    ]
+    return get_parser(case.parser, reasoning="auto").render(case.content, case.reasoning, calls, tools)
 
 
 def _differences(case: Case, found: ParsedCompletion) -> Iterator[tuple[str, Any, Any]]:

@@ -37,7 +37,7 @@ from lachesis.testing.parser_checks import (
     tool,
     typed,
 )
-from tool_call_parsers import ToolCallParser, ToolSchemas, get_parser
+from tool_call_parsers import CallStatus, ToolCallParser, ToolSchemas, get_parser
 from tool_call_parsers.parser import ENDS
 
 __all__ = ["CASE_TOOLS", "Case", "Limits", "ParserSuite", "tool"]
@@ -79,6 +79,8 @@ class Limits:
     """Only the end of the call shows that no further argument follows, and models omit it."""
 
 
+NO_OBJECTS = ("[1, 2]", '[{"path": "p"}]', '"x"', "3", "true")
+NO_JSON = ("not json at all", "path: p", "[1, 2")
 SENTINELS = "①②③④⑤⑥⑦⑧⑨⑩⑪⑫"
 """Characters that occur in no format's tags: wherever a text has them, the result must have them."""
 
@@ -205,7 +207,10 @@ def written(name: str, turn: Turn) -> str:
     """The turn as the format writes it."""
     content, reasoning, calls = turn
     openai = [{"function": {"name": function, "arguments": arguments}} for function, arguments in calls]
-    return parser_of(name).render(content, reasoning, openai, TOOLS)
+    text = parser_of(name).render(content, reasoning, openai, TOOLS)
+    for function, arguments in calls:
+        assert function in text, f"`render` wrote no text for call {function}({arguments}); set `call`, or `written`"
+    return text
 
 
 def calls_in(found: Any) -> list[tuple[str, Any]]:
@@ -249,14 +254,18 @@ class ParserSuite:
             metafunc.parametrize("case", self.cases, ids=lambda case: case.name)
 
     def test_cases_show_plain_and_malformed_text(self) -> None:
+        assert self.cases, f"write at least one case for {self.parser!r}: set `cases`"
         names = [case.name for case in self.cases]
         assert len(set(names)) == len(names), "two cases share a name"
-        assert {get_parser(case.parser).name for case in self.cases} == {parser_of(self.parser).name}
+        others = {case.parser for case in self.cases if get_parser(case.parser).name != parser_of(self.parser).name}
+        assert not others, f"cases of {self.parser!r} name other parsers: {sorted(others)}"
         usable = {"ok", "repaired", "unknown_tool"}
-        assert any(case.calls and set(case.expected_statuses) == {"ok"} for case in self.cases), "no plain case"
+        assert any(case.calls and set(case.expected_statuses) == {"ok"} for case in self.cases), (
+            "write a case with a call, all `ok`"
+        )
         assert any(
             not usable.intersection(status.split("|")) for case in self.cases for status in case.expected_statuses
-        ), "no malformed case"
+        ), "write a case that is cut or malformed"
 
     def test_a_case_is_read_as_expected(self, case: Case) -> None:
         problems = case_problems(case, self.tools) + case_problems(case, self.tools, strict=True)
@@ -270,6 +279,18 @@ class ParserSuite:
             assert facts(found) == facts(whole), (found, whole)
             assert not (problems := event_problems(events, found)), problems
 
+    def test_a_complete_call_without_an_object_of_arguments_is_not_ok(self) -> None:
+        written_as = '{"path":"Qp"}'
+        call = {"function": {"name": "write", "arguments": written_as}}
+        text = parser_of(self.parser).render(None, None, [call], TOOLS)
+        if written_as not in text:
+            return  # the format does not write arguments as JSON
+        for wrong in (*NO_OBJECTS, *NO_JSON):
+            found = parser_of(self.parser).parse(text.replace(written_as, wrong), TOOLS)
+            assert not found.tool_calls, (wrong, found)
+            if wrong in NO_OBJECTS:
+                assert [call.status for call in found.attempts] == [CallStatus.NOT_AN_OBJECT], (wrong, found)
+
     @sized(40)
     @given(data=st.data())
     def test_a_written_turn_is_read_back(self, data: st.DataObject) -> None:
@@ -277,10 +298,11 @@ class ParserSuite:
         content, reasoning, calls = turn = data.draw(turns(name, self.limits))
         text = written(name, turn)
         found = parser_of(name).parse(text, TOOLS, strict=True)
-        assert calls_in(found) == [(function, typed(arguments)) for function, arguments in calls], text
-        assert (found.content, found.reasoning) == (content, reasoning), text
-        assert found.reasoning_complete
-        assert parser_of(name).render(found.content, found.reasoning, found.tool_calls, TOOLS) == text
+        assert calls_in(found) == [(function, typed(arguments)) for function, arguments in calls], (text, found)
+        assert (found.content, found.reasoning) == (content, reasoning), (text, found)
+        assert found.reasoning_complete, text
+        again = parser_of(name).render(found.content, found.reasoning, found.tool_calls, TOOLS)
+        assert again == text, f"{text!r} is read, and written as {again!r}"
 
     @sized(40)
     @given(data=st.data())
@@ -306,7 +328,8 @@ class ParserSuite:
         assert not (problems := shape_problems(found, text, strict=strict)), problems
         spans = {call.span: call.raw for call in found.tool_calls}  # calls of one block share its span
         kept = (found.content or "") + (found.reasoning or "") + "".join(spans.values())
-        assert {char: kept.count(char) for char in SENTINELS} == {char: text.count(char) for char in SENTINELS}
+        lost = [char for char in SENTINELS if kept.count(char) != text.count(char)]
+        assert not lost, f"{lost} of {text!r} are lost or doubled in {found}"
 
     @sized(6)
     @given(data=st.data())

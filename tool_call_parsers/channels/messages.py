@@ -9,6 +9,7 @@ from typing import cast
 
 from tool_call_parsers.engine import SPACE, Marker, Markers, Needles, RenderTurn, Run, Step
 from tool_call_parsers.reasoning import ReasoningFormat
+from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
 
 JOINT = "\n"
@@ -65,6 +66,9 @@ class ChannelGrammar:
     """Markers that end a message of any channel."""
     block_closers: tuple[str, ...] = ()
     """Markers that close a block inside a call."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
         """Markers that end a message of that channel."""

@@ -9,6 +9,7 @@ from tool_call_parsers.engine.grammar import Marker, Markers, RenderTurn
 from tool_call_parsers.engine.run import Run
 from tool_call_parsers.engine.text import Needles, Step
 from tool_call_parsers.reasoning import ReasoningFormat
+from tool_call_parsers.row_checks import check_types
 from tool_call_parsers.types import CallStatus
 
 
@@ -28,6 +29,9 @@ class BlockGrammar:
     written once."""
     trail: str = ""
     """Whitespace after the calls."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         """Read the block whose opener spans `start:body`. Return its end, or None if the opener is only text.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from tool_call_parsers.engine.run import Run
 from tool_call_parsers.engine.text import Needles, Step
@@ -65,6 +65,7 @@ class RenderTurn:
     """The form of the reasoning. Never None if there is reasoning."""
 
 
+@runtime_checkable
 class Grammar(Protocol):
     """A wire format's lexer and renderer, made of data."""
 

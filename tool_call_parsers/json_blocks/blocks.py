@@ -10,6 +10,7 @@ from typing import NamedTuple
 from tool_call_parsers.engine import Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_blocks.named import FENCES, NamedJson
 from tool_call_parsers.json_blocks.objects import CallObjects
+from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.types import CallStatus
 
 _STRAY, _STRAY_RATIO = 4096, 4
@@ -68,6 +69,10 @@ class JsonBlocks(CallObjects):
     """Calls with the name in a header, after the same marker or after other markers."""
     writes_named: bool = False
     """Calls are written as `named` writes them."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_template(self, "written", Syntax.PERCENT, ("name", "arguments"), ("id", "index"))
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same

@@ -12,6 +12,7 @@ from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arg
 from tool_call_parsers.engine import SPACE, BlockGrammar, Needles, RenderCall, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import CallStatus
 
@@ -56,7 +57,7 @@ class NamedJson(BlockGrammar):
     marks: tuple[str, ...] = ()
     """Markers inside the header."""
     argument_marks: tuple[str, ...] = ()
-    """Those of `marks` that precede the arguments. A code fence does in every format."""
+    """Those of `marks` that precede the arguments; by default any after the name does. A code fence always does."""
     fillers: tuple[str, ...] = ()
     """Words of the header that are not the name."""
     reading: Callable[[Words, ToolIndex, Given], CallHeader | None] = read_name
@@ -72,6 +73,10 @@ class NamedJson(BlockGrammar):
     """The text between two calls."""
     writing: Callable[[RenderCall], str] | None = None
     """Makes the id to write."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_template(self, "call", Syntax.PERCENT, ("arguments",), ("name", "id"))
 
     @cached_property
     def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
@@ -214,14 +219,16 @@ class NamedJson(BlockGrammar):
         for mark in self._marks.finditer(text, position, header_end):
             word = text[end : mark.start()].strip()
             named, end = named or bool(word and word not in self.fillers), mark.end()
-            if not named or self._argument_marks.fullmatch(mark.group()) is None:
+            certain = self._argument_marks.fullmatch(mark.group()) is not None
+            if not named or (self.argument_marks and not certain):
                 continue
             begin = SPACE.match(text, end).end()  # type: ignore[union-attr]  # matches anywhere
             if begin >= header_end:
                 return None
             if self._marks.match(text, begin) is None:
                 word = text[begin:header_end].strip()
-                return None if text.startswith("{", header_end) and _WORD.fullmatch(word) else begin
+                labels = _WORD.fullmatch(word) or not (certain or text[begin] in '["')
+                return None if text.startswith("{", header_end) and labels else begin
         return None
 
     def _read_other(self, run: Run, start: int) -> Step[tuple[int, FoundArguments]]:

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tool_call_parsers.engine import BlockGrammar, Marker, Needles, Run, Step
 from tool_call_parsers.json_blocks import JsonBlocks
+from tool_call_parsers.row_checks import Syntax, check_template
 from tool_call_parsers.tag_blocks.tags import (
     ATTRIBUTES,
     CUT_HEAD,
@@ -30,7 +31,8 @@ class TagSyntax(BlockGrammar):
     """The tags of a format. Of several spellings the first is written."""
 
     heads: Literal["equals", "attributes", "pairs"]
-    """The place of names: `<function=f>`, `<invoke name="f">`, or after the tag, with keys in tags of their own."""
+    """The place of names. equals: `<function=f>`; attributes: `<invoke name="f">`; pairs: the name of a call after its
+    tag, and each key in its own tags."""
     calls: tuple[str, ...]
     """Opening tags of a call, up to the name."""
     ends: tuple[str, ...]
@@ -76,6 +78,11 @@ class TagSyntax(BlockGrammar):
     """The text of a parameter and its framing: `{key}`, `{value}`, `{string}` ("true" or "false")."""
     empty: str = ""
     """The text in place of parameters if there are none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_template(self, "call", Syntax.BRACES, ("name", "parameters"))
+        check_template(self, "parameter", Syntax.BRACES, ("key", "value"), ("string",))
 
     # -- derived ------------------------------------------------------------------------------------------------------
 
