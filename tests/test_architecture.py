@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -123,3 +124,10 @@ def test_libraries_do_not_print() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     }
     assert {module for module in printing if not module.startswith("lachesis/cli/")} - TALKS == set()
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", page)
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists() and not (ROOT / "lachesis" / path).exists()] == []
