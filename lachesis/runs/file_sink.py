@@ -18,7 +18,7 @@ from backends.tasks import finish
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.group_records import group_record, rollout_messages, trajectories_of
+from lachesis.runs.group_records import group_record, stored_messages, trajectories_of
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
@@ -199,7 +199,7 @@ def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapp
         for rollout in group["rollouts"]:
             if rollout["reward"] is None:
                 continue
-            entry = (group, rollout, rollout_messages(group, rollout))
+            entry = (group, rollout, stored_messages(group, rollout))
             if "best" not in found or rollout["reward"] > found["best"][1]["reward"]:
                 found["best"] = entry
             if "worst" not in found or rollout["reward"] < found["worst"][1]["reward"]:
