@@ -60,6 +60,7 @@ class FileSink(Sink[PlayedGroup]):
         self.ledger = Ledger(files.groups, settings, key="item_key")
         self.played = 0
         self.failed_groups = 0
+        self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
         """Of the whole run; known once the sink is closed."""
@@ -144,6 +145,7 @@ class FileSink(Sink[PlayedGroup]):
             self._last = f"last reward {sum(record['scores']) / len(record['scores']):.2f}"
         else:
             self.failed_groups += 1
+            self.unscored_because = decision.unscored_because
         return decision
 
     def _write(self, record: dict[str, Any]) -> None:
