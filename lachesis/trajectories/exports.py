@@ -124,7 +124,7 @@ def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
-        hints = get_type_hints(plugin.__init__ if isinstance(plugin, type) else plugin)
+        hints = get_type_hints(plugin.__init__ if isinstance(plugin, type) else plugin)  # type: ignore[misc]
     except Exception:  # names that are imported for type checkers only, or an object without annotations
         hints = {}
     checked = dict(given)
