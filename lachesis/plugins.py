@@ -20,6 +20,8 @@ T = TypeVar("T")
 class UnknownPlugin(LachesisError, ValueError):
     """No plug-in has this name, or `module:attribute` leads nowhere."""
 
+    exit_code = 2
+
 
 class Registry(Generic[T]):
     """Plug-ins of one kind.
