@@ -34,11 +34,11 @@ async def test_metrics_have_the_schema_of_atropos(tmp_path: Path) -> None:
     assert float(general["total_evaluation_time_seconds"]) >= 0
     assert set(metrics["results"]) == {"all", "atropos|many-words_eval|0"}
     figures = metrics["results"]["all"]
-    assert figures["eval/avg_reward"] == 1.0
+    samples = lines(tmp_path / "eval" / "samples.jsonl")
+    assert figures["eval/avg_reward"] == 1.0, [sample["rollouts"] for sample in samples]
     assert 0.3 < figures["eval/avg_reward_low"] < 1.0 == figures["eval/avg_reward_high"]
     assert (figures["eval/items"], figures["eval/tool_use_rate"], figures["eval/outcome/completed"]) == (4, 1.0, 4)
     assert {request["temperature"] for request in server.requests} == {0.25}
-    samples = lines(tmp_path / "eval" / "samples.jsonl")
     assert [len(sample["scores"]) for sample in samples] == [1] * 4
     assert result.files.report.exists()
 
