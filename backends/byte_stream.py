@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from .executor.framing import CHUNK, FRAME
 
 _SMALL = 1 << 16  # payloads up to this size are sent in one write with their header
+_SHOWN = 80  # bytes of a damaged stream in the error: usually the words of another program
 _HEADER = 1 << 26  # a longer header means a damaged stream
 
 
@@ -99,6 +100,7 @@ class Attachment:
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self._buffer = bytearray()
+        self._begun = False
         self._sealing: Seal | None = None
         self._opening: Seal | None = None
 
@@ -128,7 +130,7 @@ class Attachment:
         header_end = FRAME.size + header_size
         size = header_end + payload_size
         if header_size > _HEADER or (limit is not None and size > limit):
-            raise ValueError("it is damaged: a frame is too large")
+            raise ValueError(f"it is damaged: a frame is too large, and begins with {bytes(buffer[:_SHOWN])!r}")
         tag_size = Seal.SIZE if self._opening is not None else 0
         await self._fill(size + tag_size)
         with memoryview(buffer) as view:
@@ -139,11 +141,14 @@ class Attachment:
             header = json.loads(bytes(view[FRAME.size : header_end]))
             payload = bytes(view[header_end:size])
         del buffer[: size + tag_size]
+        self._begun = True
         return header, payload, size
 
     async def _fill(self, size: int) -> None:
         while len(self._buffer) < size:
             data = await self.stream.read(max(CHUNK, size - len(self._buffer)))
             if not data:
+                if self._buffer and not self._begun:
+                    raise ValueError(f"it ended after {bytes(self._buffer[:_SHOWN])!r}")
                 raise EOFError("it was closed by the other side")
             self._buffer += data

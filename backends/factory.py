@@ -8,7 +8,9 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 from lachesis.plugins import Registry
 
@@ -80,7 +82,7 @@ def create_backend(name: str, **options: Any) -> Backend:
         options: arguments of the backend's class.
 
     Raises:
-        ValueError: there is no such backend, or it has no such option.
+        ValueError: there is no such backend, it has no such option, or the option has another type.
         BackendUnavailable: a package that it needs is not installed.
     """
     make = _load(name)
@@ -91,7 +93,24 @@ def create_backend(name: str, **options: Any) -> Backend:
         near = [match for option in options if option not in known for match in get_close_matches(option, known, n=1)]
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"backend {name!r}: {error}.{hint} Its options are: {', '.join(known) or 'none'}") from error
+    for option in backend_options(name):
+        if option.name in options and not _fits(options[option.name], option.annotation):
+            kind = option.annotation.__name__ if isinstance(option.annotation, type) else option.annotation
+            raise ValueError(f"backend {name!r}: {option.name} takes {kind}, not {options[option.name]!r}")
     return make(**options)
+
+
+def _fits(value: Any, annotation: Any) -> bool:
+    """Whether `value` can be an option of this type. Types that no configuration can write are not checked."""
+    if get_origin(annotation) in (Union, UnionType):
+        return any(_fits(value, part) for part in get_args(annotation))
+    if get_origin(annotation) is list:
+        return isinstance(value, list | tuple) and all(_fits(item, get_args(annotation)[0]) for item in value)
+    if annotation in (int, float):
+        return isinstance(value, int | annotation) and not isinstance(value, bool)
+    if annotation in (str, Path):
+        return isinstance(value, str | Path)
+    return annotation not in (bool, type(None)) or isinstance(value, annotation)
 
 
 def _load(name: str) -> Callable[..., Backend]:

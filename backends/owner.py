@@ -19,14 +19,19 @@ def new_id() -> str:
 
 def this_owner() -> str:
     """The running process: `BOOT.PID.START`."""
-    return f"{_boot()}.{os.getpid()}.{start_time(os.getpid())}"
+    return owner_of(os.getpid())
+
+
+def owner_of(pid: int) -> str:
+    """The process that has this number now, as `this_owner` names itself. `is_gone` if there is none."""
+    return f"{_boot()}.{pid}.{start_time(pid)}"
 
 
 def is_gone(owner: str) -> bool:
     """Whether this process has ended. False for a process on another machine."""
     try:
         boot, pid, start = owner.split(".")
-        return boot == _boot() and start_time(int(pid)) != start
+        return boot == _boot() and (start == "" or start_time(int(pid)) != start)
     except ValueError:
         return False
 

@@ -17,7 +17,7 @@ from .connection import ByteStream, Connection, asyncio_stream
 from .executor_code import bytecode as executor_bytecode
 from .executor_code import source as executor_source
 from .factory import BACKENDS
-from .owner import is_gone, new_id, this_owner
+from .owner import is_gone, new_id, owner_of, this_owner
 from .sandbox import ExecutorSandbox, initialise
 
 __all__ = [
@@ -37,6 +37,7 @@ __all__ = [
     "initialise",
     "is_gone",
     "new_id",
+    "owner_of",
     "reject_fields",
     "sandbox_title",
     "this_owner",

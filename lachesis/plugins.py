@@ -81,7 +81,10 @@ class Registry(Generic[T]):
             # A module that the plug-in needs is another matter: the caller may know the package that has it.
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
-            raise UnknownPlugin(f"{self.kind} {target!r}: there is no module {error.name!r}") from error
+            raise UnknownPlugin(
+                f"{self.kind} {target!r}: there is no module {error.name!r}. Next step: install the package that has "
+                "it, or run this in the folder that has it"
+            ) from error
         for attribute in path.split("."):
             try:
                 found = getattr(found, attribute)

@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         verbs.add_parser(verb, help=help_text, add_help=False)
     arguments = list(sys.argv[1:] if argv is None else argv)
     parsed, rest = parser.parse_known_args(arguments)
+    if "" not in sys.path:
+        sys.path.append("")  # plug-ins of the user, `module:name`, may be in the current folder
     try:
         module = importlib.import_module(f"lachesis.cli.{parsed.verb.replace('-', '_')}")
         code: int = module.main(rest)

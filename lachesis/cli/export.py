@@ -41,7 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
     )
     arguments = parser.parse_args(argv)
-    sys.path.append("")  # a module of yours may be in the current folder
     try:
         options = _mapping(arguments.options)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):

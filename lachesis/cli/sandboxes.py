@@ -55,10 +55,12 @@ async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: 
             )
         except (BackendError, ValueError) as error:
             if is_expected:
-                print(f"error: {name}: {error}", file=sys.stderr)
+                print(f"error: {error}" if name in str(error) else f"error: {name}: {error}", file=sys.stderr)
                 code = 1
     for info in found:
         console.print(_line(info), markup=False, highlight=False, soft_wrap=True)
+    if code and not found:
+        return code
     word = "sandbox" if len(found) == 1 else "sandboxes"
     done = "" if arguments.verb == "list" else " removed"
     print(f"{len(found)} {word}{done}", file=sys.stderr)

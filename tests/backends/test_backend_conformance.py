@@ -1,3 +1,43 @@
 """All our backends pass the conformance suite that is offered to others; `backend` is a fixture of conftest.py."""
 
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any
+
+import modal
+import pytest
+from modal_proto import api_pb2
+
+from backends import Backend, create_backend
 from lachesis.testing.backend_suite import *  # noqa: F403
+
+OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
+
+
+async def modal_backend(url: str, credentials: tuple[str, str]) -> Backend:
+    client = modal.Client(url, api_pb2.CLIENT_TYPE_CLIENT, credentials)
+    await client.__aenter__()  # type: ignore[no-untyped-call]
+    return create_backend("modal", client=client)
+
+
+@pytest.fixture
+def variant(request: pytest.FixtureRequest) -> str:
+    return str(request.node.callspec.params["backend"])
+
+
+@pytest.fixture
+def portable_backend(variant: str, request: pytest.FixtureRequest) -> Any:
+    if variant == "modal":
+        server = request.getfixturevalue("modal_server")
+        return partial(modal_backend, server.url, server.credentials)
+    options = OPTIONS[variant] if variant in OPTIONS else request.getfixturevalue(variant).options
+    return partial(create_backend, variant.partition("-")[0], **options)
+
+
+@pytest.fixture
+def unchecked(variant: str) -> Collection[str]:
+    if variant == "local-none":
+        return ["network"]
+    return ["cpus", "memory_bytes", "image", "network"] if variant == "modal" else []

@@ -59,6 +59,49 @@ def test_the_example_passes_the_suite(installed: Path) -> None:
     assert not list((installed / "temp").glob("**/lachesis-*")), "sandboxes are left"
 
 
+def test_the_command_line_finds_a_backend_in_the_current_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder_backend.py").write_text(block("python"))
+    program = [sys.executable, "-c", "import sys; sys.path.remove(''); from lachesis.cli import main; sys.exit(main())"]
+    environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
+    for name, code, said in (
+        ("folder_backend:FolderBackend", 0, "0 sandboxes"),
+        ("nowhere:Backend", 1, "error: backend 'nowhere:Backend': there is no module 'nowhere'. Next step: "),
+    ):
+        command = [*program, "sandboxes", "list", "--backend", name]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        assert done.stderr.splitlines()[-1].startswith(said), done.stderr
+
+
+STARTS = """
+import asyncio, importlib.util, marshal, sys
+import folder_backend
+from backends import BackendError, SandboxSpec
+bytecode = importlib.util.MAGIC_NUMBER + bytes(12) + marshal.dumps(compile(sys.argv[1], "executor", "exec"))
+folder_backend.executor_bytecode = lambda: bytecode
+async def main():
+    try:
+        await folder_backend.FolderBackend(sys.argv[2]).create(SandboxSpec())
+    except BackendError as error:
+        print(error)
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("raise SystemExit('no luck today')", "no luck today"),
+        ("print('a greeting of another program')", "a greeting of another program"),
+        ("print('hi')", "it ended after b'hi"),
+    ],
+)
+def test_an_executor_that_does_not_start_says_why(installed: Path, code: str, said: str) -> None:
+    shown = run(installed, "-c", STARTS, code, str(installed / "here"))
+    assert shown.startswith("the executor did not start: ") and said in shown, shown
+    assert list((installed / "here").iterdir()) == []
+
+
 def test_the_example_is_found_by_entry_point_and_by_path(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(installed)
     assert "folder" in backend_names()

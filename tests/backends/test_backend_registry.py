@@ -48,5 +48,35 @@ def test_a_package_that_is_not_installed_is_named(tmp_path, monkeypatch: pytest.
         create_backend("needy_backend:Needy")
 
 
+class Typed:
+    def __init__(
+        self,
+        root: str = "",
+        size: int | None = None,
+        share: float = 1.0,
+        on: bool = False,
+        names: list[str] | None = None,
+    ) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("option", "right", "wrong"),
+    [
+        ("root", "x", 3),
+        ("size", None, "big"),
+        ("size", 3, True),
+        ("share", 1, "half"),
+        ("on", True, "yes"),
+        ("names", ["a"], "a"),
+        ("names", [], [1]),
+    ],
+)
+def test_an_option_of_another_type_is_rejected_by_name(option: str, right: object, wrong: object) -> None:
+    create_backend(f"{__name__}:Typed", **{option: right})
+    with pytest.raises(ValueError, match=f"Typed': {option} takes "):
+        create_backend(f"{__name__}:Typed", **{option: wrong})
+
+
 def test_errors_of_backends_are_shown_without_a_traceback() -> None:
     assert issubclass(BackendError, LachesisError)

@@ -14,16 +14,26 @@ It needs pytest and pytest-asyncio, and bash and Python inside the sandboxes. `d
 
 import pytest
 
-for _module in ("commands", "fixtures", "files", "lifecycle", "probes", "processes"):
+for _module in ("commands", "fixtures", "files", "leftovers", "lifecycle", "limits", "probes", "processes"):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from .commands import *  # noqa: E402, F403
 from .files import *  # noqa: E402, F403
-from .fixtures import find_processes, sandbox, shared_sandboxes  # noqa: E402
+from .fixtures import (  # noqa: E402
+    find_processes,
+    has_every_method,
+    portable_backend,
+    sandbox,
+    shared_sandboxes,
+    unchecked,
+)
+from .leftovers import *  # noqa: E402, F403
 from .lifecycle import *  # noqa: E402, F403
+from .limits import *  # noqa: E402, F403
 from .processes import *  # noqa: E402, F403
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 __all__ = [name for name in globals() if name.startswith("test_")]
-__all__ += ["find_processes", "pytestmark", "sandbox", "shared_sandboxes"]
+__all__ += ["find_processes", "has_every_method", "portable_backend", "pytestmark", "sandbox", "shared_sandboxes"]
+__all__ += ["unchecked"]

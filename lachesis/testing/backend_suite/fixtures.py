@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shlex
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -26,6 +27,28 @@ for name in $(compgen -e); do case " {names} " in *" $name "*) ;; *) unset "$nam
 def find_processes() -> FindProcesses:
     """How the tests see processes from outside. Override it where sandboxes do not run on this machine."""
     return host_processes
+
+
+@pytest.fixture
+def unchecked() -> Collection[str]:
+    """Fields of the spec that `create` accepts and the suite cannot check. Override it where the backend declares that
+    it does not enforce the network, or where a service enforces limits that the test's substitute does not have."""
+    return ()
+
+
+@pytest.fixture
+def portable_backend(backend: Backend) -> Any:
+    """A pickleable copy of the backend for another process, or a function without parameters that makes one (it may be
+    a coroutine function). Override it where the backend itself cannot be pickled."""
+    return backend
+
+
+@pytest.fixture(autouse=True)
+def has_every_method(request: pytest.FixtureRequest, backend: Backend) -> None:
+    """One test fails when the backend lacks a method; all others are skipped."""
+    complete: bool = isinstance(backend, Backend)
+    if request.node.originalname != "test_the_backend_has_every_method" and not complete:
+        pytest.skip("the backend lacks methods: see test_the_backend_has_every_method")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

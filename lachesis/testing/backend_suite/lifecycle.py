@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 from collections.abc import AsyncIterator
@@ -15,9 +16,23 @@ from .fixtures import FindProcesses
 from .probes import opened, output, until
 
 
-async def test_protocols_are_met(sandbox: Sandbox, backend: Backend) -> None:
-    assert isinstance(backend, Backend)
+async def test_the_backend_has_every_method(backend: Backend) -> None:
+    missing = [name for name in ("name", "check", "create", "sandboxes", "reap") if not hasattr(backend, name)]
+    assert missing == [], f"{type(backend).__name__} lacks {', '.join(missing)} of the protocol backends.Backend"
+
+
+async def test_the_sandbox_has_every_method(sandbox: Sandbox) -> None:
     assert isinstance(sandbox, Sandbox)
+
+
+@contextlib.asynccontextmanager
+async def answered() -> AsyncIterator[None]:
+    """Calls on a sandbox that has ended raise at once."""
+    try:
+        async with asyncio.timeout(30):
+            yield
+    except TimeoutError:
+        pytest.fail("a call on a sandbox that has ended hangs: connection.fail(reason) must be called when it ends")
 
 
 async def nothing() -> AsyncIterator[bytes]:
@@ -41,7 +56,8 @@ async def every_call_raises(sandbox: Sandbox, process: Process, reason: str) -> 
         process.kill(),
     ):
         with pytest.raises(SandboxLost, match=reason):
-            await call
+            async with answered():
+                await call
 
 
 async def test_after_close_nothing_is_left_and_every_call_raises(
@@ -56,7 +72,8 @@ async def test_after_close_nothing_is_left_and_every_call_raises(
     await sandbox.close()
     assert find_processes(mark) == []
     with pytest.raises(SandboxLost):
-        await running
+        async with answered():
+            await running
     await every_call_raises(sandbox, process, "task_id=t-17.* was closed")
     await sandbox.close()
 
@@ -70,7 +87,8 @@ async def test_a_sandbox_ends_itself_after_its_lifetime(backend: Backend) -> Non
         except SandboxLost:  # on a busy machine it may be over before anything was started
             await sandbox.close()
     with pytest.raises(SandboxLost, match=rf"its lifetime of {lifetime:g} s is over"):
-        await sandbox.exec("sleep 100", timeout=100)
+        async with answered():
+            await sandbox.exec("sleep 100", timeout=100)
     await every_call_raises(sandbox, process, "lifetime")
     await sandbox.close()
 
