@@ -253,6 +253,10 @@ class Pipeline(Generic[G]):
         try:
             async with asyncio.timeout(self.timeout if self.timeout > 0 else None) as timeout:
                 group = await self.play(job.item, job.key)
+            if is_cancelled():  # `play` caught the cancellation: its group is cut short
+                raise asyncio.CancelledError
+            if timeout.expired():
+                raise TimeoutError
         except RunStopped:
             raise
         except (Exception, asyncio.CancelledError) as error:

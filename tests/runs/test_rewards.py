@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,53 @@ async def test_a_group_reward_that_hangs_ends_at_its_limit_and_releases_everythi
 
     result = await process(Hangs, tmp_path, does_nothing, total_steps=1, reward_timeout=3)
     assert all("reward_timeout = 3 s" in rollout["traceback"] for rollout in rollouts(result.files.failures))
+    assert sandboxes() == set()
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_late_reward_that_catches_everything_is_no_score(tmp_path: Path, together: bool) -> None:
+    async def late() -> None:
+        with suppress(BaseException):
+            await asyncio.sleep(30)
+
+    class Catching(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            if not together:
+                await late()
+            return 0.0
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            await late()
+            return [0.0] * len(results)
+
+    result = await process(Catching, tmp_path, does_nothing, total_steps=1, reward_timeout=0.5)
+    assert result.summary.scored == 0
+    assert "longer than reward_timeout" in rollouts(result.files.failures)[0]["traceback"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_cancelled_reward_that_catches_everything_is_not_written(tmp_path: Path, raises: bool) -> None:
+    begun = asyncio.Event()
+
+    class Catching(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            begun.set()
+            try:
+                await ctxs[0].terminal("sleep 30")
+            except:  # noqa: E722
+                if raises:
+                    raise ValueError("instead of the cancellation") from None
+            return [0.0] * len(results)
+
+    async with ScriptedServer(does_nothing) as server:
+        running = asyncio.create_task(make(Catching, server, tmp_path, total_steps=1).process_manager())
+        await begun.wait()
+        await asyncio.sleep(0.3)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not lines(tmp_path / "groups.jsonl")
+    assert not lines(tmp_path / "groups.failed.jsonl")
     assert sandboxes() == set()
 
 

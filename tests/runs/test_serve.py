@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import sys
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import orjson
@@ -424,6 +424,19 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
         run = make_run(server.url, tmp_path, 5, play=stuck, timeout=4)
         result, _ = await asyncio.gather(run.serve(), trainer.take(4))
         assert result.refused == {"worker timeout": 1}
+
+
+async def test_a_group_that_catches_its_time_limit_is_not_sent(tmp_path, run_api):
+    async def catching(item: dict[str, int], key: str) -> int:
+        with suppress(BaseException):
+            await asyncio.sleep(100)
+        return item["number"]
+
+    async with run_api.wiped() as server:
+        await started(server)
+        result = await make_run(server.url, tmp_path, 2, play=catching, timeout=0.1).serve()
+    assert result.refused == {"worker timeout": 2}
+    assert result.sent == 0
 
 
 async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_api):
