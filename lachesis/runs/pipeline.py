@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console
@@ -171,17 +172,19 @@ class Pipeline(Generic[G]):
             RunFolderError: the sink's folder cannot be used.
             RunStopped: the run cannot go on; the message says why.
         """
-        async with self.sink.opened(self._notice):
-            with _signals(self.stop if signals else None), Progress(self.console, self.title) as progress:
-                progress.show(self.sink.standing(self))
-                try:
-                    await self._manage(progress)
-                except BaseException:
-                    self._hurry.set()
-                    raise
-                finally:
-                    await self._wind_down()
-                    progress.show(self.sink.standing(self), last=True)
+        # A signal while the sink closes must not end the process before its cleanup: the handlers stay until then.
+        with _signals(self.stop if signals else None):
+            async with self.sink.opened(self._notice):
+                with Progress(self.console, self.title) as progress:
+                    progress.show(self.sink.standing(self))
+                    try:
+                        await self._manage(progress)
+                    except BaseException:
+                        self._hurry.set()
+                        raise
+                    finally:
+                        await self._wind_down()
+                        progress.show(self.sink.standing(self), last=True)
 
     # Managing.
 
@@ -373,17 +376,27 @@ async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
 
 @contextmanager
 def _signals(stop: Callable[[str], None] | None) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only."""
-    loop = asyncio.get_running_loop()
-    taken = []
+    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only; after it, what they did before.
+
+    A handler that the loop had before is replaced by the cancellation of this task: asyncio does not tell what it was,
+    and the commands install that one.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    restore: list[Callable[[], Any]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         if stop is None:
             break
+        earlier = signal.getsignal(number)
         with suppress(NotImplementedError, ValueError, RuntimeError):
             loop.add_signal_handler(number, stop, number.name)
-            taken.append(number)
+            if earlier == signal.getsignal(number):  # the function that asyncio registers for each of its signals
+                restore.append(partial(loop.add_signal_handler, number, task.cancel))
+            else:
+                restore.append(partial(loop.remove_signal_handler, number))
+                restore.append(partial(signal.signal, number, earlier))
     try:
         yield
     finally:
-        for number in taken:
-            loop.remove_signal_handler(number)
+        for call in restore:
+            call()

@@ -235,6 +235,41 @@ async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancel
         assert sorted(released) == list(range(6))
 
 
+async def test_signals_during_the_final_flush_do_not_end_the_process_before_its_cleanup(tmp_path, run_api):
+    class Leaving(RolloutApi):
+        async def disconnect(self, *args, **kwargs):
+            assert callable(signal.getsignal(signal.SIGTERM)), "a signal would end this process"
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            await super().disconnect(*args, **kwargs)
+            left.append(True)
+
+    left: list[bool] = []
+    async with run_api.wiped() as server:
+        await started(server)
+        after = asyncio.Event()
+
+        async def command() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            result = await make_run(server.url, tmp_path, 3, api=Leaving(server.url)).serve()
+            assert result.reason and left == [True]
+            after.set()
+            await asyncio.sleep(LIVENESS)
+
+        interrupted = signal.getsignal(signal.SIGINT)
+        running = asyncio.create_task(command())
+        try:
+            await until(after.is_set, running)
+            assert signal.getsignal(signal.SIGINT) == interrupted
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
 async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_path, run_api):
     begun, cancelled = [], []
 
