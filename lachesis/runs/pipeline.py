@@ -20,6 +20,7 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
+from backends.tasks import finish
 from lachesis.agent.scorer import is_cancelled
 from lachesis.runs.decisions import Decision, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
@@ -183,7 +184,7 @@ class Pipeline(Generic[G]):
                         self._hurry.set()
                         raise
                     finally:
-                        await self._wind_down()
+                        await self._end()
                         progress.show(self.sink.standing(self), last=True)
 
     # Managing.
@@ -326,6 +327,16 @@ class Pipeline(Generic[G]):
         return await self.sink.accept(job, decision, step)
 
     # The end.
+
+    async def _end(self) -> None:
+        """Wind down completely, however often the run is cancelled meanwhile."""
+        winding_down = asyncio.create_task(self._wind_down())
+        try:
+            await asyncio.shield(winding_down)
+        except asyncio.CancelledError:
+            self._hurry.set()
+            await finish(winding_down)
+            raise
 
     async def _wind_down(self) -> None:
         """Let groups in flight finish within the grace period, and see the end of every task."""

@@ -20,8 +20,13 @@ import pytest
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
+from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import RunStopped
+from lachesis.runs.file_sink import FileSink
+from lachesis.runs.group_player import GroupPlayer, PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest, plain
+from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.results import RunFiles
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,
@@ -329,6 +334,39 @@ async def test_cancelling_leaves_whole_lines_and_no_sandbox(tmp_path: Path) -> N
     left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert [task for task in left if "aiohttp" not in repr(task)] == [], "but the server's own"
     assert (await process(ManyWords, tmp_path, total_steps=len(groups) + 1)).played == 1
+
+
+async def test_a_second_signal_loses_no_group_that_is_played(tmp_path: Path) -> None:
+    """The commands answer each SIGTERM with a cancellation."""
+    deciding, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Slow(FileSink):
+        def decide(self, group: PlayedGroup) -> Decision:
+            loop.call_soon_threadsafe(deciding.set)
+            time.sleep(0.6)  # long samples
+            return super().decide(group)
+
+    async with ScriptedServer(does_nothing) as server:
+        env = make(SortWords, server, tmp_path, total_steps=1, group_size=1)
+        files = RunFiles(tmp_path / "groups.jsonl")
+        sink = Slow(
+            files, environment="e", model="m", settings={}, total=1, workers=1, system="actual", console=env.console
+        )
+
+        async def run() -> None:
+            async with env.running():
+                play = GroupPlayer(env, 1).play
+                await Pipeline(title="e", next_item=env.get_next_item, play=play, sink=sink, console=env.console).run()
+
+        task = asyncio.create_task(run())
+        await deciding.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.1)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(lines(files.groups)) == 1
+    assert sandboxes() == set()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
