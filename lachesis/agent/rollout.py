@@ -13,7 +13,9 @@ import logging
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,6 +45,22 @@ class HeldSandbox:
 
     context: ToolContext
     release: Callable[[], Awaitable[None]]
+
+
+_held: ContextVar[list[HeldSandbox] | None] = ContextVar("held", default=None)
+"""Sandboxes that rollouts of the current group keep."""
+
+
+@asynccontextmanager
+async def holding_sandboxes() -> AsyncIterator[None]:
+    """Release at the end every sandbox that a rollout inside kept, also of rollouts that an override dropped."""
+    held: list[HeldSandbox] = []
+    token = _held.set(held)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+        await asyncio.gather(*(sandbox.release() for sandbox in held))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +246,8 @@ class RolloutPlayer:
                     result.reward = reward
                     if reward is not None and self.scorer.compute_group_reward is not None:
                         held = HeldSandbox(context, release)
+                        if (of_group := _held.get()) is not None:
+                            of_group.append(held)
             except BackendError as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
             finally:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lachesis.agent.rollout import Rollout
+from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
@@ -58,7 +58,7 @@ class GroupPlayer:
         tools = env.tool_definitions()
         tasks: list[asyncio.Task[Rollout]] = []
         rollouts: list[Rollout] = []
-        try:
+        async with holding_sandboxes():
             for _ in range(self.rounds):
                 scored = sum(rollout.reward is not None for rollout in rollouts)
                 if scored == self.group_size:
@@ -72,18 +72,8 @@ class GroupPlayer:
                     if _every_request_would_fail(rollout.error):
                         raise RunStopped(str(rollout.error)) from rollout.error
             rollouts = await player.score_group(item, rollouts)
-        finally:
-            await _release(tasks)
         measured = [rollout.measured(partial(env.rollout_metrics, item)) for rollout in rollouts]
         return PlayedGroup(item, item_key, tools, measured)
-
-
-async def _release(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
-    """Release the sandboxes that waited for the reward of the group."""
-    finished = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
-    held = [rollout.held for rollout in finished if rollout.held is not None]
-    if held:
-        await asyncio.gather(*(sandbox.release() for sandbox in held))
 
 
 def _every_request_would_fail(error: Exception | None) -> bool:

@@ -259,6 +259,28 @@ async def test_a_cancelled_group_releases_the_sandboxes_that_waited_for_its_rewa
     assert sandboxes() == set()
 
 
+@pytest.mark.parametrize("raises", [False, True])
+async def test_rollouts_that_an_override_drops_release_their_sandboxes(tmp_path: Path, raises: bool) -> None:
+    left: list[int] = []
+
+    class Dropping(SortWords):
+        async def get_next_item(self) -> Any:
+            left.append(len(sandboxes()))
+            return await super().get_next_item()
+
+        async def play_rollout(self, *args: Any, **kwargs: Any) -> Any:
+            await super().play_rollout(*args, **kwargs)
+            if raises and len(left) % 2:
+                raise ValueError("in the override")
+            return await super().play_rollout(*args, **kwargs)
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            return [1.0] * len(results)
+
+    await process(Dropping, tmp_path, sorts, total_steps=3, group_size=1, max_num_workers=1)
+    assert left == [0] * 3
+
+
 def test_an_environment_without_any_reward_is_still_abstract() -> None:
     class Nothing(SortWords):
         compute_reward = SortWords.__base__.compute_reward  # type: ignore[union-attr, misc]
