@@ -20,8 +20,10 @@ from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
+from backends import BackendError
 from backends.tasks import finish
 from lachesis.agent.scorer import is_cancelled
+from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
 from lachesis.runs.item_keys import ItemKeys
@@ -103,7 +105,7 @@ class Pipeline(Generic[G]):
     """One run.
 
     Args:
-        play: the one place where a run asks the environment for a group. An exception counts as broken infrastructure,
+        play: the one place where a run asks the environment for a group. After an exception the group is played again,
             except `RunStopped`, which ends the run.
         brake: ends the run when no group gets a score.
         on_group: awaited with every finished group and the decision about it, after it is on the disk.
@@ -266,7 +268,8 @@ class Pipeline(Generic[G]):
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
-            finishing = asyncio.ensure_future(self._fail(job, _broken(error, timeout, self.timeout), step))
+            decision = _broken(error, timeout, self.timeout)
+            finishing = asyncio.ensure_future(self._fail(job, decision, step, blameless=_is_infrastructure(error)))
         else:
             finishing = asyncio.ensure_future(self._finish(job, group, step))
         try:
@@ -309,10 +312,14 @@ class Pipeline(Generic[G]):
         if self.brake is not None:
             self.brake.check(job.key, settled)
 
-    async def _fail(self, job: Job, decision: LeftOut, step: int) -> None:
+    async def _fail(self, job: Job, decision: LeftOut, step: int, *, blameless: bool) -> None:
         settled = await self._settle(job, decision, step)
-        if settled is not None and decision.again and self.brake is not None:
-            self.brake.check(job.key, settled)
+        if self.brake is None:
+            return
+        if settled is None and blameless:
+            self.brake.show(job.key, decision)
+        else:  # exceptions in the environment's code and groups without an end do not pass by themselves
+            self.brake.check(job.key, settled or decision)
 
     async def _settle(self, job: Job, decision: Decision, step: int) -> Decision | None:
         """Hand the decision to the sink. None for a group that broke, and is played again or was too often."""
@@ -365,9 +372,17 @@ class Pipeline(Generic[G]):
 def _broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> LeftOut:
     """The decision about a group whose `play` raised."""
     if timeout.expired():
-        return LeftOut("worker timeout", f"the group took longer than worker_timeout = {seconds:g} s")
+        detail = f"the group took longer than worker_timeout = {seconds:g} s"
+        return LeftOut("worker timeout", detail, unscored_because=detail)
     trace = "".join(traceback.format_exception(error))
     return LeftOut("failed", f"{type(error).__name__}: {error}", again=True, tracebacks=[trace])
+
+
+def _is_infrastructure(error: BaseException) -> bool:
+    """Whether an exception of `play` may come from broken infrastructure; any other one is a bug in an override."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_infrastructure, error.exceptions))
+    return isinstance(error, BackendError | InferenceError | OSError)
 
 
 def _groups(count: int) -> str:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.runs.decisions import Kept, LeftOut
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.item_keys import ItemError
 from lachesis.runs.training_decision import decision_of
 from lachesis.training.groups import RejectedGroup, RejectReason
@@ -459,6 +459,28 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
         run = make_run(server.url, tmp_path, 5, play=stuck, timeout=4)
         result, _ = await asyncio.gather(run.serve(), trainer.take(4))
         assert result.refused == {"worker timeout": 1}
+
+
+@pytest.mark.parametrize(("broken", "problem"), [(True, "KeyError: 'my-bug'"), (False, "worker_timeout = 0.1 s")])
+async def test_groups_that_fail_without_end_end_the_run(tmp_path, run_api, broken, problem):
+    async def fails(item: dict[str, int], key: str) -> int:
+        if not broken:
+            await asyncio.sleep(100)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(bug())
+        return 0
+
+    async def bug() -> None:
+        raise KeyError("my-bug")
+
+    async with run_api.wiped() as server:
+        await started(server)
+        console = Console(file=io.StringIO(), width=200)
+        run = make_run(server.url, tmp_path, 60, play=fails, timeout=0.1, console=console, max_workers=1)
+        run.brake = FailureBrake(console, 3)
+        with pytest.raises(RunStopped, match=f"3 groups in a row without a scored rollout(.|\n)*{problem}"):
+            await asyncio.wait_for(run.serve(), LIVENESS)
+        assert not broken or console.file.getvalue().count("exception in the environment") == 1
 
 
 async def test_a_group_that_catches_its_time_limit_is_not_sent(tmp_path, run_api):
