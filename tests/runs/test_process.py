@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy
 import pytest
+from rich.console import Console
 
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
@@ -25,6 +27,7 @@ from lachesis.runs.failures import RunStopped
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import GroupPlayer, PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest, plain
+from lachesis.runs.model_servers import ServerConfig
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
 from tests.support.scripted_server import ScriptedServer, call, say
@@ -230,6 +233,24 @@ async def test_other_settings_are_refused_by_name_and_a_longer_run_is_not(tmp_pa
     with pytest.raises(RunFolderError, match="group_size: 2 then, 3 now"):
         await process(SortWords, tmp_path, total_steps=1, group_size=3)
     assert (await process(SortWords, tmp_path, total_steps=2, eval_items=7, max_num_workers=1)).played == 1
+
+
+async def test_another_way_to_sample_is_another_run_and_another_address_is_not(tmp_path: Path) -> None:
+    async with ScriptedServer(does_nothing) as server, ScriptedServer(does_nothing) as elsewhere:
+
+        def start(*servers: ScriptedServer, count: int, **changes: Any) -> Any:
+            env = make(ManyWords, server, tmp_path, total_steps=count, group_size=1)
+            given = {"model_name": "scripted", "max_retries": 0, **changes}
+            env = ManyWords(env.config, [ServerConfig(base_url=at.base_url, **given) for at in servers])
+            env.console = Console(file=io.StringIO())
+            return env.process_manager()
+
+        await start(server, count=1, api_key="secret-key")
+        assert (await start(elsewhere, server, count=2, api_key="other")).played == 1
+        with pytest.raises(RunFolderError, match=r"openai\.extra_body: \[None\] then, \[{'top_p': 0\.1}\] now"):
+            await start(server, count=3, extra_body={"top_p": 0.1})
+        manifest = (tmp_path / "groups.run.json").read_text()
+        assert "secret-key" not in manifest and server.base_url not in manifest
 
 
 async def test_two_runs_at_once_on_one_folder_are_refused(tmp_path: Path) -> None:
