@@ -22,6 +22,7 @@ from rich.console import Console
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
+from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.file_sink import FileSink
@@ -251,6 +252,11 @@ async def test_another_way_to_sample_is_another_run_and_another_address_is_not(t
             await start(server, count=3, extra_body={"top_p": 0.1})
         manifest = (tmp_path / "groups.run.json").read_text()
         assert "secret-key" not in manifest and server.base_url not in manifest
+
+
+def test_the_time_for_a_group_includes_the_reward_of_the_group() -> None:
+    config = ManyWords.env_config_cls(worker_timeout=600, reward_timeout=300, max_infra_retries=0)
+    assert longest_group(config) == 600 + 300 + 300
 
 
 async def test_two_runs_at_once_on_one_folder_are_refused(tmp_path: Path) -> None:
