@@ -329,6 +329,10 @@ async def test_an_overridden_loop_that_raises_fails_its_groups_and_then_stops_th
     result = await process(Raising, tmp_path, total_steps=3, **settings)
     assert (result.played, result.failed_groups, result.exceptions) == (2, 1, 1)
     assert "LookupError: no such item" in (tmp_path / "console.txt").read_text()
+    (failure,) = lines(result.files.failures)
+    assert (failure["item"], failure["scores"], failure["rollouts"]) == ("pear fig apple 0", [], [])
+    assert "LookupError: no such item" in failure["traceback"]
+    assert "LookupError: no such item" in result.files.report.read_text()
 
     class AlwaysRaising(ManyWords):
         async def play_rollout(self, *args: Any, **kwargs: Any) -> Any:
