@@ -78,7 +78,9 @@ class Rollout:
     result: AgentResult | None
     """None when not even the agent's first request could be made."""
     traceback: str | None = None
-    """Of an exception in the environment's own code. One in the reward leaves no reward, one in the metrics does."""
+    """Of an exception in the environment's own code that left no reward."""
+    metrics_traceback: str | None = None
+    """Of an exception in `rollout_metrics`, which the reward survives."""
     error: Exception | None = None
     """What broke the infrastructure."""
     attempts: int = 1
@@ -100,6 +102,11 @@ class Rollout:
     def may_pass(self) -> bool:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         return not self.outcome.scored and self.traceback is None and not isinstance(self.error, _REPEATS)
+
+    @property
+    def tracebacks(self) -> str | None:
+        """All exceptions in the environment's own code."""
+        return "".join(trace for trace in (self.traceback, self.metrics_traceback) if trace is not None) or None
 
     @property
     def samples(self) -> list[TokenSample]:
@@ -130,7 +137,7 @@ class Rollout:
             return replace(self, metrics={**self.metrics, **metrics})
         except Exception as error:
             trace = "".join(traceback.format_exception(error))
-            return replace(self, traceback=(self.traceback or "") + trace)
+            return replace(self, metrics_traceback=trace)
 
     @classmethod
     def broken(cls, item_key: str, index: int, error: BaseException) -> Rollout:

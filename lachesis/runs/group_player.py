@@ -33,7 +33,7 @@ class PlayedGroup:
 
     @property
     def tracebacks(self) -> list[str]:
-        return [rollout.traceback for rollout in self.rollouts if rollout.traceback is not None]
+        return [traces for rollout in self.rollouts if (traces := rollout.tracebacks) is not None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,6 +304,8 @@ class Pipeline(Generic[G]):
             decision = await asyncio.to_thread(self.sink.decide, group)
         settled = await self._settle(job, decision, step)
         if settled is None:
+            if self.brake is not None:
+                self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
         self.tally.add(settled.rewards)

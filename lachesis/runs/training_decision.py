@@ -51,7 +51,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         record={
             "item_key": group.item_key,
             "rewards": group.rewards,
-            "left_out": [rollout.traceback or rollout.unscored_because for rollout in left_out],
+            "left_out": [rollout.tracebacks or rollout.unscored_because for rollout in left_out],
         },
         # Another attempt may avoid what the infrastructure broke, but not an exception in the environment's own code,
         # a reward that is None, or a request that the server rejects. A whole group is decided.

@@ -11,9 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from backends import BackendError
 from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
+from lachesis.runs.decisions import LeftOut
+from lachesis.runs.group_player import GroupPlayer
 from lachesis.runs.results import print_result
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sandboxes, sorts
@@ -236,6 +240,25 @@ async def test_a_sandbox_that_dies_under_a_group_reward_is_no_zero(tmp_path: Pat
     found = rollouts(result.files.failures)
     assert [(rollout["reward"], rollout["outcome"]) for rollout in found] == [(None, "infra_error")] * 2
     assert all("the group could not be scored" in rollout["reason"] for rollout in found)
+
+
+async def test_metrics_that_raise_do_not_keep_a_broken_group_from_another_attempt(tmp_path: Path) -> None:
+    class Broken(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            raise BackendError("the sandbox is lost")
+
+        def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+            return {"solved": float(reward > 0)}
+
+    async with ScriptedServer(does_nothing) as server:
+        env = make(Broken, server, tmp_path, group_size=1)
+        async with env.running():
+            group = await GroupPlayer(env, 1).play("b a", "key")
+    decision = decide_for_training(group, env.config, ANY_TRAINER)
+    assert isinstance(decision, LeftOut)
+    assert decision.again
+    assert "TypeError" in decision.tracebacks[0]
+    assert "the sandbox is lost" in decision.unscored_because
 
 
 async def test_a_cancelled_group_releases_the_sandboxes_that_waited_for_its_reward(tmp_path: Path) -> None:
