@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from lachesis.agent.result import AgentResult
+from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
+from lachesis.runs.summary import BUILTIN_FIGURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +75,18 @@ class GroupPlayer:
                     if _every_request_would_fail(rollout.error):
                         raise RunStopped(str(rollout.error)) from rollout.error
             rollouts = await player.score_group(item, rollouts)
-        measured = [rollout.measured(partial(env.rollout_metrics, item)) for rollout in rollouts]
+        measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
         return PlayedGroup(item, item_key, tools, measured)
+
+
+def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+    metrics = env.rollout_metrics(item, result, reward)
+    for name in map(str, metrics):
+        if name in BUILTIN_FIGURES or name.startswith(("reward/", "outcome/")):
+            raise RewardError(
+                f"{env.run_name}: rollout_metrics returned {name!r}, which is the name of a built-in figure; rename it"
+            )
+    return metrics
 
 
 def _every_request_would_fail(error: Exception | None) -> bool:

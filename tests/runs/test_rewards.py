@@ -14,9 +14,11 @@ from rich.console import Console
 from backends import BackendError
 from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
+from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.decisions import LeftOut
 from lachesis.runs.group_player import GroupPlayer
 from lachesis.runs.results import print_result
+from lachesis.runs.summary import BUILTIN_FIGURES, Summariser, evaluation_metrics, training_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer, call, say
@@ -72,6 +74,41 @@ async def test_every_part_of_a_reward_has_to_be_finite(tmp_path: Path, given: Re
     (rollout,) = rollouts(result.files.failures)
     assert rollout["reward"] is None
     assert problem in rollout["traceback"]
+
+
+async def test_names_of_components_are_no_markup(tmp_path: Path) -> None:
+    class Marked(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return Reward(1.0, {"[/b]": 1.0})
+
+    result = await process(Marked, tmp_path, does_nothing, total_steps=1, group_size=1)
+    with (tmp_path / "table.txt").open("w") as file:
+        print_result(Console(file=file, width=100), result)
+    assert "reward/[/b]" in (tmp_path / "table.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["avg_reward", "items", "total_rollouts", "outcome/completed", "reward/right"])
+async def test_metrics_cannot_take_the_name_of_a_built_in_figure(tmp_path: Path, name: str) -> None:
+    class Named(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return Reward(0.5, {"right": 1.0})
+
+        def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+            return {name: 99.0}
+
+    result = await process(Named, tmp_path, does_nothing, total_steps=1, group_size=1)
+    assert result.summary.metrics == {"reward/right": 1.0}
+    (rollout,) = rollouts(result.files.groups)
+    assert f"rollout_metrics returned '{name}'" in rollout["traceback"]
+
+
+async def test_every_built_in_figure_is_a_reserved_name(tmp_path: Path) -> None:
+    result = await process(SortWords, tmp_path, does_nothing, total_steps=1, group_size=1)
+    summariser = Summariser()
+    summariser.add(lines(result.files.groups)[0])
+    names = [*evaluation_metrics(result.summary), *training_metrics(summariser)]
+    plain = {name.partition("/")[2] for name in names if "/outcome/" not in name}
+    assert plain | {"avg_reward_low", "avg_reward_high"} == BUILTIN_FIGURES
 
 
 # Rewards of groups.
@@ -149,6 +186,7 @@ async def test_a_group_reward_sees_the_rollouts_that_were_scored_and_their_rewar
     [
         ([1.0], "compute_group_reward returned 1 rewards for 2 rollouts"),
         (1.0, "it has to be a list with one reward for each rollout"),
+        ({5.0, 3.0}, "it has to be a list with one reward for each rollout"),
         ([1.0, float("nan")], "sort-words: compute_group_reward returned nan; it has to be finite"),
         (ZeroDivisionError("broken"), "ZeroDivisionError: broken"),
     ],
@@ -302,6 +340,22 @@ async def test_rollouts_that_an_override_drops_release_their_sandboxes(tmp_path:
 
     await process(Dropping, tmp_path, sorts, total_steps=3, group_size=1, max_num_workers=1)
     assert left == [0] * 3
+
+
+def test_a_subclass_that_drops_the_reward_of_the_group_has_no_reward() -> None:
+    class Grouped(HermesAgentBaseEnv):
+        get_next_item = SortWords.get_next_item
+        format_prompt = SortWords.format_prompt
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            return [1.0] * len(results)
+
+    class Dropped(Grouped):
+        compute_group_reward = None  # type: ignore[assignment]
+
+    Grouped(*Grouped.config_init())
+    with pytest.raises(TypeError, match="compute_reward"):
+        Dropped(*Dropped.config_init())
 
 
 def test_an_environment_without_any_reward_is_still_abstract() -> None:
