@@ -100,6 +100,8 @@ class HermesAgentBaseEnv(AtroposBase):
             cls._class_error = error
         if cls.compute_group_reward is not None and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = _scored_with_its_group  # type: ignore[method-assign]
+        elif cls.compute_group_reward is None and cls.compute_reward is _scored_with_its_group:
+            cls.compute_reward = HermesAgentBaseEnv.compute_reward  # type: ignore[method-assign]
 
     # Methods that a subclass writes.
 

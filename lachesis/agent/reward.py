@@ -60,7 +60,8 @@ def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
 
 def checked_group(given: Any, *, turns: Sequence[int], source: str) -> list[Reward | None]:
     """What a group's reward function returned: one entry for each rollout, each as `checked_reward` takes it."""
-    if isinstance(given, str | bytes | Mapping) or not hasattr(given, "__len__") or not hasattr(given, "__iter__"):
+    ordered = isinstance(given, Sequence) and not isinstance(given, str | bytes | bytearray)
+    if not ordered and not (hasattr(given, "tolist") and hasattr(given, "__len__")):  # an array or a tensor
         raise RewardError(f"{source} returned {given!r}; it has to be a list with one reward for each rollout")
     rewards = list(given)
     if len(rewards) != len(turns):

@@ -13,7 +13,9 @@ import logging
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,6 +47,22 @@ class HeldSandbox:
     release: Callable[[], Awaitable[None]]
 
 
+_held: ContextVar[list[HeldSandbox] | None] = ContextVar("held", default=None)
+"""Sandboxes that rollouts of the current group keep."""
+
+
+@asynccontextmanager
+async def holding_sandboxes() -> AsyncIterator[None]:
+    """Release at the end every sandbox that a rollout inside kept, also of rollouts that an override dropped."""
+    held: list[HeldSandbox] = []
+    token = _held.set(held)
+    try:
+        yield
+    finally:
+        _held.reset(token)
+        await asyncio.gather(*(sandbox.release() for sandbox in held))
+
+
 @dataclass(frozen=True, slots=True)
 class Rollout:
     """One finished attempt at one item."""
@@ -60,7 +78,9 @@ class Rollout:
     result: AgentResult | None
     """None when not even the agent's first request could be made."""
     traceback: str | None = None
-    """Of an exception in the environment's own code. One in the reward leaves no reward, one in the metrics does."""
+    """Of an exception in the environment's own code that left no reward."""
+    metrics_traceback: str | None = None
+    """Of an exception in `rollout_metrics`, which the reward survives."""
     error: Exception | None = None
     """What broke the infrastructure."""
     attempts: int = 1
@@ -82,6 +102,11 @@ class Rollout:
     def may_pass(self) -> bool:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         return not self.outcome.scored and self.traceback is None and not isinstance(self.error, _REPEATS)
+
+    @property
+    def tracebacks(self) -> str | None:
+        """All exceptions in the environment's own code."""
+        return "".join(trace for trace in (self.traceback, self.metrics_traceback) if trace is not None) or None
 
     @property
     def samples(self) -> list[TokenSample]:
@@ -112,7 +137,7 @@ class Rollout:
             return replace(self, metrics={**self.metrics, **metrics})
         except Exception as error:
             trace = "".join(traceback.format_exception(error))
-            return replace(self, traceback=(self.traceback or "") + trace)
+            return replace(self, metrics_traceback=trace)
 
     @classmethod
     def broken(cls, item_key: str, index: int, error: BaseException) -> Rollout:
@@ -228,6 +253,8 @@ class RolloutPlayer:
                     result.reward = reward
                     if reward is not None and self.scorer.compute_group_reward is not None:
                         held = HeldSandbox(context, release)
+                        if (of_group := _held.get()) is not None:
+                            of_group.append(held)
             except BackendError as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
             finally:

@@ -73,18 +73,22 @@ class Scorer:
         self, call: Callable[[], Awaitable[T]], contexts: Sequence[ToolContext | None]
     ) -> tuple[T | None, str | None]:
         given: T | None = None
-        trace: str | None = None
+        error: BaseException | None = None
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 given = await call()
-        except BackendError:
-            raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
-                raise
-            if isinstance(error, TimeoutError) and limit.expired():
-                error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
-            trace = "".join(traceback.format_exception(error))
+        except (Exception, SystemExit, asyncio.CancelledError) as raised:
+            error = raised
+        # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
+        if is_cancelled():
+            raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
+        if isinstance(error, BackendError):
+            raise error
+        if limit.expired() and (error is None or isinstance(error, TimeoutError)):
+            error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
+        trace = None
+        if error is not None:
+            given, trace = None, "".join(traceback.format_exception(error))
         for context in contexts:
             if context is not None and context.failure is not None:
                 raise context.failure

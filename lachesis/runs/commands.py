@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfigError, de
 from lachesis.runs.pipeline import NextItem, Pipeline
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
+from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
@@ -252,10 +253,22 @@ def _about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
         "environment": env.run_name,
         "model": describe(env.server_configs),
         **env.config.about_content(evaluation=evaluation),
+        **_about_servers(env.server_configs),
     }
     if isinstance(env.server, TokenServer):
         settings["template_report"] = env.server.prompts.template_report.to_record()
     return settings
+
+
+def _about_servers(configs: Sequence[ServerConfig]) -> dict[str, Any]:
+    """How the servers sample. Not where they are, how many or with which key: these may change between starts."""
+    names = ("server_type", "engine", "extra_body")
+    kinds: list[tuple[Any, ...]] = []
+    for config in configs:
+        kind = (config.model_name, *(getattr(config, name) or None for name in names))
+        if kind not in kinds:
+            kinds.append(kind)
+    return {f"openai.{name}": [kind[at] for kind in kinds] for at, name in enumerate(names, 1)}
 
 
 async def _draw_eval_items(env: Environment) -> None:
@@ -305,4 +318,5 @@ def longest_group(config: HermesAgentEnvConfig) -> float:
     """Seconds that a group may take if each of its rollouts ends itself in time, replays included; -1 for any."""
     if config.worker_timeout <= 0:
         return -1.0
-    return float((config.worker_timeout + config.reward_timeout) * (1 + config.max_infra_retries))
+    rollouts = (config.worker_timeout + config.reward_timeout) * (1 + config.max_infra_retries)
+    return float(rollouts + config.reward_timeout)  # the group's own reward comes last

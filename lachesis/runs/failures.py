@@ -128,8 +128,8 @@ class FailureBrake:
         self._shown: set[str] = set()
         self._in_a_row = 0
 
-    def check(self, key: str, decision: Decision) -> None:
-        """Raises `RunStopped` after too many groups without a score."""
+    def show(self, key: str, decision: Decision) -> None:
+        """Print the exceptions of a group, each of them once."""
         self.exceptions += len(decision.tracebacks)
         for trace in decision.tracebacks:
             if trace not in self._shown and len(self._shown) < MAX_TRACEBACKS:
@@ -137,6 +137,10 @@ class FailureBrake:
                 line = f"exception in the environment, on {key}:"
                 self._console.print(line, style="red", markup=False, highlight=False)
                 self._console.print(trace, markup=False, highlight=False, soft_wrap=True)
+
+    def check(self, key: str, decision: Decision) -> None:
+        """Raises `RunStopped` after too many groups without a score."""
+        self.show(key, decision)
         if any(reward is not None for reward in decision.rewards):
             self._in_a_row = 0
             return

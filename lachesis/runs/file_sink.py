@@ -130,7 +130,9 @@ class FileSink(Sink[PlayedGroup]):
         )
 
     async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
-        record = decision.content if isinstance(decision, Kept) else decision.record
+        record = (
+            decision.content if isinstance(decision, Kept) else decision.record or self._without_rollouts(job, decision)
+        )
         self.tokens += sum(
             rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"]
             for rollout in record.get("rollouts", ())
@@ -138,7 +140,7 @@ class FileSink(Sink[PlayedGroup]):
         async with self._writing:
             if isinstance(decision, Kept):
                 await _to_its_end(self._write, dict(record))
-            elif record:
+            else:
                 await _to_its_end(self._failures.write, dict(record))
         if isinstance(decision, Kept):
             self.played += 1
@@ -147,6 +149,13 @@ class FileSink(Sink[PlayedGroup]):
             self.failed_groups += 1
             self.unscored_because = decision.unscored_because
         return decision
+
+    def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:
+        """The record of a group that an exception ended before it had rollouts."""
+        record = group_record(
+            environment=self.environment, item=job.item, item_key=job.key, tools=[], model=self.model, rollouts=[]
+        )
+        return {**record, "traceback": "".join(decision.tracebacks) or decision.detail}
 
     def _write(self, record: dict[str, Any]) -> None:
         self.ledger.append(record)

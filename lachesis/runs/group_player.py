@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from lachesis.agent.rollout import Rollout
+from lachesis.agent.result import AgentResult
+from lachesis.agent.reward import RewardError
+from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
+from lachesis.runs.summary import BUILTIN_FIGURES
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,7 @@ class PlayedGroup:
 
     @property
     def tracebacks(self) -> list[str]:
-        return [rollout.traceback for rollout in self.rollouts if rollout.traceback is not None]
+        return [traces for rollout in self.rollouts if (traces := rollout.tracebacks) is not None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class GroupPlayer:
         tools = env.tool_definitions()
         tasks: list[asyncio.Task[Rollout]] = []
         rollouts: list[Rollout] = []
-        try:
+        async with holding_sandboxes():
             for _ in range(self.rounds):
                 scored = sum(rollout.reward is not None for rollout in rollouts)
                 if scored == self.group_size:
@@ -72,18 +75,18 @@ class GroupPlayer:
                     if _every_request_would_fail(rollout.error):
                         raise RunStopped(str(rollout.error)) from rollout.error
             rollouts = await player.score_group(item, rollouts)
-        finally:
-            await _release(tasks)
-        measured = [rollout.measured(partial(env.rollout_metrics, item)) for rollout in rollouts]
+        measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
         return PlayedGroup(item, item_key, tools, measured)
 
 
-async def _release(tasks: Sequence[asyncio.Task[Rollout]]) -> None:
-    """Release the sandboxes that waited for the reward of the group."""
-    finished = [task.result() for task in tasks if not task.cancelled() and task.exception() is None]
-    held = [rollout.held for rollout in finished if rollout.held is not None]
-    if held:
-        await asyncio.gather(*(sandbox.release() for sandbox in held))
+def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+    metrics = env.rollout_metrics(item, result, reward)
+    for name in map(str, metrics):
+        if name in BUILTIN_FIGURES or name.startswith(("reward/", "outcome/")):
+            raise RewardError(
+                f"{env.run_name}: rollout_metrics returned {name!r}, which is the name of a built-in figure; rename it"
+            )
+    return metrics
 
 
 def _every_request_would_fail(error: Exception | None) -> bool:

@@ -15,11 +15,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from rich.console import Console
 
+from backends import BackendError
+from backends.tasks import finish
 from lachesis.agent.scorer import is_cancelled
+from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
 from lachesis.runs.item_keys import ItemKeys
@@ -101,7 +105,7 @@ class Pipeline(Generic[G]):
     """One run.
 
     Args:
-        play: the one place where a run asks the environment for a group. An exception counts as broken infrastructure,
+        play: the one place where a run asks the environment for a group. After an exception the group is played again,
             except `RunStopped`, which ends the run.
         brake: ends the run when no group gets a score.
         on_group: awaited with every finished group and the decision about it, after it is on the disk.
@@ -171,17 +175,19 @@ class Pipeline(Generic[G]):
             RunFolderError: the sink's folder cannot be used.
             RunStopped: the run cannot go on; the message says why.
         """
-        async with self.sink.opened(self._notice):
-            with _signals(self.stop if signals else None), Progress(self.console, self.title) as progress:
-                progress.show(self.sink.standing(self))
-                try:
-                    await self._manage(progress)
-                except BaseException:
-                    self._hurry.set()
-                    raise
-                finally:
-                    await self._wind_down()
-                    progress.show(self.sink.standing(self), last=True)
+        # A signal while the sink closes must not end the process before its cleanup: the handlers stay until then.
+        with _signals(self.stop if signals else None):
+            async with self.sink.opened(self._notice):
+                with Progress(self.console, self.title) as progress:
+                    progress.show(self.sink.standing(self))
+                    try:
+                        await self._manage(progress)
+                    except BaseException:
+                        self._hurry.set()
+                        raise
+                    finally:
+                        await self._end()
+                        progress.show(self.sink.standing(self), last=True)
 
     # Managing.
 
@@ -253,12 +259,17 @@ class Pipeline(Generic[G]):
         try:
             async with asyncio.timeout(self.timeout if self.timeout > 0 else None) as timeout:
                 group = await self.play(job.item, job.key)
+            if is_cancelled():  # `play` caught the cancellation: its group is cut short
+                raise asyncio.CancelledError
+            if timeout.expired():
+                raise TimeoutError
         except RunStopped:
             raise
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and is_cancelled():
                 raise
-            finishing = asyncio.ensure_future(self._fail(job, _broken(error, timeout, self.timeout), step))
+            decision = _broken(error, timeout, self.timeout)
+            finishing = asyncio.ensure_future(self._fail(job, decision, step, blameless=_is_infrastructure(error)))
         else:
             finishing = asyncio.ensure_future(self._finish(job, group, step))
         try:
@@ -293,6 +304,8 @@ class Pipeline(Generic[G]):
             decision = await asyncio.to_thread(self.sink.decide, group)
         settled = await self._settle(job, decision, step)
         if settled is None:
+            if self.brake is not None:
+                self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
         self.tally.add(settled.rewards)
@@ -301,10 +314,14 @@ class Pipeline(Generic[G]):
         if self.brake is not None:
             self.brake.check(job.key, settled)
 
-    async def _fail(self, job: Job, decision: LeftOut, step: int) -> None:
+    async def _fail(self, job: Job, decision: LeftOut, step: int, *, blameless: bool) -> None:
         settled = await self._settle(job, decision, step)
-        if settled is not None and decision.again and self.brake is not None:
-            self.brake.check(job.key, settled)
+        if self.brake is None:
+            return
+        if settled is None and blameless:
+            self.brake.show(job.key, decision)
+        else:  # exceptions in the environment's code and groups without an end do not pass by themselves
+            self.brake.check(job.key, settled or decision)
 
     async def _settle(self, job: Job, decision: Decision, step: int) -> Decision | None:
         """Hand the decision to the sink. None for a group that broke, and is played again or was too often."""
@@ -319,6 +336,16 @@ class Pipeline(Generic[G]):
         return await self.sink.accept(job, decision, step)
 
     # The end.
+
+    async def _end(self) -> None:
+        """Wind down completely, however often the run is cancelled meanwhile."""
+        winding_down = asyncio.create_task(self._wind_down())
+        try:
+            await asyncio.shield(winding_down)
+        except asyncio.CancelledError:
+            self._hurry.set()
+            await finish(winding_down)
+            raise
 
     async def _wind_down(self) -> None:
         """Let groups in flight finish within the grace period, and see the end of every task."""
@@ -347,9 +374,17 @@ class Pipeline(Generic[G]):
 def _broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> LeftOut:
     """The decision about a group whose `play` raised."""
     if timeout.expired():
-        return LeftOut("worker timeout", f"the group took longer than worker_timeout = {seconds:g} s")
+        detail = f"the group took longer than worker_timeout = {seconds:g} s"
+        return LeftOut("worker timeout", detail, unscored_because=detail)
     trace = "".join(traceback.format_exception(error))
     return LeftOut("failed", f"{type(error).__name__}: {error}", again=True, tracebacks=[trace])
+
+
+def _is_infrastructure(error: BaseException) -> bool:
+    """Whether an exception of `play` may come from broken infrastructure; any other one is a bug in an override."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(_is_infrastructure, error.exceptions))
+    return isinstance(error, BackendError | InferenceError | OSError)
 
 
 def _groups(count: int) -> str:
@@ -369,17 +404,27 @@ async def _cancel(tasks: set[asyncio.Task[None]]) -> None:
 
 @contextmanager
 def _signals(stop: Callable[[str], None] | None) -> Iterator[None]:
-    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only."""
-    loop = asyncio.get_running_loop()
-    taken = []
+    """SIGTERM and Ctrl-C call `stop` inside, in the main thread only; after it, what they did before.
+
+    A handler that the loop had before is replaced by the cancellation of this task: asyncio does not tell what it was,
+    and the commands install that one.
+    """
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    restore: list[Callable[[], Any]] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         if stop is None:
             break
+        earlier = signal.getsignal(number)
         with suppress(NotImplementedError, ValueError, RuntimeError):
             loop.add_signal_handler(number, stop, number.name)
-            taken.append(number)
+            if earlier == signal.getsignal(number):  # the function that asyncio registers for each of its signals
+                restore.append(partial(loop.add_signal_handler, number, task.cancel))
+            else:
+                restore.append(partial(loop.remove_signal_handler, number))
+                restore.append(partial(signal.signal, number, earlier))
     try:
         yield
     finally:
-        for number in taken:
-            loop.remove_signal_handler(number)
+        for call in restore:
+            call()

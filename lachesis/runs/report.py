@@ -107,6 +107,7 @@ def _group_view(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
         "key": group["item_key"],
         "title": _title(rollouts),
         "item": group["item"],
+        "traceback": group.get("traceback"),
         "metrics": sorted({name for rollout in rollouts for name in rollout.get("metrics", ())}),
         "rollouts": rollouts,
     }

@@ -185,7 +185,7 @@ def print_result(console: Console, result: RunResult | ServeResult) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for row in result.rows():
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console.print(table)
     for label, where in result.paths():  # outside of the table: a path that is wrapped cannot be copied
         console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)

@@ -10,6 +10,15 @@ from typing import Any
 
 from lachesis.runs.intervals import Mean, mean_over_items
 
+BUILTIN_FIGURES = frozenset(
+    {
+        *("avg_reward", "avg_reward_low", "avg_reward_high", "items", "scored_rollouts", "left_out_rollouts"),
+        *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
+        *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
+    }
+)
+"""Names that metrics of an environment cannot have: they are keys of W&B and of metrics.json."""
+
 
 @dataclass(frozen=True, slots=True)
 class Summary:

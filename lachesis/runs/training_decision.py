@@ -12,6 +12,7 @@ from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.training.groups import (
     GroupSettings,
     RejectedGroup,
+    RejectReason,
     RolloutSamples,
     SplitRollouts,
     TrainingGroup,
@@ -42,17 +43,21 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         max_token_len=trainer.max_token_len,
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
+    built = build_group(rollouts, settings)
+    incomplete = isinstance(built, RejectedGroup) and built.reason is RejectReason.INCOMPLETE
     decision = decision_of(
-        build_group(rollouts, settings),
+        built,
         rewards=group.rewards,
         record={
             "item_key": group.item_key,
             "rewards": group.rewards,
-            "left_out": [rollout.traceback or rollout.unscored_because for rollout in left_out],
+            "left_out": [rollout.tracebacks or rollout.unscored_because for rollout in left_out],
         },
         # Another attempt may avoid what the infrastructure broke, but not an exception in the environment's own code,
-        # a reward that is None, or a request that the server rejects.
-        again=any(rollout.may_pass for rollout in left_out) and all(rollout.traceback is None for rollout in left_out),
+        # a reward that is None, or a request that the server rejects. A whole group is decided.
+        again=incomplete
+        and any(rollout.may_pass for rollout in left_out)
+        and all(rollout.traceback is None for rollout in left_out),
     )
     lost = sum(rollout.lost_completion_tokens for rollout in group.rollouts) + sum(
         rollout.result.tokens.completion_tokens for rollout in left_out if rollout.result is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import json
 import os
@@ -16,12 +17,20 @@ from typing import Any
 
 import numpy
 import pytest
+from rich.console import Console
 
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
+from lachesis.runs.commands import longest_group
+from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import RunStopped
+from lachesis.runs.file_sink import FileSink
+from lachesis.runs.group_player import GroupPlayer, PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest, plain
+from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.results import RunFiles
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,
@@ -227,6 +236,29 @@ async def test_other_settings_are_refused_by_name_and_a_longer_run_is_not(tmp_pa
     assert (await process(SortWords, tmp_path, total_steps=2, eval_items=7, max_num_workers=1)).played == 1
 
 
+async def test_another_way_to_sample_is_another_run_and_another_address_is_not(tmp_path: Path) -> None:
+    async with ScriptedServer(does_nothing) as server, ScriptedServer(does_nothing) as elsewhere:
+
+        def start(*servers: ScriptedServer, count: int, **changes: Any) -> Any:
+            env = make(ManyWords, server, tmp_path, total_steps=count, group_size=1)
+            given = {"model_name": "scripted", "max_retries": 0, **changes}
+            env = ManyWords(env.config, [ServerConfig(base_url=at.base_url, **given) for at in servers])
+            env.console = Console(file=io.StringIO())
+            return env.process_manager()
+
+        await start(server, count=1, api_key="secret-key")
+        assert (await start(elsewhere, server, count=2, api_key="other")).played == 1
+        with pytest.raises(RunFolderError, match=r"openai\.extra_body: \[None\] then, \[{'top_p': 0\.1}\] now"):
+            await start(server, count=3, extra_body={"top_p": 0.1})
+        manifest = (tmp_path / "groups.run.json").read_text()
+        assert "secret-key" not in manifest and server.base_url not in manifest
+
+
+def test_the_time_for_a_group_includes_the_reward_of_the_group() -> None:
+    config = ManyWords.env_config_cls(worker_timeout=600, reward_timeout=300, max_infra_retries=0)
+    assert longest_group(config) == 600 + 300 + 300
+
+
 async def test_two_runs_at_once_on_one_folder_are_refused(tmp_path: Path) -> None:
     reached, refused = asyncio.Event(), asyncio.Event()
 
@@ -297,6 +329,10 @@ async def test_an_overridden_loop_that_raises_fails_its_groups_and_then_stops_th
     result = await process(Raising, tmp_path, total_steps=3, **settings)
     assert (result.played, result.failed_groups, result.exceptions) == (2, 1, 1)
     assert "LookupError: no such item" in (tmp_path / "console.txt").read_text()
+    (failure,) = lines(result.files.failures)
+    assert (failure["item"], failure["scores"], failure["rollouts"]) == ("pear fig apple 0", [], [])
+    assert "LookupError: no such item" in failure["traceback"]
+    assert "LookupError: no such item" in result.files.report.read_text()
 
     class AlwaysRaising(ManyWords):
         async def play_rollout(self, *args: Any, **kwargs: Any) -> Any:
@@ -329,6 +365,39 @@ async def test_cancelling_leaves_whole_lines_and_no_sandbox(tmp_path: Path) -> N
     left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     assert [task for task in left if "aiohttp" not in repr(task)] == [], "but the server's own"
     assert (await process(ManyWords, tmp_path, total_steps=len(groups) + 1)).played == 1
+
+
+async def test_a_second_signal_loses_no_group_that_is_played(tmp_path: Path) -> None:
+    """The commands answer each SIGTERM with a cancellation."""
+    deciding, loop = asyncio.Event(), asyncio.get_running_loop()
+
+    class Slow(FileSink):
+        def decide(self, group: PlayedGroup) -> Decision:
+            loop.call_soon_threadsafe(deciding.set)
+            time.sleep(0.6)  # long samples
+            return super().decide(group)
+
+    async with ScriptedServer(does_nothing) as server:
+        env = make(SortWords, server, tmp_path, total_steps=1, group_size=1)
+        files = RunFiles(tmp_path / "groups.jsonl")
+        sink = Slow(
+            files, environment="e", model="m", settings={}, total=1, workers=1, system="actual", console=env.console
+        )
+
+        async def run() -> None:
+            async with env.running():
+                play = GroupPlayer(env, 1).play
+                await Pipeline(title="e", next_item=env.get_next_item, play=play, sink=sink, console=env.console).run()
+
+        task = asyncio.create_task(run())
+        await deciding.wait()
+        for _ in range(3):
+            task.cancel()
+            await asyncio.sleep(0.1)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert len(lines(files.groups)) == 1
+    assert sandboxes() == set()
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from backends import BackendError
 from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.runs.decisions import LeftOut
+from lachesis.runs.group_player import GroupPlayer
 from lachesis.runs.results import print_result
+from lachesis.runs.summary import BUILTIN_FIGURES, Summariser, evaluation_metrics, training_metrics
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sandboxes, sorts
@@ -69,6 +76,41 @@ async def test_every_part_of_a_reward_has_to_be_finite(tmp_path: Path, given: Re
     (rollout,) = rollouts(result.files.failures)
     assert rollout["reward"] is None
     assert problem in rollout["traceback"]
+
+
+async def test_names_of_components_are_no_markup(tmp_path: Path) -> None:
+    class Marked(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return Reward(1.0, {"[/b]": 1.0})
+
+    result = await process(Marked, tmp_path, does_nothing, total_steps=1, group_size=1)
+    with (tmp_path / "table.txt").open("w") as file:
+        print_result(Console(file=file, width=100), result)
+    assert "reward/[/b]" in (tmp_path / "table.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["avg_reward", "items", "total_rollouts", "outcome/completed", "reward/right"])
+async def test_metrics_cannot_take_the_name_of_a_built_in_figure(tmp_path: Path, name: str) -> None:
+    class Named(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return Reward(0.5, {"right": 1.0})
+
+        def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+            return {name: 99.0}
+
+    result = await process(Named, tmp_path, does_nothing, total_steps=1, group_size=1)
+    assert result.summary.metrics == {"reward/right": 1.0}
+    (rollout,) = rollouts(result.files.groups)
+    assert f"rollout_metrics returned '{name}'" in rollout["traceback"]
+
+
+async def test_every_built_in_figure_is_a_reserved_name(tmp_path: Path) -> None:
+    result = await process(SortWords, tmp_path, does_nothing, total_steps=1, group_size=1)
+    summariser = Summariser()
+    summariser.add(lines(result.files.groups)[0])
+    names = [*evaluation_metrics(result.summary), *training_metrics(summariser)]
+    plain = {name.partition("/")[2] for name in names if "/outcome/" not in name}
+    assert plain | {"avg_reward_low", "avg_reward_high"} == BUILTIN_FIGURES
 
 
 # Rewards of groups.
@@ -157,6 +199,7 @@ async def test_a_reward_that_leaves_every_rollout_out_is_named_in_the_table(
     [
         ([1.0], "compute_group_reward returned 1 rewards for 2 rollouts"),
         (1.0, "it has to be a list with one reward for each rollout"),
+        ({5.0, 3.0}, "it has to be a list with one reward for each rollout"),
         ([1.0, float("nan")], "sort-words: compute_group_reward returned nan; it has to be finite"),
         (ZeroDivisionError("broken"), "ZeroDivisionError: broken"),
     ],
@@ -188,6 +231,53 @@ async def test_a_group_reward_that_hangs_ends_at_its_limit_and_releases_everythi
     assert sandboxes() == set()
 
 
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_late_reward_that_catches_everything_is_no_score(tmp_path: Path, together: bool) -> None:
+    async def late() -> None:
+        with suppress(BaseException):
+            await asyncio.sleep(30)
+
+    class Catching(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            if not together:
+                await late()
+            return 0.0
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            await late()
+            return [0.0] * len(results)
+
+    result = await process(Catching, tmp_path, does_nothing, total_steps=1, reward_timeout=0.5)
+    assert result.summary.scored == 0
+    assert "longer than reward_timeout" in rollouts(result.files.failures)[0]["traceback"]
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_a_cancelled_reward_that_catches_everything_is_not_written(tmp_path: Path, raises: bool) -> None:
+    begun = asyncio.Event()
+
+    class Catching(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            begun.set()
+            try:
+                await ctxs[0].terminal("sleep 30")
+            except:  # noqa: E722
+                if raises:
+                    raise ValueError("instead of the cancellation") from None
+            return [0.0] * len(results)
+
+    async with ScriptedServer(does_nothing) as server:
+        running = asyncio.create_task(make(Catching, server, tmp_path, total_steps=1).process_manager())
+        await begun.wait()
+        await asyncio.sleep(0.3)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+    assert not lines(tmp_path / "groups.jsonl")
+    assert not lines(tmp_path / "groups.failed.jsonl")
+    assert sandboxes() == set()
+
+
 async def test_a_sandbox_that_dies_under_a_group_reward_is_no_zero(tmp_path: Path) -> None:
     class Hides(SortWords):
         async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
@@ -201,6 +291,25 @@ async def test_a_sandbox_that_dies_under_a_group_reward_is_no_zero(tmp_path: Pat
     found = rollouts(result.files.failures)
     assert [(rollout["reward"], rollout["outcome"]) for rollout in found] == [(None, "infra_error")] * 2
     assert all("the group could not be scored" in rollout["reason"] for rollout in found)
+
+
+async def test_metrics_that_raise_do_not_keep_a_broken_group_from_another_attempt(tmp_path: Path) -> None:
+    class Broken(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            raise BackendError("the sandbox is lost")
+
+        def rollout_metrics(self, item: Any, result: Any, reward: Any) -> Any:
+            return {"solved": float(reward > 0)}
+
+    async with ScriptedServer(does_nothing) as server:
+        env = make(Broken, server, tmp_path, group_size=1)
+        async with env.running():
+            group = await GroupPlayer(env, 1).play("b a", "key")
+    decision = decide_for_training(group, env.config, ANY_TRAINER)
+    assert isinstance(decision, LeftOut)
+    assert decision.again
+    assert "TypeError" in decision.tracebacks[0]
+    assert "the sandbox is lost" in decision.unscored_because
 
 
 async def test_a_cancelled_group_releases_the_sandboxes_that_waited_for_its_reward(tmp_path: Path) -> None:
@@ -222,6 +331,44 @@ async def test_a_cancelled_group_releases_the_sandboxes_that_waited_for_its_rewa
     with pytest.raises(asyncio.CancelledError):
         await task
     assert sandboxes() == set()
+
+
+@pytest.mark.parametrize("raises", [False, True])
+async def test_rollouts_that_an_override_drops_release_their_sandboxes(tmp_path: Path, raises: bool) -> None:
+    left: list[int] = []
+
+    class Dropping(SortWords):
+        async def get_next_item(self) -> Any:
+            left.append(len(sandboxes()))
+            return await super().get_next_item()
+
+        async def play_rollout(self, *args: Any, **kwargs: Any) -> Any:
+            await super().play_rollout(*args, **kwargs)
+            if raises and len(left) % 2:
+                raise ValueError("in the override")
+            return await super().play_rollout(*args, **kwargs)
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            return [1.0] * len(results)
+
+    await process(Dropping, tmp_path, sorts, total_steps=3, group_size=1, max_num_workers=1)
+    assert left == [0] * 3
+
+
+def test_a_subclass_that_drops_the_reward_of_the_group_has_no_reward() -> None:
+    class Grouped(HermesAgentBaseEnv):
+        get_next_item = SortWords.get_next_item
+        format_prompt = SortWords.format_prompt
+
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            return [1.0] * len(results)
+
+    class Dropped(Grouped):
+        compute_group_reward = None  # type: ignore[assignment]
+
+    Grouped(*Grouped.config_init())
+    with pytest.raises(TypeError, match="compute_reward"):
+        Dropped(*Dropped.config_init())
 
 
 def test_an_environment_without_any_reward_is_still_abstract() -> None:

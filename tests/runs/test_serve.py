@@ -10,7 +10,7 @@ import signal
 import sqlite3
 import sys
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import orjson
@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from lachesis.runs.decisions import Kept, LeftOut
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.item_keys import ItemError
 from lachesis.runs.training_decision import decision_of
 from lachesis.training.groups import RejectedGroup, RejectReason
@@ -235,6 +235,41 @@ async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancel
         assert sorted(released) == list(range(6))
 
 
+async def test_signals_during_the_final_flush_do_not_end_the_process_before_its_cleanup(tmp_path, run_api):
+    class Leaving(RolloutApi):
+        async def disconnect(self, *args, **kwargs):
+            assert callable(signal.getsignal(signal.SIGTERM)), "a signal would end this process"
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            await super().disconnect(*args, **kwargs)
+            left.append(True)
+
+    left: list[bool] = []
+    async with run_api.wiped() as server:
+        await started(server)
+        after = asyncio.Event()
+
+        async def command() -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            result = await make_run(server.url, tmp_path, 3, api=Leaving(server.url)).serve()
+            assert result.reason and left == [True]
+            after.set()
+            await asyncio.sleep(LIVENESS)
+
+        interrupted = signal.getsignal(signal.SIGINT)
+        running = asyncio.create_task(command())
+        try:
+            await until(after.is_set, running)
+            assert signal.getsignal(signal.SIGINT) == interrupted
+            os.kill(os.getpid(), signal.SIGTERM)
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        finally:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+
 async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_path, run_api):
     begun, cancelled = [], []
 
@@ -424,6 +459,41 @@ async def test_a_group_that_takes_too_long_is_ended_and_named(tmp_path, run_api)
         run = make_run(server.url, tmp_path, 5, play=stuck, timeout=4)
         result, _ = await asyncio.gather(run.serve(), trainer.take(4))
         assert result.refused == {"worker timeout": 1}
+
+
+@pytest.mark.parametrize(("broken", "problem"), [(True, "KeyError: 'my-bug'"), (False, "worker_timeout = 0.1 s")])
+async def test_groups_that_fail_without_end_end_the_run(tmp_path, run_api, broken, problem):
+    async def fails(item: dict[str, int], key: str) -> int:
+        if not broken:
+            await asyncio.sleep(100)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(bug())
+        return 0
+
+    async def bug() -> None:
+        raise KeyError("my-bug")
+
+    async with run_api.wiped() as server:
+        await started(server)
+        console = Console(file=io.StringIO(), width=200)
+        run = make_run(server.url, tmp_path, 60, play=fails, timeout=0.1, console=console, max_workers=1)
+        run.brake = FailureBrake(console, 3)
+        with pytest.raises(RunStopped, match=f"3 groups in a row without a scored rollout(.|\n)*{problem}"):
+            await asyncio.wait_for(run.serve(), LIVENESS)
+        assert not broken or console.file.getvalue().count("exception in the environment") == 1
+
+
+async def test_a_group_that_catches_its_time_limit_is_not_sent(tmp_path, run_api):
+    async def catching(item: dict[str, int], key: str) -> int:
+        with suppress(BaseException):
+            await asyncio.sleep(100)
+        return item["number"]
+
+    async with run_api.wiped() as server:
+        await started(server)
+        result = await make_run(server.url, tmp_path, 2, play=catching, timeout=0.1).serve()
+    assert result.refused == {"worker timeout": 2}
+    assert result.sent == 0
 
 
 async def test_an_error_that_ends_the_run_loses_no_finished_group(tmp_path, run_api):

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,11 +31,12 @@ from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis.testing.fake_server.completions import Reply
 from lachesis.training.groups import samples_from_atropos
-from lachesis.trajectories import verify
+from lachesis.trajectories import TokenPrefix, samples, verify
 from tests.support.ports import free_port
 from tests.support.serving_envs import Coins, Counted, Raising
 from tests.support.small_envs import lines, sandboxes, start
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
+from tests.support.token_trees import END, SAMPLING, Tree
 
 __all__ = ["run_api"]
 
@@ -254,6 +256,22 @@ def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: b
     decision = decide_for_training(group, Coins.env_config_cls(group_size=2), ANY_TRAINER)
     assert isinstance(decision, LeftOut)
     assert (decision.again, decision.detail.rpartition("left out: ")[2]) == (again, told)
+
+
+def test_a_whole_group_is_not_played_again_because_a_rollout_was_replaced() -> None:
+    def scored(name: str) -> Rollout:
+        tree = Tree()
+        tree.sample(TokenPrefix([1, 2, 3]), [4, END], sampling=SAMPLING)
+        result: Any = SimpleNamespace(
+            samples=lambda rollout_id: samples(tree, rollout_id=rollout_id),
+            tokens=SimpleNamespace(completion_tokens=2),
+        )
+        return replace(UNSCORED, rollout_id=name, reward=1.0, result=result)
+
+    group = PlayedGroup("item", "key", [], [BROKEN, scored("a"), scored("b")])
+    decision = decide_for_training(group, Coins.env_config_cls(group_size=2, include_messages=False), ANY_TRAINER)
+    assert isinstance(decision, LeftOut)
+    assert (decision.reason, decision.again) == ("same scores", False)
 
 
 def test_a_run_ends_that_gets_nothing_but_refusals() -> None:
