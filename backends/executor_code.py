@@ -7,9 +7,30 @@ import functools
 import importlib.util
 import marshal
 import pkgutil
+import threading
+from typing import Callable, TypeVar
+
+T = TypeVar("T")
+
+_LOCK = threading.RLock()
 
 
-@functools.lru_cache(maxsize=None)  # Python 3.8: far machines run this as well
+def _once(compute: Callable[[], T]) -> Callable[[], T]:
+    """Compute a value at the first call, in one thread at a time.
+
+    Python 3.11 may raise `SystemError: AST constructor recursion depth mismatch` when two threads call `ast.parse`.
+    """
+    cached = functools.lru_cache(maxsize=None)(compute)  # Python 3.8: far machines run this as well
+
+    @functools.wraps(compute)
+    def locked() -> T:
+        with _LOCK:
+            return cached()
+
+    return locked
+
+
+@_once
 def source() -> bytes:
     """The file, for Python 3.8 or later: each module after those that it imports, without these imports.
 
@@ -44,14 +65,14 @@ def _is_left_out(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-@functools.lru_cache(maxsize=None)  # Python 3.8: far machines run this as well
+@_once
 def bytecode() -> bytes:
     """The file as a .pyc for the running interpreter, and no other version: it starts without compiling."""
     code = compile(source(), "executor.py", "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code)
 
 
-@functools.lru_cache(maxsize=None)  # Python 3.8: far machines run this as well
+@_once
 def modules() -> tuple[str, ...]:
     """The modules of the standard library that it imports anywhere, sorted."""
     found = set()

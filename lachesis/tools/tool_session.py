@@ -104,6 +104,10 @@ class ToolSession:
     async def _start(self) -> Sandbox:
         try:
             return await self._make()
+        except LachesisError:
+            raise
+        except Exception as error:  # the agent had no part in it, so no tool may report it as a failed call
+            raise BackendError(f"the sandbox cannot be created: {type(error).__name__}: {error}") from error
         finally:
             self.start_ended = asyncio.get_running_loop().time()
 

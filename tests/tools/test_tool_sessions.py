@@ -255,3 +255,13 @@ async def test_the_todo_list_is_replaced_merged_and_read(call: Call) -> None:
     assert "todos.0.status" in str((await call("todo", todos=[{"id": "1", "content": "a", "status": "x"}])).error)
     assert json.loads((await call("todo")).content) == merged
     assert json.loads((await call("todo", todos=[])).content)["todos"] == []
+
+
+async def test_a_sandbox_that_cannot_be_created_for_any_reason_is_no_failure_of_a_tool(tmp_path: Path) -> None:
+    class Broken(LocalBackend):
+        async def create(self, spec: SandboxSpec) -> Sandbox:
+            raise SystemError("AST constructor recursion depth mismatch")
+
+    async with ToolSessions(Broken()) as sessions:
+        with pytest.raises(BackendError, match="cannot be created: SystemError: AST constructor"):
+            await call_tool("write_file", {"path": "f", "content": "1"}, sessions.open("t"))
