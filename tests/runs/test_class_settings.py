@@ -10,6 +10,8 @@ from pydantic import Field
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
 from lachesis.errors import SettingsError
 from lachesis.runs import command_line as cli
+from lachesis.runs.model_servers import load_tokenizer
+from lachesis.runs.settings import as_env_config, is_chosen
 
 SERVER = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]
 
@@ -124,3 +126,42 @@ class Own(HermesAgentEnvConfig):
 def test_conflicts_and_typos_are_errors_of_the_class(bases: Any, attributes: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=message):
         type("Wrong", bases, attributes)
+
+
+class Named(Short):
+    tokenizer_name = HermesAgentEnvConfig().tokenizer_name
+
+
+@pytest.mark.parametrize(
+    ("env_cls", "flags", "chosen"),
+    [
+        (Short, [], False),
+        (Short, ["--env.tokenizer_name", "theirs"], True),
+        (Named, [], True),
+    ],
+)
+def test_only_a_tokenizer_that_somebody_named_counts_as_set(
+    env_cls: type[Short], flags: list[str], chosen: bool
+) -> None:
+    env = built(env_cls, *flags)
+    assert is_chosen(env.config, "tokenizer_name") == chosen
+    assert env.config.model_fields_set == ({"tokenizer_name"} if flags else set())
+
+
+def test_the_servers_model_names_the_tokenizer_of_phase_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    loaded: list[str] = []
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", staticmethod(loaded.append))
+    for env_cls in (Short, Named):
+        env = cli.build(env_cls, ["serve", *SERVER, "--openai.server_type", "vllm"])[1]
+        load_tokenizer(env.server_configs[0], env.config, None)
+    assert loaded == ["m", HermesAgentEnvConfig().tokenizer_name]
+
+
+def test_changes_in_place_count_as_set() -> None:
+    base = HermesAgentEnvConfig()
+    base.terminal_env["TOKEN"] = "1"
+    config = as_env_config(base, Short.env_config_cls)
+    assert (config.terminal_env, config.group_size) == ({"TOKEN": "1"}, 2)
+    assert config.model_fields_set == {"terminal_env"}
