@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lachesis.errors import LachesisError, SettingsError
-from lachesis.inference.engines import ENGINES
+from lachesis.inference.engines import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
 
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
@@ -84,7 +84,7 @@ class ServerConfig(BaseModel):
     @classmethod
     def _engine_exists(cls, name: str) -> str:
         if name != "auto" and name not in ENGINES.names():
-            ENGINES.load(name)  # `module:Class`, or an error with near names
+            load_engine(name)  # `module:Class`, or an error with near names
         return name
 
 
