@@ -212,12 +212,18 @@ def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> 
         return model(**values)
     except ValidationError as error:
         lines = [
-            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)} (got {problem['input']!r})"
+            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)}{_got(model, problem)}"
             if problem["loc"]
             else f"{namespace}: {problem['msg']}"
             for problem in error.errors()
         ]
         raise SettingsError("\n       ".join(lines)) from error
+
+
+def _got(model: type[BaseModel], problem: ErrorDetails) -> str:
+    """The rejected value, unless the setting holds secrets."""
+    name = str(problem["loc"][0])
+    return "" if name in model.model_fields and facts_of(model, name).secret else f" (got {problem['input']!r})"
 
 
 def _message(problem: ErrorDetails) -> str:

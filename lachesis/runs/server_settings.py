@@ -31,14 +31,16 @@ class ServerConfig(BaseModel):
     run starts and stops such servers.
     """
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     base_url: str | None = Field(default="", description="URL of the server, which usually ends in /v1.")
     model_name: str = Field(
         default="default", description="Name that the server knows; or embedded, reference, or the path of a GGUF file."
     )
     api_key: Annotated[str | None, Facts(secret=True)] = Field(
-        default="", description="Key; where it is empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services."
+        default="",
+        repr=False,
+        description="Key; where it is empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services.",
     )
     server_type: Literal["openai", "trl", "sglang", "vllm"] = Field(
         default="openai",

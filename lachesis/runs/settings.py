@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import sha256
@@ -121,7 +123,9 @@ class HermesAgentEnvConfig(BaseModel):
         default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
     )
     terminal_workdir: str | None = Field(default=None, description="Folder inside in which commands start.")
-    terminal_env: dict[str, str] = Field(default_factory=dict, description="Environment variables inside.")
+    terminal_env: Annotated[dict[str, str], Facts(secret=True)] = Field(
+        default_factory=dict, description="Environment variables inside."
+    )
     terminal_network: bool = Field(default=False, description="Whether commands may use the network.")
     terminal_cpus: float | None = Field(
         default=None, gt=0, description="Processors' worth of time for a whole sandbox."
@@ -319,6 +323,22 @@ def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig])
 
 
 def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
-    """Variables of a sandbox may be secrets. Only digests of their values are written, which still show a change."""
-    digests = {name: sha256(value.encode()).hexdigest()[:16] for name, value in settings["terminal_env"].items()}
-    return {**settings, "terminal_env": digests}
+    """The settings without what may be a secret.
+
+    Of a sandbox's variables and of `extra_body`, digests are written, which still show a change. URLs lose their login.
+    """
+    digested = {
+        field: {name: _digest(value) for name, value in settings[field].items()}
+        for field in ("terminal_env", "extra_body")
+        if settings.get(field)
+    }
+    return {**{name: _without_login(value) for name, value in settings.items()}, **digested}
+
+
+def _digest(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_login(value: Any) -> Any:
+    return re.sub(r"(?<=://)[^/?#\s]*@", "", value) if isinstance(value, str) else value
