@@ -22,8 +22,9 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from lachesis import inference
+from lachesis.errors import SettingsError
 from lachesis.runs.atropos_base import AtroposBase
-from lachesis.runs.class_settings import apply_class_settings
+from lachesis.runs.class_settings import apply_class_settings, is_of_a_script
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
@@ -51,6 +52,9 @@ class HermesAgentBaseEnv(AtroposBase):
     system_prompt: ClassVar[str | None]
     """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
 
+    _class_error: ClassVar[SettingsError | None] = None
+    """What is wrong with the class attributes of a script's environment: its commands report it in one line."""
+
     def __init__(
         self,
         config: HermesAgentEnvConfig,
@@ -63,6 +67,8 @@ class HermesAgentBaseEnv(AtroposBase):
         from lachesis.runs.wandb_tracking import Tracker
 
         super().__init__()
+        if self._class_error is not None:
+            raise self._class_error
         self.config = as_env_config(config, self.env_config_cls)
         self.server_configs = as_server_configs(server_configs)
         self.max_num_workers = self.config.max_num_workers
@@ -86,7 +92,12 @@ class HermesAgentBaseEnv(AtroposBase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        apply_class_settings(cls)
+        try:
+            apply_class_settings(cls)
+        except SettingsError as error:
+            if not is_of_a_script(cls):
+                raise error.with_traceback(None) from None
+            cls._class_error = error
         if cls.compute_group_reward is not None and getattr(cls.compute_reward, "__isabstractmethod__", False):
             cls.compute_reward = _scored_with_its_group  # type: ignore[method-assign]
 

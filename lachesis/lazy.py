@@ -1,12 +1,25 @@
-"""Packages whose names are imported when they are first used."""
+"""Packages whose names are imported when they are first used, and imports that log no warnings."""
 
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
+
+
+@contextmanager
+def quiet_imports() -> Iterator[None]:
+    """Imports inside log no warnings, transformers' that there is no PyTorch for example."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(level)
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

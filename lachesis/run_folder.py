@@ -18,6 +18,12 @@ class RunFolderError(LachesisError):
     """The run's folder cannot be used; the message says why and what to do."""
 
 
+class OtherSettings(RunFolderError):
+    """The folder is of a run with other settings."""
+
+    exit_code = 2
+
+
 def take_lock(path: Path, *, taken: str, options: str = "") -> IO[str]:
     """Lock the folder for this process until the file is closed. Makes the folder if it is missing.
 

@@ -40,8 +40,12 @@ def checked_reward(given: Any, *, turns: int, source: str) -> Reward | None:
         return None
     if not isinstance(given, Reward):
         return Reward(finite_number(given, f"{source} returned"))
+    if not isinstance(given.components, Mapping):
+        raise RewardError(f"{source}: components is a mapping of names to numbers, not {given.components!r}")
     turn_rewards = None
     if given.turn_rewards is not None:
+        if isinstance(given.turn_rewards, str | bytes) or not hasattr(given.turn_rewards, "__iter__"):
+            raise RewardError(f"{source}: turn_rewards is a list of numbers, not {given.turn_rewards!r}")
         turn_rewards = tuple(finite_number(value, f"{source}: turn_rewards has") for value in given.turn_rewards)
         if len(turn_rewards) != turns:
             raise RewardError(

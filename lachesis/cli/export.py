@@ -7,17 +7,27 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from lachesis.errors import LachesisError
-from lachesis.trajectories.exports import EXPORTS, ExportError, load_export, read_groups, write_export
+from lachesis.plugins import UnknownPlugin
+from lachesis.trajectories.exports import (
+    EXPORTS,
+    Export,
+    ExportError,
+    ExportOptionsError,
+    load_export,
+    read_groups,
+    write_export,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the file and print what it holds and what it leaves out; 1 where it cannot be written."""
+    """Write the file and print what it holds and what it leaves out; the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
     parser.add_argument("groups", type=Path, metavar="GROUPS.jsonl", help="a groups file of `process`")
     names = ", ".join(EXPORTS.names())
@@ -31,23 +41,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
     )
     arguments = parser.parse_args(argv)
-    if ":" in arguments.format:
-        sys.path.append("")  # a module of yours may be in the current folder
+    sys.path.append("")  # a module of yours may be in the current folder
     try:
         options = _mapping(arguments.options)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
-            raise ExportError(f"--out {arguments.out}: is the groups file itself; choose another file")
-        export = load_export(arguments.format, options)
+            raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
+        export = _load(arguments.format, options)
         totals = write_export(export, read_groups(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
         if isinstance(error, ExportError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # the author of an export wants to see the line
         print(f"error: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code if isinstance(error, LachesisError) else 1
     print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
     _show("left out", totals.left_out, "rollouts")
     _show("changed", totals.warnings, "lines")
     return 0
+
+
+def _load(name: str, options: dict[str, Any]) -> Export:
+    try:
+        return load_export(name, options)
+    except UnknownPlugin as error:
+        if name.isidentifier() and find_spec(name) is not None:
+            raise UnknownPlugin(f"{error}. There is a module {name}: did you mean {name}:NAME?") from None
+        raise
 
 
 def _mapping(text: str) -> dict[str, Any]:
@@ -56,7 +74,7 @@ def _mapping(text: str) -> dict[str, Any]:
     except yaml.YAMLError:
         options = None
     if not isinstance(options, dict):
-        raise ExportError(f"--options takes a YAML mapping such as '{{min_reward: 1.0}}', not {text!r}")
+        raise ExportOptionsError(f"--options takes a YAML mapping such as '{{min_reward: 1.0}}', not {text!r}")
     return options
 
 

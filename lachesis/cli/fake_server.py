@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.testing.fake_server import FakeServer, Fault, Lengths
+from lachesis.lazy import quiet_imports
+from lachesis.testing.fake_server import FakeServer, Fault, Lengths, Policy, Scripted
 from lachesis.testing.fake_server.faults import fault_plan
 from lachesis.testing.fake_server.policies import POLICIES, create_policy
 
@@ -62,14 +63,23 @@ def _banner(server: FakeServer, arguments: argparse.Namespace) -> str:
     )
 
 
+def _policy(arguments: argparse.Namespace) -> Policy:
+    policy = create_policy(arguments.policy, lengths=arguments.lengths, script=arguments.say)
+    if arguments.by_turn and not isinstance(policy, Scripted):
+        raise ValueError("--by-turn is an option of the policy 'script'")
+    return Scripted(*arguments.say, by_turn=True) if arguments.by_turn else policy
+
+
 def _server(arguments: argparse.Namespace) -> FakeServer:
     tokenizer = None
+    with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs
+        import transformers  # noqa: F401
     if arguments.tokenizer is not None:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(str(arguments.tokenizer), local_files_only=True)
     return FakeServer(
-        create_policy(arguments.policy, lengths=arguments.lengths, script=arguments.say),
+        _policy(arguments),
         faults=dict(arguments.faults),
         tokenizer=tokenizer,
         seed=arguments.seed,
@@ -103,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--save-tokenizer", type=Path, metavar="DIR", help="write the tokenizer into a folder, for the client")
     add("--policy", choices=sorted(POLICIES), default="words", help="who answers (default: words)")
     add("--say", action="append", default=[], metavar="TEXT", help="an answer of the policy 'script'; repeatable")
+    add("--by-turn", action="store_true", help="each conversation hears the --say texts from the first (script)")
     add("--lengths", type=_value(Lengths.parse), metavar="N[-M]", help="tokens of an answer, as 200 or 50-400")
     add("--mean-length", type=float, default=64.0, help="of what the policy 'tokens' samples (default: 64)")
     add("--seed", type=int, default=0, help="of the logits and of all chance")

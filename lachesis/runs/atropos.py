@@ -6,14 +6,10 @@ which take three seconds of CPU. `atropos_base` makes environments instances of 
 
 from __future__ import annotations
 
-import logging
+from lachesis.lazy import quiet_imports
 
-_level = logging.root.manager.disable
-logging.disable(logging.WARNING)  # transformers warns that there is no PyTorch, which nothing here needs
-try:
+with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs
     from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
-finally:
-    logging.disable(_level)
 
 __all__ = ["APIServerConfig", "BaseEnv", "BaseEnvConfig", "ScoredDataGroup", "ServerBaseline"]

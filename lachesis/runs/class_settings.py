@@ -8,10 +8,14 @@
 An attribute with the name of a setting (or `toolsets`, `max_turns`) becomes the default of that setting in the
 environment's settings class, so that `--help`, YAML and flags know it. Read from the class it is the default, read from
 an environment it is the value in force.
+
+An attribute with a plain value whose name is nearly that of a setting, or that of a setting elsewhere, is an error. Any
+other name is the environment's own.
 """
 
 from __future__ import annotations
 
+import sys
 from copy import copy
 from difflib import get_close_matches
 from inspect import get_annotations
@@ -20,10 +24,10 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError, create_model
 
 from lachesis.errors import SettingsError
+from lachesis.runs.setting_facts import OTHER_NAMES, SHORT
 from lachesis.runs.settings import HermesAgentEnvConfig
 
-SHORT = {"toolsets": "enabled_toolsets", "max_turns": "max_agent_turns"}
-"""Class attribute -> the setting that it is short for."""
+SCALARS = (bool, int, float, str)
 PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
 """Types of attributes that may be misspelt settings."""
 
@@ -91,14 +95,17 @@ def _with_default(
     info = model.model_fields[field]
     try:
         adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, "", *info.metadata])  # type: ignore[arg-type]
-        value = adapter.validate_python(value)
+        valid = adapter.validate_python(value)
+        if type(value) in SCALARS and type(valid) in SCALARS and (type(value), type(valid)) != (int, float):
+            adapter.validate_python(value, strict=type(value) is not type(valid))
+        value = valid
     except ValidationError as error:
         problem = error.errors()[0]
         place = "".join(f"[{part!r}]" for part in problem["loc"])
         raise SettingsError(
             f"{env_cls.__name__}.{name}{place}: {problem['msg']} (got {problem['input']!r}); it sets the default of "
             f"env.{field}"
-        ) from error
+        ) from None
     changed = copy(info)
     changed.default, changed.default_factory = value, None
     return info.annotation, changed
@@ -125,9 +132,33 @@ def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[st
 def _check_name(env_cls: Any, name: str) -> None:
     if any(hasattr(base, name) for base in env_cls.__mro__[1:]):
         return
-    near = get_close_matches(name, [*SHORT, *env_cls.env_config_cls.model_fields], n=1, cutoff=0.85)
-    if near:
-        raise SettingsError(
-            f"{env_cls.__name__}.{name} is no setting; did you mean {near[0]}? An attribute of your own needs a name "
-            "that is less like it"
-        )
+    known = {_squashed(known): known for known in (*OTHER_NAMES, *SHORT, *env_cls.env_config_cls.model_fields)}
+    near = [] if name.isupper() else get_close_matches(_squashed(name), known, n=1, cutoff=0.85)
+    if not near:
+        return
+    meant = known[near[0]]
+    if meant in OTHER_NAMES and _squashed(name) == near[0] + "s":
+        return  # `temperatures` of cities, for example
+    hint = f"the setting is {OTHER_NAMES[meant]}" if meant in OTHER_NAMES else f"did you mean {meant}?"
+    raise SettingsError(
+        f"{env_cls.__name__}.{name} is no setting; {hint}{'' if hint.endswith('?') else '.'} An attribute of your own "
+        "needs a name that is less like it"
+    )
+
+
+def _squashed(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def is_of_a_script(env_cls: type) -> bool:
+    """Whether the class is defined in a script that runs now, where the first command can report its errors."""
+    return env_cls.__module__ == "__main__" and hasattr(sys.modules["__main__"], "__file__")
+
+
+def source_of(env: Any, field: str) -> str:
+    """Where the value in force of a setting comes from, for messages: `Greeting.toolsets` or `env.enabled_toolsets`."""
+    for cls in type(env).__mro__:
+        for name, value in vars(cls).items():
+            if type(value) is ClassSetting and value.field == field:
+                return f"{cls.__name__}.{name}" if getattr(env, name) == getattr(cls, name) else f"env.{field}"
+    return f"env.{field}"

@@ -83,6 +83,8 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     Raises:
         SettingsError: names the setting, what is wrong with it, and the next step.
     """
+    if env_cls._class_error is not None:
+        raise env_cls._class_error
     default_config, in_code = env_cls.config_init()
     default_config = as_env_config(default_config, env_cls.env_config_cls)
     default_servers = as_server_configs(in_code)

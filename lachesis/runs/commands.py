@@ -133,6 +133,7 @@ async def _into_files(
         seconds=time.monotonic() - started,
         tokens=sink.tokens,
         failed_groups=sink.failed_groups,
+        unscored_because=sink.unscored_because,
         exceptions=brake.exceptions,
         exhausted=pipeline.exhausted,
     )

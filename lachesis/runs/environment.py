@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from backends import SandboxSpec
     from lachesis.agent.result import AgentResult
     from lachesis.agent.rollout import Rollout, RolloutPlayer
+    from lachesis.errors import SettingsError
     from lachesis.inference import Router, TokenServer
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.runs.settings import HermesAgentEnvConfig
@@ -37,6 +38,7 @@ class Environment(Protocol):
     curr_step: int
     wandb_project: str | None
     wandb_group: str | None
+    _class_error: ClassVar[SettingsError | None]
     compute_group_reward: Callable[..., Any] | None
 
     def __init__(self, config: Any, server_configs: Any, slurm: bool = False, testing: bool = False) -> None: ...

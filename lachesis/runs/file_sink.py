@@ -18,7 +18,7 @@ from backends.tasks import finish
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.group_records import group_record, rollout_messages, trajectories_of
+from lachesis.runs.group_records import group_record, stored_messages, trajectories_of
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
@@ -60,6 +60,7 @@ class FileSink(Sink[PlayedGroup]):
         self.ledger = Ledger(files.groups, settings, key="item_key")
         self.played = 0
         self.failed_groups = 0
+        self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
         """Of the whole run; known once the sink is closed."""
@@ -144,6 +145,7 @@ class FileSink(Sink[PlayedGroup]):
             self._last = f"last reward {sum(record['scores']) / len(record['scores']):.2f}"
         else:
             self.failed_groups += 1
+            self.unscored_because = decision.unscored_because
         return decision
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -199,7 +201,7 @@ def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapp
         for rollout in group["rollouts"]:
             if rollout["reward"] is None:
                 continue
-            entry = (group, rollout, rollout_messages(group, rollout))
+            entry = (group, rollout, stored_messages(group, rollout))
             if "best" not in found or rollout["reward"] > found["best"][1]["reward"]:
                 found["best"] = entry
             if "worst" not in found or rollout["reward"] < found["worst"][1]["reward"]:

@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 
 from backends import BackendError, backend_options
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.runs.setting_facts import Facts, description_of, facts_of
+from lachesis.runs.setting_facts import OTHER_NAMES, SHORT, Facts, description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
 
 COMMANDS = {
@@ -70,6 +70,9 @@ class _HelpWithBackend(argparse._HelpAction):
 
 def close_names(name: str, known: Iterable[str]) -> list[str]:
     """The known names that somebody may have meant, nearest first."""
+    known = list(known)
+    if (meant := SHORT.get(name) or OTHER_NAMES.get(name)) in known:
+        return [str(meant)]
     return get_close_matches(name, list(known), n=3, cutoff=0.7)
 
 

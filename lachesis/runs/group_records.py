@@ -17,7 +17,7 @@ from lachesis.agent.rollout import Rollout
 from lachesis.runs.item_keys import plain
 from lachesis.trajectories.builtin_exports import trajectory
 from lachesis.trajectories.exports import ExportLine
-from lachesis.trajectories.exports import rollout_messages as rollout_messages
+from lachesis.trajectories.exports import stored_messages as stored_messages
 from lachesis.trajectories.sharegpt import SystemTurn
 
 SCHEMA = "lachesis.group/1"

@@ -19,7 +19,9 @@ class Mean:
     items: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        if math.isnan(self.low):  # one item, with a reward other than 0 and 1
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}], 95 % interval"
 
 
 def mean_over_items(values: Sequence[Sequence[float]]) -> Mean:

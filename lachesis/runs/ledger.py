@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.run_folder import RunFolderError, changes, take_lock, write_manifest
+from lachesis.run_folder import OtherSettings, RunFolderError, changes, take_lock, write_manifest
 from lachesis.trajectories import JsonlWriter, read_lines
 
 
@@ -72,7 +72,7 @@ class Ledger:
                 "what made it; choose another path or move the file away"
             ) from error
         if changed:
-            raise RunFolderError(
+            raise OtherSettings(
                 f"{self.path} was begun with other settings ({changed}); "
                 "start with the same ones to continue it, or choose another path"
             )

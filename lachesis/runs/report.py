@@ -12,7 +12,7 @@ from typing import Any
 
 import jinja2
 
-from lachesis.runs.group_records import rollout_messages
+from lachesis.runs.group_records import stored_messages
 from lachesis.runs.summary import Summariser, Summary
 
 HISTOGRAM_BINS = 10
@@ -101,7 +101,7 @@ def _count_tools(rows: dict[str, list[int]], group: Mapping[str, Any]) -> None:
 
 
 def _group_view(number: int, group: Mapping[str, Any]) -> dict[str, Any]:
-    rollouts = [{**rollout, "messages": rollout_messages(group, rollout)} for rollout in group["rollouts"]]
+    rollouts = [{**rollout, "messages": stored_messages(group, rollout)} for rollout in group["rollouts"]]
     return {
         "number": number,
         "key": group["item_key"],

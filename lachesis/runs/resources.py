@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
 from lachesis.agent.loop import LoopLimits
 from lachesis.agent.rollout import RolloutPlayer, RolloutSettings
 from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
+from lachesis.runs.class_settings import source_of
 from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import ServerConfigError, start_servers
+from lachesis.runs.flags import close_names
+from lachesis.runs.model_servers import ServerConfigError, needs_start, start_servers, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
+from lachesis.tools.toolsets import ToolsetError, resolve_tools
 
 log = logging.getLogger(__name__)
+
+
+class UnusableBackendSettings(BackendUnavailable):
+    """The settings name no backend, an option that it does not have, or a sandbox that cannot be described."""
+
+    exit_code = 2
 
 
 @asynccontextmanager
@@ -40,12 +50,12 @@ async def run_resources(
         try:
             backend = create_backend(config.terminal_backend, **config.backend_options())
         except ValueError as error:
-            raise BackendUnavailable(f"terminal_backend {config.terminal_backend!r}: {error}") from error
+            raise UnusableBackendSettings(f"terminal_backend {config.terminal_backend!r}: {error}") from error
         try:
             spec = config.sandbox_spec({"environment": env.run_name})
         except ValueError as error:
-            raise BackendUnavailable(f"the settings of the sandboxes: {error}") from error
-        if env.tool_definitions():
+            raise UnusableBackendSettings(f"the settings of the sandboxes: {error}") from error
+        if _tools(env):
             await _check_backend(backend, spec)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
@@ -58,7 +68,7 @@ async def run_resources(
         else:
             stack.push_async_callback(server.close)
         if not env.testing:
-            await server.check()
+            _check_model_names(env, server, await server.check())
         if isinstance(server, TokenServer):
             await _check_template(env, server)
         player = RolloutPlayer(
@@ -69,6 +79,45 @@ async def run_resources(
             scorer=Scorer(env.run_name, env.compute_reward, env.compute_group_reward, timeout=config.reward_timeout),
         )
         yield server, player
+
+
+def _tools(env: Environment) -> list[dict[str, Any]]:
+    """The environment's tools. An unknown name is an error that says where it is written."""
+    try:
+        return env.tool_definitions()
+    except ToolsetError as error:
+        config = env.config
+        for field, names in (
+            ("enabled", (config.enabled_toolsets, None)),
+            ("disabled", (None, config.disabled_toolsets)),
+        ):
+            try:
+                resolve_tools(*names, registry=env.tools)
+            except ToolsetError:
+                raise ToolsetError(f"{source_of(env, f'{field}_toolsets')}: {error}") from None
+        raise
+
+
+def _check_model_names(env: Environment, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:
+    """Compare the models' names with those that the servers list.
+
+    vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
+    llama.cpp and SGLang accept any name, and hosted services accept aliases and adapters that they do not list.
+    """
+    clients: Sequence[Any] = server.servers
+    for config, client, names in zip(env.server_configs, clients, listed, strict=False):
+        if needs_start(config) or not names or config.model_name in names:
+            continue
+        near = close_names(config.model_name, names)
+        known = f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(names[:8])}"
+        more = f" and {len(names) - 8} others" if not near and len(names) > 8 else ""
+        problem = (
+            f"openai.model_name {config.model_name!r} is not in the list of {client.settings.base_url}; {known}{more}"
+        )
+        if token_engine(config) == "vllm":
+            raise ServerConfigError(problem)
+        text = f"warning: {problem} (a server may know more names than it lists)"
+        env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _rollout_settings(config: HermesAgentEnvConfig, *, training: bool) -> RolloutSettings:

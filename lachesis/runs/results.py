@@ -53,6 +53,8 @@ class RunResult:
     """Completion tokens that this start sampled, left-out rollouts and broken starts included."""
     failed_groups: int
     """Groups of this start without a single scored rollout; a second start plays them again."""
+    unscored_because: str
+    """Why the last rollout of the last such group has no reward."""
     exceptions: int
     """Rollouts of this start that met an exception in the environment's own code."""
     exhausted: bool
@@ -69,7 +71,7 @@ class RunResult:
         earlier = summary.items > self.played + self.failed_groups
         yield "items", f"{summary.items}" + (f" ({self.played} in this run)" if earlier else "")
         yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
-        yield "mean reward", f"{summary.reward}, 95 % interval" if summary.scored else "none was scored"
+        yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
@@ -90,7 +92,8 @@ class RunResult:
 
     def warnings(self) -> Iterator[str]:
         if self.failed_groups:
-            yield f"{self.failed_groups} of the groups had no scored rollout; start again to play them"
+            why = f" ({self.unscored_because})" if self.unscored_because else ""
+            yield f"{self.failed_groups} of the groups had no scored rollout{why}; start again to play them"
         if self.exceptions:
             yield f"{self.exceptions} rollouts ended in an exception of the environment; see the report"
 
@@ -187,4 +190,4 @@ def print_result(console: Console, result: RunResult | ServeResult) -> None:
     for label, where in result.paths():  # outside of the table: a path that is wrapped cannot be copied
         console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)
     for warning in result.warnings():
-        console.print(warning, style="yellow", highlight=False)
+        console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -31,6 +31,20 @@ class Facts:
     """The names of a registry of plug-ins; `package.module:Class` is possible as well."""
 
 
+SHORT = {"toolsets": "enabled_toolsets", "max_turns": "max_agent_turns"}
+"""Class attribute of an environment -> the setting that it is short for."""
+_OF_SERVER = "openai.{}, of the model server"
+OTHER_NAMES = {
+    "temperature": "agent_temperature",
+    "max_tokens": "max_token_length",
+    "max_new_tokens": "max_token_length",
+    "top_p": "extra_body",
+    "backend": "terminal_backend",
+    "timeout": "rollout_timeout, reward_timeout or terminal_timeout",
+    **{name: _OF_SERVER.format(name) for name in ("model_name", "base_url", "api_key", "server_type")},
+}
+"""Names that other libraries use, or that are settings elsewhere -> the setting here."""
+
 NO_FACTS = Facts()
 HOW = Facts(content="never")
 """Decides how a run runs, not what it writes."""

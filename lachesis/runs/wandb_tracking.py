@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lachesis.errors import LachesisError
-from lachesis.runs.group_records import rollout_messages
+from lachesis.runs.group_records import stored_messages
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
 
@@ -66,7 +66,7 @@ class Tracker:
         self._finished.add(group)
         if self._run is not None:
             for rollout in group["rollouts"]:
-                self._rollouts.append((readable(rollout_messages(group, rollout)), rollout["reward"]))
+                self._rollouts.append((readable(stored_messages(group, rollout)), rollout["reward"]))
             del self._rollouts[: -self._keep or None]
 
     def take(self) -> Summariser:

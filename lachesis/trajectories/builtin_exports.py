@@ -12,8 +12,8 @@ from lachesis.trajectories.exports import (
     GroupRecord,
     LeftOut,
     RolloutRecord,
-    rollout_messages,
     rollout_samples,
+    stored_messages,
 )
 from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
 
@@ -78,7 +78,7 @@ def dataset(
         if min_reward is not None and (reward is None or reward < min_reward):
             yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
             continue
-        converted = to_dataset_entry(rollout_messages(group, rollout), group["tools"], source=source)
+        converted = to_dataset_entry(stored_messages(group, rollout), group["tools"], source=source)
         if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
             yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
             continue
@@ -100,7 +100,7 @@ def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
 def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str, Any]] | None]]:
     """Each rollout with its messages; None where the model said nothing."""
     for rollout in group["rollouts"]:
-        messages = rollout_messages(group, rollout)
+        messages = stored_messages(group, rollout)
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
 
 

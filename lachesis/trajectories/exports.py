@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_type_hints
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import Registry
+from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, read_lines
 
 GroupRecord: TypeAlias = Mapping[str, Any]
@@ -35,6 +36,14 @@ class ExportLine:
     warnings: tuple[str, ...] = ()
     """Kinds of changes that the format forced on the data. The totals count them."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.content, dict | Mapping):
+            raise TypeError(f"ExportLine: content is a JSON object, not {_shown(self.content)}")
+        for name in ("rollout_ids", "warnings"):
+            if not _is_texts(given := getattr(self, name)):
+                hint = f"; write ({given!r},)" if isinstance(given, str) else ""
+                raise TypeError(f"ExportLine: {name} is a tuple of texts, not {_shown(given)}{hint}")
+
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
@@ -43,6 +52,10 @@ class LeftOut:
     rollout_id: str
     reason: str
     """A few words that many rollouts share: the totals count by reason."""
+
+    def __post_init__(self) -> None:
+        if not _is_texts((self.rollout_id, self.reason)):
+            raise TypeError(f"LeftOut: takes a rollout_id and a reason, not {_shown((self.rollout_id, self.reason))}")
 
 
 Export: TypeAlias = Callable[[GroupRecord], Iterable[ExportLine | LeftOut]]
@@ -62,7 +75,13 @@ exports and whose constructor takes the options. An instance receives the groups
 
 
 class ExportError(LachesisError):
-    """An export cannot be configured, its input is not a groups file, or its output cannot be written."""
+    """An export fails, its input is not a groups file, or its output cannot be written."""
+
+
+class ExportOptionsError(ExportError):
+    """An export cannot be called as the arguments say."""
+
+    exit_code = 2
 
 
 @dataclass(slots=True)
@@ -84,16 +103,52 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
     Raises:
         UnknownPlugin: there is none.
         ImportError: its module cannot be imported.
-        ExportError: it does not take these options.
+        ExportOptionsError: it does not take these options, or an option has a value of another type than its
+            annotation or, without one, its default.
     """
     plugin = EXPORTS.load(name)
     given = dict(options or {})
     try:
-        inspect.signature(plugin).bind(*([] if isinstance(plugin, type) else [{}]), **given)
+        signature = inspect.signature(plugin)
+        signature.bind(*([] if isinstance(plugin, type) else [{}]), **given)
     except TypeError as error:
         shown = f" with the options {given}" if given else ""
-        raise ExportError(f"export {name!r} cannot be called{shown}: {error}") from None
+        raise ExportOptionsError(f"export {name!r} cannot be called{shown}: {error}") from None
+    if given:
+        given = _checked_options(name, plugin, signature, given)
     return plugin(**given) if isinstance(plugin, type) else partial(plugin, **given)
+
+
+def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as their types say: pydantic converts what it can, a text to a path for example."""
+    from pydantic import PydanticUserError, TypeAdapter, ValidationError
+
+    try:
+        hints = get_type_hints(plugin.__init__ if isinstance(plugin, type) else plugin)  # type: ignore[misc]
+    except Exception:  # names that are imported for type checkers only, or an object without annotations
+        hints = {}
+    checked = dict(given)
+    for option, value in given.items():
+        parameter = signature.parameters.get(option)
+        if parameter is None:  # it is one of **kwargs
+            continue
+        default = type(parameter.default)
+        expected = hints.get(option, default if default in _CHECKED_DEFAULTS else Any)
+        try:
+            checked[option] = TypeAdapter(expected).validate_python(value)
+        except ValidationError as error:
+            problem = error.errors()[0]
+            place = "".join(f"[{part!r}]" for part in problem["loc"] if isinstance(part, int))
+            raise ExportOptionsError(
+                f"export {name!r}: option {option}{place}: {problem['msg']} (got {problem['input']!r})"
+            ) from None
+        except (PydanticUserError, TypeError):  # a type that pydantic does not know
+            continue
+    return checked
+
+
+_CHECKED_DEFAULTS = (bool, int, float, str, list, tuple, dict)
+"""Types of defaults that say what an option without an annotation takes."""
 
 
 def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
@@ -105,15 +160,26 @@ def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
 
 
 def rollout_messages(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
-    """The messages of one of the group's rollouts; none where it failed before its first turn."""
+    """The messages of one of the group's rollouts, as copies that may be edited, to any depth.
+
+    Empty where the rollout failed before its first turn.
+    """
+    return [thaw(message) for message in stored_messages(group, rollout)]
+
+
+def stored_messages(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
+    """The record's own messages of a rollout, for code that only reads them."""
     place = rollout["place"]
     messages: list[dict[str, Any]] = rollout["messages"] if place is None else group["messages"][place]
     return messages
 
 
 def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
-    """The token samples of one of the group's rollouts; none in Phase 1 and for a rollout without a reward."""
-    return [sample for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
+    """The token samples of one of the group's rollouts; none in Phase 1 and for a rollout without a reward.
+
+    Each is a shallow copy: its keys may be changed, its lists of tokens are the record's own.
+    """
+    return [dict(sample) for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
 
 
 def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> Iterator[ExportLine]:
@@ -125,7 +191,12 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
     known = frozenset(missing)
     totals.groups += 1
     totals.rollouts += len(known)
-    for found in export(group):
+    given = export(group)
+    if isinstance(given, str | Mapping | ExportLine | LeftOut) or not isinstance(given, Iterable):
+        raise TypeError(f"an export yields ExportLine and LeftOut objects; it returns {_shown(given)}")
+    for found in given:
+        if not isinstance(found, ExportLine | LeftOut):
+            raise TypeError(f"an export yields ExportLine and LeftOut objects; it yields {_shown(found)}")
         ids = found.rollout_ids if isinstance(found, ExportLine) else (found.rollout_id,)
         if not ids or not known.issuperset(ids):
             raise ValueError(f"a line has to name rollouts of its group; it names {ids!r}")
@@ -177,6 +248,15 @@ def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
     return totals
+
+
+def _is_texts(given: Any) -> bool:
+    return isinstance(given, tuple | list | set | frozenset) and all(isinstance(text, str) for text in given)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return "None" if value is None else f"a {type(value).__name__}: {text if len(text) <= 80 else text[:77] + '...'}"
 
 
 def _named(group: GroupRecord, totals: ExportTotals) -> str:

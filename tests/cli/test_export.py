@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from lachesis.agent.rollout import Rollout
 from lachesis.cli import main
+from lachesis.runs.group_records import rollout_record
 from lachesis.testing.export_suite import ExportSuite, example_groups
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.exports import EXPORTS
@@ -63,7 +65,7 @@ def test_a_batch_numbers_its_groups_by_their_place(groups: Path) -> None:
 
 
 FAILS = """
-from lachesis.trajectories.exports import ExportLine
+from lachesis.trajectories.exports import ExportLine, LeftOut
 
 def halfway(group):
     for rollout in group["rollouts"]:
@@ -74,32 +76,59 @@ def halfway(group):
 def not_json(group):
     for rollout in group["rollouts"]:
         yield ExportLine({"what": object()}, (rollout["rollout_id"],))
+
+def a_dict(group):
+    yield {"reward": 1.0}
+
+def returns(group):
+    pass
+
+def one_id(group):
+    yield ExportLine({}, group["rollouts"][0]["rollout_id"])
+
+def no_reason(group):
+    yield LeftOut(group["rollouts"][0], "not wanted")
+
+def typed(group, *, margin=0.0, names=("a",), title="pairs"):
+    yield from ()
 """
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "named", "code"),
     [
-        (("--format", "dataste"), ["dataste", "Did you mean 'dataset'"]),
-        (("--format", "no_such_module:x"), ["no_such_module"]),
-        (("--format", "fails:missing"), ["fails", "missing"]),
-        (("--format", "fails:halfway"), ["group 2 of the file", "b-1", "KeyError", "colour"]),
-        (("--format", "fails:not_json"), ["group 1 of the file", "a-1", "JSON"]),
-        (("--format", "dataset", "--options", "{colour: red}"), ["dataset", "colour"]),
-        (("--format", "dataset", "--options", "[1]"), ["--options", "mapping"]),
-        (("--format", "dataset", "--options", "{"), ["error:"]),
-        (("--format", "dataset", "--out", "groups.jsonl"), ["groups file itself"]),
-        (("--format", "dataset", "--out", "."), ["not a regular file"]),
-        (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"]),
-        (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"]),
-        (("--format", "dataset", "--groups", "torn.jsonl"), ["torn.jsonl", "line 5"]),
-        (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"]),
+        (("--format", "dataste"), ["dataste", "Did you mean 'dataset'"], 2),
+        (("--format", "no_such_module:x"), ["no_such_module"], 2),
+        (("--format", "fails:missing"), ["fails", "missing"], 2),
+        (("--format", "fails:halfway"), ["group 2 of the file", "b-1", "KeyError", "colour"], 1),
+        (("--format", "fails:not_json"), ["group 1 of the file", "a-1", "JSON"], 1),
+        (("--format", "dataset", "--options", "{colour: red}"), ["dataset", "colour"], 2),
+        (("--format", "dataset", "--options", "[1]"), ["--options", "mapping"], 2),
+        (("--format", "dataset", "--options", "{"), ["error:"], 2),
+        (("--format", "fails"), ["no export called 'fails'", "did you mean fails:NAME?"], 2),
+        (("--format", "fails:a_dict"), ["group 1", "yields ExportLine and LeftOut", "a dict: {'reward'"], 1),
+        (("--format", "fails:returns"), ["returns None"], 1),
+        (("--format", "fails:one_id"), ["rollout_ids is a tuple of texts", "write ('a-1-0',)"], 1),
+        (("--format", "fails:no_reason"), ["LeftOut: takes a rollout_id and a reason"], 1),
+        (("--format", "fails:typed", "--options", "{margin: wide}"), ["option margin", "number", "'wide'"], 2),
+        (("--format", "fails:typed", "--options", "{names: one}"), ["option names", "'one'"], 2),
+        (("--format", "fails:typed", "--options", "{title: 3}"), ["option title", "string"], 2),
+        (("--format", "dataset", "--options", "{min_reward: high}"), ["option min_reward", "'high'"], 2),
+        (("--format", "batch", "--options", "{toolsets: [file, 3]}"), ["option toolsets[1]", "string"], 2),
+        (("--format", "trajectory", "--options", "{system: none_}"), ["option system", "'generated'"], 2),
+        (("--format", "dataset", "--out", "groups.jsonl"), ["groups file itself"], 2),
+        (("--format", "dataset", "--out", "."), ["not a regular file"], 1),
+        (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"], 1),
+        (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 1),
+        (("--format", "dataset", "--groups", "torn.jsonl"), ["torn.jsonl", "line 5"], 1),
+        (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"], 1),
     ],
 )
 def test_what_cannot_be_exported_is_one_message_and_leaves_no_file(
     groups: Path,
     arguments: tuple[str, ...],
     named: list[str],
+    code: int,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -113,7 +142,7 @@ def test_what_cannot_be_exported_is_one_message_and_leaves_no_file(
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     source = given.pop("--groups", "groups.jsonl")
     given.setdefault("--out", "out.jsonl")
-    assert export(source, *(word for pair in given.items() for word in pair)) == 1
+    assert export(source, *(word for pair in given.items() for word in pair)) == code
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     for name in named:
@@ -160,6 +189,24 @@ async def test_a_run_of_process_exports_in_every_format(tmp_path: Path) -> None:
         groups = played
 
     Played().test_every_rollout_is_in_a_line_or_left_out_with_a_reason()
+
+
+async def test_the_page_lists_the_keys_of_groups_and_rollouts(tmp_path: Path) -> None:
+    result = await process(SortWords, tmp_path, lambda request: say("No."))
+    (group, *_) = lines(result.files.groups)
+    section = PAGE.read_text("utf-8").partition("\n## The record\n")[2].partition("\n## ")[0]
+    tables = re.findall(r"^\| --- .*\n((?:\|.*\n)+)", section, re.MULTILINE)
+    of_group, of_rollout = ([key for row in table.splitlines() for key in names(row)] for table in tables)
+    assert sorted(of_group) == sorted(group)
+    rollout = group["rollouts"][0]
+    assert sorted(of_rollout) == sorted({**rollout, "messages": []})
+    without_a_turn = rollout_record(Rollout.broken("a", 0, ValueError("no prompt")), None)
+    assert set(re.findall(r"`(\w+)`\\\*", section)) == rollout.keys() - without_a_turn.keys()
+
+
+def names(row: str) -> list[str]:
+    """The names in the first column of a table's row."""
+    return re.findall(r"`(\w+)`", row.split("|")[1])
 
 
 def test_the_example_of_the_page_is_found_by_its_path_and_passes_the_suite(groups: Path, tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +122,23 @@ class Own(HermesAgentEnvConfig):
         ((HermesAgentBaseEnv,), {"max_turns": 0}, "greater than or equal to 1"),
         ((HermesAgentBaseEnv,), {"toolsets": "terminal"}, "list"),
         ((HermesAgentBaseEnv,), {"toolsets": ["file", 3]}, r"Wrong\.toolsets\[1\]"),
+        (
+            (HermesAgentBaseEnv,),
+            {"temperature": "hot"},
+            r"Wrong\.temperature is no .*; the setting is agent_temperature",
+        ),
+        ((HermesAgentBaseEnv,), {"temprature": 0.5}, "the setting is agent_temperature"),
+        ((HermesAgentBaseEnv,), {"max_token": 5}, "the setting is max_token_length"),
+        ((HermesAgentBaseEnv,), {"backend": "docker"}, "the setting is terminal_backend"),
+        ((HermesAgentBaseEnv,), {"timeout": 5}, "rollout_timeout, reward_timeout or terminal_timeout"),
+        ((HermesAgentBaseEnv,), {"model_name": "m"}, r"openai\.model_name, of the model server"),
+        ((HermesAgentBaseEnv,), {"base_url": "http://a"}, r"openai\.base_url, of the model server"),
+        ((HermesAgentBaseEnv,), {"maxTurns": 5}, "did you mean max_turns"),
+        ((HermesAgentBaseEnv,), {"group_size": "3"}, r"Wrong\.group_size: .*integer \(got '3'\)"),
+        ((HermesAgentBaseEnv,), {"group_size": 3.0}, "integer"),
+        ((HermesAgentBaseEnv,), {"max_turns": True}, r"Wrong\.max_turns: .*integer \(got True\)"),
+        ((HermesAgentBaseEnv,), {"rollout_timeout": "60"}, "number"),
+        ((HermesAgentBaseEnv,), {"terminal_network": 1}, "boolean"),
         ((HermesAgentBaseEnv,), {"env_config_cls": Own, "max_turns": 3}, r"Own\.max_agent_turns are the same setting"),
         ((Short,), {"env_config_cls": Own}, "inherit from Short.env_config_cls"),
     ],
@@ -165,3 +185,69 @@ def test_changes_in_place_count_as_set() -> None:
     config = as_env_config(base, Short.env_config_cls)
     assert (config.terminal_env, config.group_size) == ({"TOKEN": "1"}, 2)
     assert config.model_fields_set == {"terminal_env"}
+
+
+def test_attributes_of_the_environment_itself_stay_possible() -> None:
+    class Weather(Short):
+        temperatures = (21, 23)
+        model = "gfs"
+        words = "hot"
+        MAX_TURNS = 3
+        rollout_timeout = 60
+        eval_handling = "NONE"
+        toolsets = ("terminal", "file")
+
+        def timeout(self) -> int:
+            return 1
+
+    config = built(Weather).config
+    assert (config.rollout_timeout, config.eval_handling, config.enabled_toolsets) == (
+        60.0,
+        "NONE",
+        ["terminal", "file"],
+    )
+
+
+SCRIPT = """
+from lachesis import HermesAgentBaseEnv
+
+class Greeting(HermesAgentBaseEnv):
+    {line}
+    async def get_next_item(self): ...
+    def format_prompt(self, item): ...
+    async def compute_reward(self, item, result, ctx): ...
+
+if __name__ == "__main__":
+    Greeting.cli()
+"""
+
+
+def test_a_script_with_a_wrong_attribute_ends_with_one_line_and_2(tmp_path: Path) -> None:
+    (tmp_path / "greeting.py").write_text(SCRIPT.format(line="max_truns = 3"))
+
+    def ended(*arguments: str) -> tuple[int, list[str]]:
+        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
+        return done.returncode, done.stderr.splitlines()
+
+    code, said = ended("greeting.py", "process", *SERVER)
+    assert code == 2
+    assert len(said) == 1 and said[0].startswith("error: Greeting.max_truns is no setting; did you mean max_turns?")
+    code, said = ended("-c", "import greeting")
+    assert code == 1
+    assert "Greeting.max_truns is no setting" in said[-1]
+    assert sum("File " in line for line in said) <= 4, "the author's line, and little else"
+
+
+def test_an_unknown_toolset_names_where_it_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Greeting(Short):
+        toolsets = ["fiel"]  # noqa: RUF012
+
+    def message(*flags: str) -> str:
+        output = ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
+        assert cli.main(Greeting, ["process", *SERVER, *output, *flags]) == 2
+        return capsys.readouterr().err
+
+    assert message().startswith("error: Greeting.toolsets: unknown toolset or tool 'fiel'")
+    assert message("--env.enabled_toolsets", "[trminal]").startswith("error: env.enabled_toolsets: unknown")
+    given = ["--env.enabled_toolsets", "[file]", "--env.disabled_toolsets", "[trminal]"]
+    assert message(*given).startswith("error: env.disabled_toolsets: unknown")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import Field
+from rich.console import Console
 
 from backends import BACKENDS, BackendError
 from lachesis import HermesAgentBaseEnv, ServerConfig
@@ -26,6 +28,7 @@ from lachesis.runs.model_servers import server_of
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.testing.fake_server import FakeServer
 from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, create_custom_toolset, get_tool_definitions
 from lachesis.trajectories import JsonlError
 from tests.support.scripted_server import ScriptedServer
@@ -175,6 +178,8 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
         (["process", "--total_steps=2"], "did you mean --env.total_steps?"),
         (["process", "2"], "'2' belongs to no setting"),
         (["process", "--env.enabled_toolsets", "[a"], "is not YAML"),
+        (["process", "--env.toolsets", "[a]"], "did you mean --env.enabled_toolsets?"),
+        (["process", "--env.temperature", "1"], "did you mean --env.agent_temperature?"),
         (["process", "--env.group_size"], "expected one argument"),
         (["proces"], "invalid choice"),
         ([], "required"),
@@ -196,8 +201,12 @@ def test_a_flag_that_cannot_be_used_is_named(
         (["--env.enabled_toolsets", "terminal"], 2, ["env.enabled_toolsets", "list", "'terminal'"]),
         (["--env.tool_call_parser", "hermse"], 2, ["hermse", "hermes"]),
         (["--openai.base_url", "null", "--openai.model_name", "gpt"], 2, ["'gpt' has no server", "--openai.base_url"]),
-        (["--env.terminal_backend", "dokcer"], 1, ["dokcer", "local"]),
-        (["--env.enabled_toolsets", "[terminall]"], 2, ["unknown toolset or tool 'terminall'", "terminal"]),
+        (["--env.terminal_backend", "dokcer"], 2, ["dokcer", "local"]),
+        (
+            ["--env.enabled_toolsets", "[terminall]"],
+            2,
+            ["error: env.enabled_toolsets: unknown toolset or tool 'terminall'", "terminal"],
+        ),
         (["--openai.model_name", "reference"], 2, ["no reference policy"]),
         (
             ["--openai.base_url", "http://127.0.0.1:1/v1"],
@@ -412,6 +421,30 @@ async def test_the_model_route_is_asked_once_and_skipped_when_testing(tmp_path: 
             async with SortWords(config, [one], testing=testing).running():
                 pass
     assert asked == ["/v1/models"]
+
+
+async def test_a_model_name_that_a_server_does_not_list_is_a_warning_and_with_vllm_an_error(tmp_path: Path) -> None:
+    async with FakeServer(model_name="org/model-7b") as server:
+        server.tokenizer.save_pretrained(tmp_path)
+
+        async def started(model: str, **settings: Any) -> str:
+            one = ServerConfig(base_url=server.base_url, model_name=model, tokenizer_name=str(tmp_path), **settings)
+            env = SortWords(SortWords.env_config_cls(enabled_toolsets=["file"]), [one])
+            env.console = Console(file=io.StringIO(), width=400)
+            async with env.running():
+                return env.console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+
+        assert "warning" not in await started("org/model-7b")
+        warning = await started("org/modle-7b")
+        assert "warning: openai.model_name 'org/modle-7b' is not in the list of" in warning
+        assert "did you mean org/model-7b?" in warning
+        assert "it lists org/model-7b" in await started("gpt")
+        assert "warning" not in await started("org/model-7b", server_type="vllm")
+        with pytest.raises(
+            ServerConfigError, match=r"'org/modle-7b' is not in the list of .*did you mean org/model-7b"
+        ):
+            await started("org/modle-7b", server_type="vllm")
+        assert server.stats["completions"] == 0
 
 
 @pytest.mark.parametrize(

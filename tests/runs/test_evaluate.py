@@ -112,6 +112,8 @@ def test_nothing_to_average_is_nan() -> None:
     assert math.isnan(mean_over_items([]).mean)
     assert mean_over_items([[], []]).items == 0
     assert math.isnan(mean_over_items([[0.3]]).low), "one item has no spread"
+    assert str(mean_over_items([[0.2]])) == "0.200", "and no interval to show"
+    assert str(mean_over_items([[1.0]])).endswith("1.000], 95 % interval")
 
 
 REWARDS = st.floats(-1e6, 1e6)

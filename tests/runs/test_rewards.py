@@ -56,6 +56,8 @@ async def test_components_are_metrics_of_the_record_the_table_and_the_report_wit
         (Reward(1.0, {"part": float("inf")}), "sort-words: compute_reward: component 'part' is inf"),
         (Reward(1.0, turn_rewards=[1.0, 2.0, 3.0]), "turn_rewards has 3 numbers for 1 turns"),
         (Reward(1.0, turn_rewards=[float("nan")]), "sort-words: compute_reward: turn_rewards has nan"),
+        (Reward(1.0, turn_rewards=0.5), "turn_rewards is a list of numbers, not 0.5"),  # type: ignore[arg-type]
+        (Reward(1.0, ["a"]), "components is a mapping of names to numbers, not ['a']"),  # type: ignore[arg-type]
     ],
 )
 async def test_every_part_of_a_reward_has_to_be_finite(tmp_path: Path, given: Reward, problem: str) -> None:
@@ -137,6 +139,17 @@ async def test_a_group_reward_sees_the_rollouts_that_were_scored_and_their_rewar
     assert sorted(seen) == [0.0, 2.0]
     assert [rollout["reward"] for rollout in group["rollouts"]] == [-1.0, None, 1.0]
     assert [rollout["metrics"] for rollout in group["rollouts"]] == [{"final": -1.0}, {}, {"final": 1.0}]
+
+
+async def test_a_reward_that_leaves_every_rollout_out_is_named_in_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Nothing(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            return None
+
+    print_result(Console(), await process(Nothing, tmp_path, does_nothing, total_steps=1))
+    assert "had no scored rollout (compute_reward returned None)" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(

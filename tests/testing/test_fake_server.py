@@ -779,9 +779,11 @@ class TestCommand:
         assert saved.encode("Hello <|im_end|> <tool_call>") == CODEC.encode("Hello <|im_end|> <tool_call>")
         assert (saved.chat_template, saved.eos_token_id) == (TOKENIZER.chat_template, END)
         assert process.returncode == 0 and b"1 requests, 1 completions" in said
+        assert b"PyTorch" not in said
 
     @pytest.mark.parametrize(
-        "options", [["--faults", "nonsense=1"], ["--lengths", "0"], ["--latency", "3-1"], ["--policy", "script"]]
+        "options",
+        [["--faults", "nonsense=1"], ["--lengths", "0"], ["--latency", "3-1"], ["--policy", "script"], ["--by-turn"]],
     )
     def test_mistakes_are_named(self, options, capsys):
         from lachesis.cli.fake_server import main
@@ -792,7 +794,19 @@ class TestCommand:
             code = stop.code
         assert code == 2
         said = capsys.readouterr().err
-        assert any(word in said for word in ("nonsense", "'0'", "'3-1'", "texts to say"))
+        assert any(word in said for word in ("nonsense", "'0'", "'3-1'", "texts to say", "--by-turn"))
+
+    async def test_a_script_is_heard_by_request_or_by_turn(self):
+        from lachesis.cli.fake_server import _parser, _server
+
+        async def heard(*options):
+            said = ("--port", "0", "--policy", "script", "--say", "one", "--say", "two")
+            server = _server(_parser().parse_args([*said, *options]))
+            async with server, OpenAIServer(server.settings()) as client:
+                return [(await client.chat(ASK)).message.content for _ in range(3)]
+
+        assert await heard() == ["one", "two", "two"]
+        assert await heard("--by-turn") == ["one", "one", "one"]
 
 
 def _call(arguments):
