@@ -152,8 +152,11 @@ _CHECKED_DEFAULTS = (bool, int, float, str, list, tuple, dict)
 
 
 def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
-    """The group records of a file. Raises JsonlError where a line is not JSON, ExportError where it is not a group."""
-    for number, group in enumerate(read_lines(path), 1):
+    """The group records of a file, without an incomplete last line, as a killed run leaves it.
+
+    Raises JsonlError where a line is not JSON, ExportError where it is not a group.
+    """
+    for number, group in enumerate(read_lines(path, torn_tail=True), 1):
         if not isinstance(group, dict) or not isinstance(group.get("rollouts"), list):
             raise ExportError(f"{path}: record {number} is not a group; name a groups.jsonl written by `process`")
         yield group

@@ -120,7 +120,7 @@ def typed(group, *, margin=0.0, names=("a",), title="pairs"):
         (("--format", "dataset", "--out", "."), ["not a regular file"], 1),
         (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"], 1),
         (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 1),
-        (("--format", "dataset", "--groups", "torn.jsonl"), ["torn.jsonl", "line 5"], 1),
+        (("--format", "dataset", "--groups", "broken.jsonl"), ["broken.jsonl", "line 5"], 1),
         (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"], 1),
     ],
 )
@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_one_message_and_leaves_no_file(
     monkeypatch.chdir(groups.parent)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("fails.py").write_text(FAILS)
-    Path("torn.jsonl").write_bytes(groups.read_bytes() + b'{"rollouts": [')
+    Path("broken.jsonl").write_bytes(groups.read_bytes() + b'{"rollouts": [\n')
     Path("samples.jsonl").write_text('{"tokens": []}\n')
     Path("out.jsonl").write_text("an earlier export\n")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
@@ -232,3 +232,19 @@ def test_the_example_of_the_page_is_found_by_its_path_and_passes_the_suite(group
     assert done.returncode == 0, done.stderr
     found = lines(tmp_path / "pairs.jsonl")
     assert [json.dumps(pair["prompt"]) for pair in found] == ['[{"role": "user", "content": "Sort the words."}]']
+
+
+def test_the_groups_of_a_killed_run_are_exported_and_reported(
+    groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    assert export(groups, "--format", "trajectory", "--out", whole) == 0
+    assert "note" not in capsys.readouterr().err
+    with groups.open("ab") as file:
+        file.write(b'{"environment": "e", "rollouts": [{"rollo')
+    out = tmp_path / "out.jsonl"
+    assert export(groups, "--format", "trajectory", "--out", out) == 0
+    assert "last line is incomplete" in capsys.readouterr().err
+    assert out.read_bytes() == whole.read_bytes()
+    assert main(["report", str(groups), "--output", str(tmp_path / "out.html")]) == 0
+    assert "last line is incomplete" in capsys.readouterr().err
