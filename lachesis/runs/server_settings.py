@@ -114,7 +114,7 @@ def as_server_configs(given: BaseModel | Sequence[BaseModel]) -> list[ServerConf
 
 def _own(config: BaseModel) -> ServerConfig:
     if isinstance(config, ServerConfig):
-        return config
+        return config.model_copy(deep=True)  # two environments may be made from one object
     values: Mapping[str, Any] = config.model_dump(mode="json")
     try:
         return ServerConfig(**{"base_url": DEFAULT_URL, **values})

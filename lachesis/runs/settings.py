@@ -313,7 +313,7 @@ def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig])
     if isinstance(config, env_config_cls) or (
         isinstance(config, HermesAgentEnvConfig) and not issubclass(env_config_cls, type(config))
     ):
-        return config.model_copy()
+        return config.model_copy(deep=True)  # two environments may be made from one object
     try:
         if isinstance(config, HermesAgentEnvConfig):
             return env_config_cls(**chosen_values(config))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -251,3 +252,18 @@ def test_an_unknown_toolset_names_where_it_is_written(tmp_path: Path, capsys: py
     assert message("--env.enabled_toolsets", "[trminal]").startswith("error: env.enabled_toolsets: unknown")
     given = ["--env.enabled_toolsets", "[file]", "--env.disabled_toolsets", "[trminal]"]
     assert message(*given).startswith("error: env.disabled_toolsets: unknown")
+
+
+def test_settings_of_class_attributes_can_be_pickled() -> None:
+    config = Longer.env_config_cls(dataset_name="d")
+    copy = pickle.loads(pickle.dumps(config))
+    assert type(copy) is type(config) and copy == config
+
+
+def test_environments_made_from_the_same_objects_share_no_settings() -> None:
+    server, config = ServerConfig(base_url="http://x/v1", model_name="m"), Short.env_config_cls()
+    one, two = Short(config, [server]), Short(config, [server])
+    one.config.terminal_env["A"] = "1"
+    one.server_configs[0].model_name = "other"
+    assert two.config.terminal_env == config.terminal_env == {}
+    assert two.server_configs[0].model_name == server.model_name == "m"
