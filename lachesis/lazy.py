@@ -34,7 +34,11 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
             near = get_close_matches(name, home, n=1) if not name.startswith("_") else []
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"module {package!r} has no attribute {name!r}{hint}")
-        value = getattr(importlib.import_module(home[name]), name)
+        try:
+            module = importlib.import_module(home[name])
+        except AttributeError as error:  # `from package import name` would report that there is no such name
+            raise ImportError(f"{home[name]} cannot be imported: {error}") from error
+        value = getattr(module, name)
         setattr(sys.modules[package], name, value)
         return value
 

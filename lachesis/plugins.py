@@ -7,7 +7,7 @@ package. `package.module:attribute` works without any registration.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
@@ -23,23 +23,33 @@ class UnknownPlugin(LachesisError, ValueError):
     exit_code = 2
 
 
+class PluginBroken(LachesisError):
+    """A plug-in that exists and cannot be loaded or made. The cause has the traceback for its author."""
+
+    exit_code = 2
+
+
 class Registry(Generic[T]):
-    """Plug-ins of one kind.
+    """Plug-ins of one kind: classes or functions.
 
     Args:
         kind: what error messages call one, such as "backend".
         group: the entry point group that other packages use, such as "lachesis.backends".
         own: name -> "module:attribute" of the project's own. A module is imported when it is asked for.
+        reserved: names with another meaning in settings, which no plug-in can have.
     """
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, str]) -> None:
+    def __init__(self, kind: str, group: str, own: Mapping[str, str], reserved: Collection[str] = ()) -> None:
         self.kind = kind
         self.group = group
         self._own = dict(own)
+        self._reserved = frozenset(reserved)
         self._registered: dict[str, T | str] = {}
 
     def register(self, name: str, plugin: T | str) -> None:
         """Add a plug-in, or the "module:attribute" where it is found. Raises `ValueError` for a name that is taken."""
+        if name in self._reserved:
+            raise ValueError(f"{name!r} has another meaning; register your {self.kind} under another name")
         if name in self._own or self._registered.get(name, plugin) != plugin:
             raise ValueError(f"the {self.kind} {name!r} exists already; register yours under another name")
         self._registered[name] = plugin
@@ -47,14 +57,15 @@ class Registry(Generic[T]):
     def names(self) -> list[str]:
         """Every known name: the project's own, then the others by name. Loads no plug-in."""
         others = {*self._registered, *(point.name for point in entry_points(group=self.group))}
-        return [*self._own, *sorted(others - self._own.keys())]
+        return [*self._own, *sorted(others - self._own.keys() - self._reserved)]
 
     def load(self, name: str) -> T:
         """The plug-in called `name`, or at `package.module:attribute`.
 
         Raises:
             UnknownPlugin: there is none; the message lists the names, nearest first.
-            ImportError: its module, or one that it needs, cannot be imported.
+            PluginBroken: its module fails, or it is nothing that can be called.
+            ModuleNotFoundError: a package that it needs is not installed.
         """
         if ":" in name:
             return self._at(name)
@@ -64,7 +75,8 @@ class Registry(Generic[T]):
             plugin = self._registered[name]
             return self._at(plugin) if isinstance(plugin, str) else plugin
         for point in entry_points(group=self.group, name=name):
-            return cast(T, point.load())
+            if name not in self._reserved:
+                return self._at(f"{point.module}:{point.attr}", f"{self.kind} {name!r} at {point.value}")
         names = self.names()
         near = get_close_matches(name, names, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -73,8 +85,17 @@ class Registry(Generic[T]):
             f"as 'package.module:attribute', or by an entry point in the group {self.group!r}"
         )
 
-    def _at(self, target: str) -> T:
+    def broken(self, name: str, error: Exception) -> PluginBroken:
+        """The error of a plug-in that fails while it is made; raise it from `error`."""
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = f"; install the package that has {missing.partition('.')[0]!r}" if missing else ""
+        return PluginBroken(f"{self.kind} {name}: {type(error).__name__}: {error}{hint}")
+
+    def _at(self, target: str, said: str | None = None) -> T:
+        said = said or f"{self.kind} {target!r}"
         module_name, _, path = target.partition(":")
+        if not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
+            raise UnknownPlugin(f"{said}: has to be written as 'package.module:attribute'")
         try:
             found: Any = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
@@ -82,12 +103,20 @@ class Registry(Generic[T]):
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             raise UnknownPlugin(
-                f"{self.kind} {target!r}: there is no module {error.name!r}. Next step: install the package that has "
-                "it, or run this in the folder that has it"
+                f"{said}: there is no module {error.name!r}. Next step: install the package that has it, or run "
+                "this in the folder that has it"
             ) from error
+        except Exception as error:
+            raise PluginBroken(f"{said}: {type(error).__name__}: {error}") from error
         for attribute in path.split("."):
             try:
                 found = getattr(found, attribute)
+            except ModuleNotFoundError:  # of a module that imports its names late
+                raise
             except AttributeError as error:
-                raise UnknownPlugin(f"{self.kind} {target!r}: {module_name} has no {path!r}") from error
+                raise UnknownPlugin(f"{said}: {module_name} has no {path!r}") from error
+            except Exception as error:
+                raise PluginBroken(f"{said}: {type(error).__name__}: {error}") from error
+        if not callable(found):
+            raise PluginBroken(f"{said}: is a {type(found).__name__}, not a class or a function")
         return cast(T, found)

@@ -24,6 +24,7 @@ from lachesis.trajectories.exports import (
     read_groups,
     write_export,
 )
+from lachesis.trajectories.jsonl import has_torn_tail
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
         export = _load(arguments.format, options)
+        if has_torn_tail(arguments.groups):
+            print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
         totals = write_export(export, read_groups(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
         if isinstance(error, ExportError) and error.__cause__ is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +17,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lachesis.errors import LachesisError
     from lachesis.runs.report import write_report
     from lachesis.trajectories import read_lines
+    from lachesis.trajectories.jsonl import has_torn_tail
 
-    groups = list(read_lines(arguments.groups))
+    if has_torn_tail(arguments.groups):
+        print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
+    groups = list(read_lines(arguments.groups, torn_tail=True))
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:
         title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)

@@ -16,6 +16,7 @@ from lachesis.inference.chat_format import (
     read_usage,
 )
 from lachesis.inference.http_client import HttpClient, ServerSettings
+from lachesis.inference.sampling import recorded_fields
 from lachesis.trajectories.messages import ChatResponse, Message
 from tool_call_parsers import get_parser
 
@@ -63,5 +64,5 @@ class OpenAIServer(HttpClient):
             latency=answer.latency,
             attempts=answer.attempts,
             server=self.base_url,
-            sampling={**self.settings.extra_body, **sampling},
+            sampling={**recorded_fields(self.settings.extra_body), **sampling},
         )

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from lachesis.trajectories.tokens import is_sampling_field
+
 LogprobsKind: TypeAlias = Literal["raw", "temperature", "processed"]
 """The distribution that logprobs belong to: logits at temperature 1, logits divided by the temperature, or the final
 distribution after top-p, top-k and the like."""
@@ -65,6 +67,14 @@ _FIELDS = (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed")
 def sampling_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
     """The extra fields of a request that are parameters of `Sampling`."""
     return {name: extra_body[name] for name in _FIELDS if extra_body.get(name) is not None}
+
+
+def recorded_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a server's `extra_body` that are recorded with its completions: those that change the sampling.
+
+    The others may be secrets, for a proxy for example.
+    """
+    return {name: value for name, value in extra_body.items() if name in _FIELDS or is_sampling_field(name)}
 
 
 def read_sampling(

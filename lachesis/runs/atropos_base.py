@@ -7,6 +7,7 @@ already, and by an import finder when `atroposlib.envs.base` is imported later.
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import time
@@ -170,7 +171,6 @@ def _register(module: ModuleType) -> None:
     module.BaseEnv.register(AtroposBase)
 
 
+sys.meta_path.insert(0, _Finder())
 if MODULE in sys.modules:
-    _register(sys.modules[MODULE])
-else:
-    sys.meta_path.insert(0, _Finder())
+    _register(importlib.import_module(MODULE))  # waits for a thread that is importing it

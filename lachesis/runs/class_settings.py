@@ -74,6 +74,7 @@ def apply_class_settings(env_cls: Any) -> None:
     env_cls.env_config_cls = create_model(
         f"{env_cls.__name__}Config", __base__=model, __module__=env_cls.__module__, __doc__=model.__doc__, **definitions
     )
+    env_cls.env_config_cls.__qualname__ = f"{env_cls.__qualname__}.env_config_cls"  # where pickle finds it
 
 
 def _setting(env_cls: Any, name: str) -> tuple[Any] | None:

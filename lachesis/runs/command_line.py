@@ -21,7 +21,7 @@ from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.flags import close_names, make_parser
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, needs_start
 from lachesis.runs.setting_facts import facts_of
-from lachesis.runs.settings import as_env_config
+from lachesis.runs.settings import as_env_config, chosen_values
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -100,7 +100,7 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     from_file = file.get("env") or {}
     if not isinstance(from_file, dict):
         raise SettingsError(f"{path}: env: has to hold settings by name, not a {type(from_file).__name__}")
-    env_values = {**default_config.model_dump(), **from_file, **flags.get("env", {})}
+    env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
     _reject_unknown("env.", env_values, type(default_config).model_fields)
     config = _validate(type(default_config), env_values, "env")
     for name in type(config).model_fields:
@@ -214,12 +214,18 @@ def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> 
         return model(**values)
     except ValidationError as error:
         lines = [
-            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)} (got {problem['input']!r})"
+            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)}{_got(model, problem)}"
             if problem["loc"]
             else f"{namespace}: {problem['msg']}"
             for problem in error.errors()
         ]
         raise SettingsError("\n       ".join(lines)) from error
+
+
+def _got(model: type[BaseModel], problem: ErrorDetails) -> str:
+    """The rejected value, unless the setting holds secrets."""
+    name = str(problem["loc"][0])
+    return "" if name in model.model_fields and facts_of(model, name).secret else f" (got {problem['input']!r})"
 
 
 def _message(problem: ErrorDetails) -> str:

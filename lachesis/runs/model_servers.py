@@ -26,6 +26,7 @@ from lachesis.runs.server_settings import (
     needs_start,
     token_engine,
 )
+from lachesis.runs.settings import is_chosen
 from lachesis.testing.reference_server import Policy, ReferenceServer
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ def load_tokenizer(config: ServerConfig, settings: HermesAgentEnvConfig, model_f
         if "tools" not in (tokenizer.chat_template or ""):
             tokenizer.chat_template = HERMES_TEMPLATE.read_text(encoding="utf-8")
         return tokenizer
-    named = settings.tokenizer_name if "tokenizer_name" in settings.model_fields_set else config.model_name
+    named = settings.tokenizer_name if is_chosen(settings, "tokenizer_name") else config.model_name
     name = config.tokenizer_name if config.tokenizer_name != "none" else named
     from transformers import AutoTokenizer
 

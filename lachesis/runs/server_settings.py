@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from lachesis.errors import LachesisError, SettingsError
-from lachesis.inference.engines import ENGINES
+from lachesis.inference.engines import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
 
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
@@ -31,14 +31,16 @@ class ServerConfig(BaseModel):
     run starts and stops such servers.
     """
 
-    model_config = ConfigDict(extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
     base_url: str | None = Field(default="", description="URL of the server, which usually ends in /v1.")
     model_name: str = Field(
         default="default", description="Name that the server knows; or embedded, reference, or the path of a GGUF file."
     )
     api_key: Annotated[str | None, Facts(secret=True)] = Field(
-        default="", description="Key; where it is empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services."
+        default="",
+        repr=False,
+        description="Key; where it is empty, OPENAI_API_KEY or OPENROUTER_API_KEY for these two services.",
     )
     server_type: Literal["openai", "trl", "sglang", "vllm"] = Field(
         default="openai",
@@ -84,7 +86,7 @@ class ServerConfig(BaseModel):
     @classmethod
     def _engine_exists(cls, name: str) -> str:
         if name != "auto" and name not in ENGINES.names():
-            ENGINES.load(name)  # `module:Class`, or an error with near names
+            load_engine(name)  # `module:Class`, or an error with near names
         return name
 
 
@@ -112,7 +114,7 @@ def as_server_configs(given: BaseModel | Sequence[BaseModel]) -> list[ServerConf
 
 def _own(config: BaseModel) -> ServerConfig:
     if isinstance(config, ServerConfig):
-        return config
+        return config.model_copy(deep=True)  # two environments may be made from one object
     values: Mapping[str, Any] = config.model_dump(mode="json")
     try:
         return ServerConfig(**{"base_url": DEFAULT_URL, **values})

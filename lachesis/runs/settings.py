@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import sha256
+from inspect import get_annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
 from backends import SandboxSpec, backend_names
 from lachesis.errors import SettingsError
@@ -119,7 +123,9 @@ class HermesAgentEnvConfig(BaseModel):
         default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
     )
     terminal_workdir: str | None = Field(default=None, description="Folder inside in which commands start.")
-    terminal_env: dict[str, str] = Field(default_factory=dict, description="Environment variables inside.")
+    terminal_env: Annotated[dict[str, str], Facts(secret=True)] = Field(
+        default_factory=dict, description="Environment variables inside."
+    )
     terminal_network: bool = Field(default=False, description="Whether commands may use the network.")
     terminal_cpus: float | None = Field(
         default=None, gt=0, description="Processors' worth of time for a whole sandbox."
@@ -273,24 +279,66 @@ class HermesAgentEnvConfig(BaseModel):
         return _without_values(self.model_dump(mode="json", exclude={"terminal_options"}))
 
 
+def chosen_values(config: BaseModel, defaults: type[BaseModel] | None = None) -> dict[str, Any]:
+    """The values that were set, and those that differ from the defaults of the class `defaults`, or of their own class.
+
+    Settings made from them know which of theirs were chosen: `model_fields_set` is what was set.
+    """
+    fields = (defaults or type(config)).model_fields
+    values = config.model_dump(mode="python" if defaults is None else "json")
+    return {
+        name: value
+        for name, value in values.items()
+        if name in config.model_fields_set or name not in fields or not _is_default(fields[name], value)
+    }
+
+
+def _is_default(field: FieldInfo, value: Any) -> bool:
+    if getattr(field, "default_factory_takes_validated_data", False):
+        return False
+    return bool(value == field.get_default(call_default_factory=True))
+
+
+def is_chosen(config: HermesAgentEnvConfig, name: str) -> bool:
+    """Whether a setting has a value that somebody chose: it was set, or a subclass or class attribute defaults it."""
+    own = type(config).__mro__[: type(config).__mro__.index(HermesAgentEnvConfig)]
+    return name in config.model_fields_set or any(name in get_annotations(cls) for cls in own)
+
+
 def as_env_config(config: BaseModel, env_config_cls: type[HermesAgentEnvConfig]) -> HermesAgentEnvConfig:
     """A copy of the settings as the environment's class, if they are of a base class of it or Atropos' `BaseEnvConfig`.
 
-    Of a base class, only the values that were set are taken: the others have the environment's defaults.
+    Of a base class, only the values that were chosen are taken: the others have the environment's defaults.
     """
     if isinstance(config, env_config_cls) or (
         isinstance(config, HermesAgentEnvConfig) and not issubclass(env_config_cls, type(config))
     ):
-        return config.model_copy()
+        return config.model_copy(deep=True)  # two environments may be made from one object
     try:
         if isinstance(config, HermesAgentEnvConfig):
-            return env_config_cls(**config.model_dump(exclude_unset=True))
-        return env_config_cls(**config.model_dump(mode="json"))
+            return env_config_cls(**chosen_values(config))
+        return env_config_cls(**chosen_values(config, env_config_cls))
     except ValidationError as error:
         raise SettingsError(f"{type(config).__name__} cannot be used as settings of an environment: {error}") from error
 
 
 def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
-    """Variables of a sandbox may be secrets. Only digests of their values are written, which still show a change."""
-    digests = {name: sha256(value.encode()).hexdigest()[:16] for name, value in settings["terminal_env"].items()}
-    return {**settings, "terminal_env": digests}
+    """The settings without what may be a secret.
+
+    Of a sandbox's variables and of `extra_body`, digests are written, which still show a change. URLs lose their login.
+    """
+    digested = {
+        field: {name: _digest(value) for name, value in settings[field].items()}
+        for field in ("terminal_env", "extra_body")
+        if settings.get(field)
+    }
+    return {**{name: _without_login(value) for name, value in settings.items()}, **digested}
+
+
+def _digest(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _without_login(value: Any) -> Any:
+    return re.sub(r"(?<=://)[^/?#\s]*@", "", value) if isinstance(value, str) else value

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import partial
+from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
@@ -113,10 +115,25 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
         signature.bind(*([] if isinstance(plugin, type) else [{}]), **given)
     except TypeError as error:
         shown = f" with the options {given}" if given else ""
-        raise ExportOptionsError(f"export {name!r} cannot be called{shown}: {error}") from None
+        known = list(signature.parameters)[0 if isinstance(plugin, type) else 1 :]
+        near = [match for option in given if option not in known for match in get_close_matches(str(option), known, 1)]
+        hint = f"; did you mean {near[0]!r}?" if near else f"; its options are: {', '.join(known) or 'none'}"
+        raise ExportOptionsError(f"export {name!r} cannot be called{shown}: {error}{hint}") from None
     if given:
         given = _checked_options(name, plugin, signature, given)
-    return plugin(**given) if isinstance(plugin, type) else partial(plugin, **given)
+    if not isinstance(plugin, type):
+        return partial(plugin, **given)
+    try:
+        made: Export = plugin(**given)
+    except LachesisError:
+        raise
+    except (ValueError, TypeError, OSError) as error:
+        raise ExportOptionsError(f"export {name!r} rejects its options: {error}") from None
+    except Exception as error:
+        raise EXPORTS.broken(name, error) from error
+    if not callable(made):
+        raise ExportOptionsError(f"export {name!r}: an object of {plugin.__name__} cannot be called with a group")
+    return made
 
 
 def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,6 +146,8 @@ def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given
         hints = {}
     checked = dict(given)
     for option, value in given.items():
+        if isinstance(value, float) and not isfinite(value):
+            raise ExportOptionsError(f"export {name!r}: option {option}: {value} is no number")
         parameter = signature.parameters.get(option)
         if parameter is None:  # it is one of **kwargs
             continue
@@ -152,10 +171,18 @@ _CHECKED_DEFAULTS = (bool, int, float, str, list, tuple, dict)
 
 
 def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
-    """The group records of a file. Raises JsonlError where a line is not JSON, ExportError where it is not a group."""
-    for number, group in enumerate(read_lines(path), 1):
+    """The group records of a file, without an incomplete last line, as a killed run leaves it.
+
+    Raises JsonlError where a line is not JSON, ExportError where it is not a group.
+    """
+    for number, group in enumerate(read_lines(path, torn_tail=True), 1):
         if not isinstance(group, dict) or not isinstance(group.get("rollouts"), list):
             raise ExportError(f"{path}: record {number} is not a group; name a groups.jsonl written by `process`")
+        ids = [rollout.get("rollout_id") if isinstance(rollout, dict) else None for rollout in group["rollouts"]]
+        if not all(isinstance(rollout_id, str) for rollout_id in ids):
+            raise ExportError(f"{path}: record {number} is not a group: a rollout has no rollout_id")
+        if twice := [rollout_id for rollout_id, times in Counter(ids).items() if times > 1]:
+            raise ExportError(f"{path}: record {number} has more than one rollout {twice[0]!r}")
         yield group
 
 

@@ -186,6 +186,18 @@ def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
         raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
 
 
+def has_torn_tail(path: StrPath) -> bool:
+    """Whether the last line is incomplete: `read_lines` with `torn_tail` leaves it out. False for no readable file."""
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not size or os.pread(file.fileno(), 1, size - 1) == b"\n":
+                return False
+            return not _is_whole(_tail(file.fileno(), size))
+    except OSError:
+        return False
+
+
 def sync_folder(path: StrPath) -> None:
     """Flush the file names of a folder to disk. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -257,6 +257,11 @@ def sampling_problem(sampling: Mapping[str, Any]) -> str | None:
     return None
 
 
+def is_sampling_field(name: str) -> bool:
+    """Whether `sampling_problem` reads this field of a request."""
+    return name == "temperature" or name in _OFF or name in _CONSTRAINTS
+
+
 _ABSURD: Final = 1e6
 _OFF: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_p": (1.0,),

@@ -120,7 +120,7 @@ def typed(group, *, margin=0.0, names=("a",), title="pairs"):
         (("--format", "dataset", "--out", "."), ["not a regular file"], 1),
         (("--format", "dataset", "--out", "groups.jsonl/x"), ["groups.jsonl/x"], 1),
         (("--format", "dataset", "--groups", "missing.jsonl"), ["missing.jsonl"], 1),
-        (("--format", "dataset", "--groups", "torn.jsonl"), ["torn.jsonl", "line 5"], 1),
+        (("--format", "dataset", "--groups", "broken.jsonl"), ["broken.jsonl", "line 5"], 1),
         (("--format", "dataset", "--groups", "samples.jsonl"), ["samples.jsonl", "record 1", "groups.jsonl"], 1),
     ],
 )
@@ -135,7 +135,7 @@ def test_what_cannot_be_exported_is_one_message_and_leaves_no_file(
     monkeypatch.chdir(groups.parent)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("fails.py").write_text(FAILS)
-    Path("torn.jsonl").write_bytes(groups.read_bytes() + b'{"rollouts": [')
+    Path("broken.jsonl").write_bytes(groups.read_bytes() + b'{"rollouts": [\n')
     Path("samples.jsonl").write_text('{"tokens": []}\n')
     Path("out.jsonl").write_text("an earlier export\n")
     before = {path: path.read_bytes() for path in Path().iterdir() if path.is_file()}
@@ -232,3 +232,66 @@ def test_the_example_of_the_page_is_found_by_its_path_and_passes_the_suite(group
     assert done.returncode == 0, done.stderr
     found = lines(tmp_path / "pairs.jsonl")
     assert [json.dumps(pair["prompt"]) for pair in found] == ['[{"role": "user", "content": "Sort the words."}]']
+
+
+def test_the_groups_of_a_killed_run_are_exported_and_reported(
+    groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    assert export(groups, "--format", "trajectory", "--out", whole) == 0
+    assert "note" not in capsys.readouterr().err
+    with groups.open("ab") as file:
+        file.write(b'{"environment": "e", "rollouts": [{"rollo')
+    out = tmp_path / "out.jsonl"
+    assert export(groups, "--format", "trajectory", "--out", out) == 0
+    assert "last line is incomplete" in capsys.readouterr().err
+    assert out.read_bytes() == whole.read_bytes()
+    assert main(["report", str(groups), "--output", str(tmp_path / "out.html")]) == 0
+    assert "last line is incomplete" in capsys.readouterr().err
+
+
+PICKY = """
+class Picky:
+    def __init__(self, level: int = 1):
+        if level > 1: raise ValueError("level is at most 1")
+        if level < 0: raise FileNotFoundError(2, "no such table")
+    def __call__(self, group): return []
+class Silent: ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "said"),
+    [
+        ("dataset", "{min_rewrd: 1}", "did you mean 'min_reward'?"),
+        ("dataset", "{min_reward: .nan}", "option min_reward: nan is no number"),
+        ("picky:Picky", "{level: 2}", "level is at most 1"),
+        ("picky:Picky", "{level: -1}", "no such table"),
+        ("picky:Silent", "{}", "Silent cannot be called"),
+    ],
+)
+def test_options_that_an_export_rejects_are_errors_without_a_traceback(
+    groups: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    options: str,
+    said: str,
+) -> None:
+    (tmp_path / "picky.py").write_text(PICKY)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert export(groups, "--format", name, "--out", tmp_path / "out.jsonl", "--options", options) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and "Traceback" not in shown
+
+
+def test_a_rollout_id_is_in_a_group_once(groups: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    group = next(iter(read_lines(groups)))
+    twice = tmp_path / "twice.jsonl"
+    for rollouts, said in (([group["rollouts"][0]] * 2, "more than one rollout"), ([{}], "is not a group")):
+        twice.unlink(missing_ok=True)
+        with JsonlWriter(twice) as writer:
+            writer.write({**group, "rollouts": rollouts})
+        assert export(twice, "--format", "dataset", "--out", tmp_path / "out.jsonl") == 1
+        assert said in capsys.readouterr().err

@@ -18,8 +18,9 @@ from pydantic_core import PydanticUndefined
 from benchmarks.agent_loop import tokenizer_folder
 from lachesis import HermesAgentEnvConfig, ServerConfig
 from lachesis.errors import SettingsError
+from lachesis.lazy import lazy_names
 from lachesis.runs.atropos import APIServerConfig, BaseEnv, BaseEnvConfig, ServerBaseline
-from lachesis.runs.atropos_base import INHERITED
+from lachesis.runs.atropos_base import INHERITED, MODULE
 from tests.support.small_envs import ROOT, SortWords, make
 
 OTHER_DEFAULTS = {"use_wandb": (True, False)}
@@ -167,3 +168,29 @@ def test_environments_are_instances_of_atropos_base_class_whichever_is_loaded_fi
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+
+
+RACE = f"""
+import sys, threading, time
+thread = threading.Thread(target=__import__, args=["{MODULE}"])
+thread.start()
+while "{MODULE}" not in sys.modules:
+    time.sleep(0.001)
+from lachesis import HermesAgentBaseEnv
+thread.join()
+print(issubclass(HermesAgentBaseEnv, sys.modules["{MODULE}"].BaseEnv))
+"""
+
+
+def test_a_thread_may_be_importing_atropos() -> None:
+    done = subprocess.run([sys.executable, "-c", RACE], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True\n", done.stderr
+
+
+def test_an_import_that_fails_with_an_attribute_error_keeps_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "half_module.py").write_text("import os; os.nothing_here")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ImportError, match=r"half_module cannot be imported: .*nothing_here"):
+        lazy_names("half", {"half_module": ["X"]})("X")

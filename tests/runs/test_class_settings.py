@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ from pydantic import Field
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
 from lachesis.errors import SettingsError
 from lachesis.runs import command_line as cli
+from lachesis.runs.model_servers import load_tokenizer
+from lachesis.runs.settings import as_env_config, is_chosen
 
 SERVER = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]
 
@@ -146,6 +149,45 @@ def test_conflicts_and_typos_are_errors_of_the_class(bases: Any, attributes: dic
         type("Wrong", bases, attributes)
 
 
+class Named(Short):
+    tokenizer_name = HermesAgentEnvConfig().tokenizer_name
+
+
+@pytest.mark.parametrize(
+    ("env_cls", "flags", "chosen"),
+    [
+        (Short, [], False),
+        (Short, ["--env.tokenizer_name", "theirs"], True),
+        (Named, [], True),
+    ],
+)
+def test_only_a_tokenizer_that_somebody_named_counts_as_set(
+    env_cls: type[Short], flags: list[str], chosen: bool
+) -> None:
+    env = built(env_cls, *flags)
+    assert is_chosen(env.config, "tokenizer_name") == chosen
+    assert env.config.model_fields_set == ({"tokenizer_name"} if flags else set())
+
+
+def test_the_servers_model_names_the_tokenizer_of_phase_2(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    loaded: list[str] = []
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", staticmethod(loaded.append))
+    for env_cls in (Short, Named):
+        env = cli.build(env_cls, ["serve", *SERVER, "--openai.server_type", "vllm"])[1]
+        load_tokenizer(env.server_configs[0], env.config, None)
+    assert loaded == ["m", HermesAgentEnvConfig().tokenizer_name]
+
+
+def test_changes_in_place_count_as_set() -> None:
+    base = HermesAgentEnvConfig()
+    base.terminal_env["TOKEN"] = "1"
+    config = as_env_config(base, Short.env_config_cls)
+    assert (config.terminal_env, config.group_size) == ({"TOKEN": "1"}, 2)
+    assert config.model_fields_set == {"terminal_env"}
+
+
 def test_attributes_of_the_environment_itself_stay_possible() -> None:
     class Weather(Short):
         temperatures = (21, 23)
@@ -210,3 +252,18 @@ def test_an_unknown_toolset_names_where_it_is_written(tmp_path: Path, capsys: py
     assert message("--env.enabled_toolsets", "[trminal]").startswith("error: env.enabled_toolsets: unknown")
     given = ["--env.enabled_toolsets", "[file]", "--env.disabled_toolsets", "[trminal]"]
     assert message(*given).startswith("error: env.disabled_toolsets: unknown")
+
+
+def test_settings_of_class_attributes_can_be_pickled() -> None:
+    config = Longer.env_config_cls(dataset_name="d")
+    copy = pickle.loads(pickle.dumps(config))
+    assert type(copy) is type(config) and copy == config
+
+
+def test_environments_made_from_the_same_objects_share_no_settings() -> None:
+    server, config = ServerConfig(base_url="http://x/v1", model_name="m"), Short.env_config_cls()
+    one, two = Short(config, [server]), Short(config, [server])
+    one.config.terminal_env["A"] = "1"
+    one.server_configs[0].model_name = "other"
+    assert two.config.terminal_env == config.terminal_env == {}
+    assert two.server_configs[0].model_name == server.model_name == "m"

@@ -17,6 +17,12 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from backends import BackendUnavailable, SandboxLost, SandboxSpec, create_backend
+from lachesis.inference import ServerSettings
+from lachesis.inference.engines import create_engine
+from lachesis.inference.engines.http_engine import HttpEngine
+from lachesis.inference.sampling import read_sampling, sampling_fields
+from lachesis.runs import command_line as cli
+from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, make, process, rollouts
@@ -157,3 +163,34 @@ async def test_a_backend_that_works_here_and_fails_is_never_passed_over(tmp_path
     finally:
         await runner.cleanup()
     assert done.returncode == 1 and "error: docker: " in done.stderr and "store is damaged" in done.stderr
+
+
+def test_secrets_of_other_settings_are_written_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = (
+        HermesAgentEnvConfig(rollout_server_url="http://user:pw-secret@host:8000", extra_body={"key": {"in": value}})
+        for value in ("eb-secret-1", "eb-secret-2")
+    )
+    for written in (one.public(), one.about_content(evaluation=False)):
+        assert "key" in written["extra_body"] and "secret" not in str(written)
+    assert one.public()["rollout_server_url"] == "http://host:8000"
+    assert one.about_content(evaluation=False) != two.about_content(evaluation=False)
+
+    assert "sk-secret" not in repr(ServerConfig(api_key="sk-secret"))
+    with pytest.raises(ValueError, match="api_key") as raised:
+        ServerConfig(api_key=123456789)  # type: ignore[arg-type]
+    assert "123456789" not in str(raised.value)
+    file = tmp_path / "settings.yaml"
+    for content in ("openai: {api_key: 123456789}", "env: {terminal_env: {TOKEN: 987654321}}"):
+        file.write_text(content)
+        assert cli.main(SortWords, ["process", "--config", str(file)]) == 2
+    shown = capsys.readouterr().err
+    assert "openai.api_key: Input should be a valid string" in shown and "env.terminal_env.TOKEN: " in shown
+    assert "123456789" not in shown and "987654321" not in shown
+
+
+def test_a_server_extra_body_is_recorded_as_far_as_it_changes_the_sampling() -> None:
+    body = {"proxy_key": "eb-secret", "top_p": 0.5, "min_tokens": 3}
+    engine = create_engine("vllm", ServerSettings("http://x/v1", "m", extra_body=body))
+    assert isinstance(engine, HttpEngine)
+    record = engine.record(read_sampling({}, default_max_tokens=5, settings=sampling_fields(body)))
+    assert "proxy_key" not in record and (record["top_p"], record["min_tokens"]) == (0.5, 3)

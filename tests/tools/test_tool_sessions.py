@@ -257,8 +257,8 @@ async def test_the_todo_list_is_replaced_merged_and_read(call: Call) -> None:
     assert json.loads((await call("todo", todos=[])).content)["todos"] == []
 
 
-async def test_a_sandbox_that_cannot_be_created_for_any_reason_is_no_failure_of_a_tool(tmp_path: Path) -> None:
-    class Broken(LocalBackend):
+async def test_a_sandbox_that_cannot_be_created_for_any_reason_is_no_failure_of_a_tool() -> None:
+    class Broken(Watched):
         async def create(self, spec: SandboxSpec) -> Sandbox:
             raise SystemError("AST constructor recursion depth mismatch")
 

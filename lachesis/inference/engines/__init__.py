@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from lachesis.errors import LachesisError
 from lachesis.lazy import lazy_names
 from lachesis.plugins import Registry
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 else:  # the command line asks for the names of the engines only
     __getattr__ = lazy_names(__name__, {f"{__name__}.base": ["Generation", "TokenEngine"]})
 
-__all__ = ["ENGINES", "EngineFactory", "Generation", "TokenEngine", "create_engine"]
+__all__ = ["ENGINES", "EngineFactory", "Generation", "TokenEngine", "create_engine", "load_engine"]
 
 EngineFactory: TypeAlias = "Callable[[ServerSettings], TokenEngine]"
 """An engine class, or a function that makes an engine."""
@@ -29,8 +30,22 @@ ENGINES: Final[Registry[EngineFactory]] = Registry(
         "atropos": "lachesis.inference.engines.atropos:AtroposEngine",
         "llama.cpp": "lachesis.inference.engines.llama_cpp:LlamaCppEngine",
     },
+    reserved=["auto"],
 )
 """The engines by the name that settings give. `docs/engines.md` shows how to add one."""
+
+
+def load_engine(name: str) -> EngineFactory:
+    """The engine with this name, or at `package.module:Class`.
+
+    Raises:
+        UnknownPlugin: no engine has this name.
+        PluginBroken: its module fails, or a package that it needs is not installed.
+    """
+    try:
+        return ENGINES.load(name)
+    except ModuleNotFoundError as error:
+        raise ENGINES.broken(name, error) from error
 
 
 def create_engine(name: str, settings: ServerSettings) -> TokenEngine:
@@ -38,6 +53,13 @@ def create_engine(name: str, settings: ServerSettings) -> TokenEngine:
 
     Raises:
         UnknownPlugin: no engine has this name.
+        PluginBroken: the engine's module or its constructor fails.
         ValueError: the engine does not accept these settings.
     """
-    return ENGINES.load(name)(settings)
+    factory = load_engine(name)
+    try:
+        return factory(settings)
+    except (LachesisError, ValueError):
+        raise
+    except Exception as error:
+        raise ENGINES.broken(name, error) from error

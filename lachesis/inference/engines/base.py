@@ -33,7 +33,7 @@ class Generation:
     attempts: int = 1
     """Requests sent, failed ones included."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    """The sampling parameters, `extra_body` of the settings included; recorded with every span."""
+    """The sampling parameters, those in `extra_body` of the settings included; recorded with every span."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import HttpClient, ServerSettings
-from lachesis.inference.sampling import LogprobsKind, Sampling, sampling_fields
+from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
 
 _ROUNDING: Final = 1e-5
 """How far above zero a logprob may be: float32 rounds probabilities of almost one to slightly more than one."""
@@ -68,7 +68,7 @@ class HttpEngine(HttpClient):
 
     def record(self, sampling: Sampling) -> dict[str, Any]:
         """The sampling parameters of a request, for the record of its tokens."""
-        return {**self._extra, **sampling.record(self.logprobs)}
+        return {**recorded_fields(self._extra), **sampling.record(self.logprobs)}
 
     def check_prompt(self, prompt: PromptIds, echoed: object, length: int | None) -> None:
         """Raise `BadResponse` if the prompt that the server repeats or counts differs from the one that was sent."""
