@@ -249,8 +249,10 @@ async def test_the_settings_of_a_server_count_where_a_call_says_nothing() -> Non
         async with TokenServer([engine], PromptBuilder(fake_tokenizer()), "hermes") as server:
             response = await server.chat([QUESTION], temperature=1.0, top_p=0.9)
             assert response.message.text == "one two "
-            sent = {name: response.sampling[name] for name in ("top_p", "top_k", "stop", "priority")}
+            sent = {name: fake.requests[-1].body[name] for name in ("top_p", "top_k", "stop", "priority")}
             assert sent == {"top_p": 0.9, "top_k": 20, "stop": ["STOP"], "priority": 1}
+            # Fields that do not change the sampling may be secrets, so no sample holds them.
+            assert {name: response.sampling.get(name) for name in sent} == {**sent, "priority": None}
             response = await server.chat([QUESTION], extra_body={"top_k": 5, "stop": None})
             assert (response.sampling["top_p"], response.sampling["top_k"]) == (0.5, 5)
             assert response.message.text == "one two STOP three" and "stop" not in response.sampling
