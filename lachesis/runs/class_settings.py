@@ -30,6 +30,7 @@ from lachesis.runs.settings import HermesAgentEnvConfig
 SCALARS = (bool, int, float, str)
 PLAIN = (str, int, float, bool, list, tuple, dict, type(None))
 """Types of attributes that may be misspelt settings."""
+_BASE_MODULES = ("lachesis.base_env", "lachesis.runs.atropos_base")
 
 
 class ClassSetting:
@@ -51,11 +52,15 @@ def apply_class_settings(env_cls: Any) -> None:
         SettingsError: a value that the setting cannot have, a setting given twice, or nearly the name of one.
     """
     model: type[HermesAgentEnvConfig] = env_cls.env_config_cls
+    if not (isinstance(model, type) and issubclass(model, HermesAgentEnvConfig)):
+        raise SettingsError(
+            f"{env_cls.__name__}.env_config_cls has to be a subclass of HermesAgentEnvConfig, not {model}"
+        )
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
-    for name in (*SHORT, *model.model_fields):
+    for name in dict.fromkeys((*SHORT, *model.model_fields)):
         found = _setting(env_cls, name)
-        field = SHORT.get(name, name)
+        field = name if name in model.model_fields else SHORT[name]
         if found and field in given:
             raise SettingsError(f"{env_cls.__name__}: {given[field]} and {name} are the same setting; keep one of them")
         if found:
@@ -80,8 +85,8 @@ def apply_class_settings(env_cls: Any) -> None:
 def _setting(env_cls: Any, name: str) -> tuple[Any] | None:
     """The value of an attribute that `env_cls.env_config_cls` does not know yet: of the class itself or of a mixin."""
     holder = next((cls for cls in env_cls.__mro__ if name in vars(cls)), None)
-    if holder is None:
-        return None
+    if holder is None or any(name in vars(cls) for cls in env_cls.__mro__ if cls.__module__ in _BASE_MODULES):
+        return None  # `name` and the like are the environment's, also where a settings class has such a field
     value = vars(holder)[name]
     if isinstance(value, ClassSetting):  # of a second base class that is an environment
         known = issubclass(env_cls.env_config_cls, holder.env_config_cls) or "env_config_cls" in vars(env_cls)

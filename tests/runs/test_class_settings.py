@@ -267,3 +267,25 @@ def test_environments_made_from_the_same_objects_share_no_settings() -> None:
     one.server_configs[0].model_name = "other"
     assert two.config.terminal_env == config.terminal_env == {}
     assert two.server_configs[0].model_name == server.model_name == "m"
+
+
+def test_a_field_of_a_settings_class_may_have_the_name_of_an_attribute_of_the_base_environment() -> None:
+    class Config(HermesAgentEnvConfig):
+        name: str = "a field"
+        tools: list[str] = Field(default_factory=list)
+        max_turns: int = 7
+
+    class Titled(HermesAgentBaseEnv):
+        name = "an environment"
+        env_config_cls = Config
+        max_agent_turns = 3
+
+    config = Titled.env_config_cls()
+    assert (Titled.name, config.name, config.max_turns, config.max_agent_turns) == ("an environment", "a field", 7, 3)
+
+
+def test_a_settings_class_of_another_kind_is_an_error() -> None:
+    with pytest.raises(SettingsError, match=r"Odd\.env_config_cls has to be a subclass of HermesAgentEnvConfig"):
+
+        class Odd(HermesAgentBaseEnv):
+            env_config_cls = dict  # type: ignore[assignment]
