@@ -74,13 +74,14 @@ class Scorer:
     ) -> tuple[T | None, str | None]:
         given: T | None = None
         error: BaseException | None = None
+        before = _cancel_requests()  # the task may still carry one from an attempt whose sandbox was lost
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 given = await call()
         except (Exception, SystemExit, asyncio.CancelledError) as raised:
             error = raised
         # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
-        if is_cancelled():
+        if _cancel_requests() > before:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
         if isinstance(error, BackendError):
             raise error
@@ -111,5 +112,9 @@ class Scorer:
 
 def is_cancelled() -> bool:
     """Whether this very task was asked to stop. A CancelledError without that comes from a task that it awaited."""
+    return _cancel_requests() > 0
+
+
+def _cancel_requests() -> int:
     task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+    return 0 if task is None else task.cancelling()

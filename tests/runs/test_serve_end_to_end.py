@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.failures import RunStopped
 from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
@@ -78,18 +77,16 @@ async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
 ) -> None:
     async with FakeServer(ToolUser()) as model:
         model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = server.model_copy(
-            update={"base_url": model.base_url, "tokenizer_name": str(tmp_path / "tokenizer")}
-            if server.server_type == "vllm"
-            else {}
-        )
+        if server.server_type == "vllm":
+            served = {"base_url": model.base_url, "model_name": model.host.model_name}
+            server = server.model_copy(update={**served, "tokenizer_name": str(tmp_path / "tokenizer")})
         api = StockRunApi()  # never started: nothing may be sent
         with pytest.raises(error, match=told):
             await serving(tmp_path, api, server, **settings).env_manager()
 
 
 async def test_a_model_that_the_server_does_not_know_ends_the_run(tmp_path: Path, run_api: StockRunApi) -> None:
-    """Every request would fail alike, however often it is made."""
+    """Every request would fail, however often it is repeated, so no rollout begins."""
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
         model.tokenizer.save_pretrained(tmp_path / "tokenizer")
         server = ServerConfig(
@@ -101,5 +98,5 @@ async def test_a_model_that_the_server_does_not_know_ends_the_run(tmp_path: Path
         trainer = Trainer(api.url, batch_size=4)
         await trainer.register()
         await trainer.poll()
-        with pytest.raises(RunStopped, match="check model_name"):
+        with pytest.raises(ServerConfigError, match="'another' is not in the list"):
             await serving(tmp_path, api, server).env_manager()
