@@ -74,7 +74,7 @@ class Scorer:
     ) -> tuple[T | None, str | None]:
         given: T | None = None
         error: BaseException | None = None
-        before = _cancel_requests()  # the task may still carry one from an attempt whose sandbox was lost
+        before = _cancel_requests()  # on Python 3.11 a TaskGroup whose child failed leaves one
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 given = await call()
