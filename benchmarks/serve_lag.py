@@ -99,7 +99,7 @@ async def ours(url: str, groups: list[dict[str, Any]], folder: Path) -> Lag:
 
 
 async def theirs(url: str, groups: list[dict[str, Any]]) -> Lag:
-    env = object.__new__(type("Env", (BaseEnv,), dict.fromkeys(BaseEnv.__abstractmethods__)))
+    env: Any = object.__new__(type("Env", (BaseEnv,), dict.fromkeys(BaseEnv.__abstractmethods__)))
     env.config = type("Config", (), {"rollout_server_url": url})
     async with Lag() as lag:
         for made in groups:

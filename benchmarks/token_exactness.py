@@ -286,7 +286,7 @@ async def play(settings: ServerSettings, ledger: Ledger, rollouts: int) -> int:
     print(f"{found.completions} completions ({wire}), {sequences} sequences")
     print(str(found).strip())
     print(
-        f"certificates: {proven.samples} samples, {proven.refused} refused, {proven.delivered} of {proven.sampled} "
+        f"certificates: {proven.samples} samples, {proven.rejected} rejected, {proven.delivered} of {proven.sampled} "
         f"tokens delivered, {proven.duplicated} duplicated, {proven.wrong_prefix} after a wrong prefix, "
         f"{proven.lost} lost"
     )
