@@ -12,8 +12,9 @@ import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from lachesis.tasks import cancel_requests, has_failed
+
 from .base import Backend, Sandbox, SandboxLost, SandboxSpec
-from .tasks import has_failed
 
 T = TypeVar("T")
 
@@ -65,10 +66,11 @@ class Lease:
             raise
         task = asyncio.ensure_future(call)
         self._calls.add(task)
+        before = cancel_requests()
         try:
             return await task
         except asyncio.CancelledError:
-            if self._over and task.cancelled() and not _is_cancelled():
+            if self._over and task.cancelled() and cancel_requests() == before:
                 raise LeaseOver(f"lease {self.token} of sandbox {self._id} ended under this call") from None
             raise
         finally:
@@ -93,11 +95,6 @@ class Lease:
         if self._calls:
             await asyncio.wait(tuple(self._calls), timeout=10.0)
         await self._give_back()
-
-
-def _is_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 @runtime_checkable

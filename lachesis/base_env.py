@@ -27,6 +27,7 @@ from lachesis.runs.atropos_base import AtroposBase
 from lachesis.runs.class_settings import apply_class_settings, is_of_a_script
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
+from lachesis.tasks import cancel_requests
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
@@ -232,9 +233,9 @@ class HermesAgentBaseEnv(AtroposBase):
     ) -> Rollout:
         """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
         from lachesis.agent.rollout import Rollout
-        from lachesis.agent.scorer import is_cancelled
 
         player = self.player
+        before = cancel_requests()
         try:
             return await player.play(
                 item,
@@ -247,7 +248,7 @@ class HermesAgentBaseEnv(AtroposBase):
                 spec=self.sandbox_for(item, player.sessions.spec),
             )
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
                 raise
             return Rollout.broken(item_key, index, error)
 

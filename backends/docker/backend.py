@@ -32,7 +32,7 @@ from backends.connection import Connection
 from backends.host import runtime
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.tasks import finish, has_failed
+from lachesis.tasks import finish, has_failed
 
 from . import container as containers
 from .client import (

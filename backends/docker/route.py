@@ -28,7 +28,7 @@ from backends.base import BackendError
 from backends.connection import ByteStream, asyncio_stream
 from backends.host import runtime
 from backends.host.folders import private_folder
-from backends.tasks import finish
+from lachesis.tasks import finish
 
 from .client import (
     PATIENCE,

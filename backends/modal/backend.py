@@ -34,7 +34,7 @@ from backends.base import (
 from backends.connection import GRACE, ByteStream, Connection
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.tasks import finish, has_failed, seen
+from lachesis.tasks import finish, has_failed, seen
 
 from .calls import (
     ENDING,

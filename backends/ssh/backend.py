@@ -23,7 +23,7 @@ from backends.connection import Connection
 from backends.host.sandboxes import executor_death, explained, request_of, sandbox_name, write_inside
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from backends.tasks import finish
+from lachesis.tasks import finish
 
 from .link import Link, LinkLost, Target
 

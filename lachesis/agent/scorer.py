@@ -15,6 +15,7 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
+from lachesis.tasks import cancel_requests
 
 T = TypeVar("T")
 
@@ -72,20 +73,17 @@ class Scorer:
     async def _guarded(
         self, call: Callable[[], Awaitable[T]], contexts: Sequence[ToolContext | None]
     ) -> tuple[T | None, str | None]:
-        given: T | None = None
-        error: BaseException | None = None
-        before = _cancel_requests()  # on Python 3.11 a TaskGroup whose child failed leaves one
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                given = await call()
-        except (Exception, SystemExit, asyncio.CancelledError) as raised:
-            error = raised
+        before = cancel_requests()
+        # A task, since a TaskGroup in a reward may leave a request to cancel with the task that it runs in.
+        running = asyncio.ensure_future(_attempt(call))
+        async with asyncio.timeout(self.timeout) as limit:
+            given, error = await running
         # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
-        if _cancel_requests() > before:
+        if cancel_requests() > before:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
         if isinstance(error, BackendError):
             raise error
-        if limit.expired() and (error is None or isinstance(error, TimeoutError)):
+        if limit.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
             error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
         trace = None
         if error is not None:
@@ -110,11 +108,9 @@ class Scorer:
                     context.end()
 
 
-def is_cancelled() -> bool:
-    """Whether this very task was asked to stop. A CancelledError without that comes from a task that it awaited."""
-    return _cancel_requests() > 0
-
-
-def _cancel_requests() -> int:
-    task = asyncio.current_task()
-    return 0 if task is None else task.cancelling()
+async def _attempt(call: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
+    """The value, or the error. (A task that ends with SystemExit would end the event loop.)"""
+    try:
+        return await call(), None
+    except (Exception, SystemExit, asyncio.CancelledError) as error:
+        return None, error

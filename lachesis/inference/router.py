@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, Unpack
@@ -12,6 +11,7 @@ from lachesis.inference.balancer import Balancer, Split
 from lachesis.inference.chat_format import ChatOptions, encode_messages, restate_choices
 from lachesis.inference.http_client import HttpAnswer
 from lachesis.inference.openai_server import OpenAIServer
+from lachesis.tasks import run_all
 from lachesis.trajectories.messages import ChatResponse, Message
 
 if TYPE_CHECKING:
@@ -94,6 +94,6 @@ class Router(Balancer[OpenAIServer]):
         first = await request(n)
         choices = list(first.get("choices") or ())[:n]
         if missing := n - len(choices):
-            for body in await asyncio.gather(*(request(1) for _ in range(missing))):
+            for body in await run_all(request(1) for _ in range(missing)):
                 choices += list(body.get("choices") or ())[:1]
         return {**first, "choices": [{**choice, "index": index} for index, choice in enumerate(choices)]}

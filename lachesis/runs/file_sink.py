@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeVar
 
 from rich.console import Console
 
-from backends.tasks import finish
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
@@ -25,6 +24,7 @@ from lachesis.runs.progress import Standing
 from lachesis.runs.report import write_report
 from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
+from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
 
 T = TypeVar("T")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +14,7 @@ from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.summary import BUILTIN_FIGURES
+from lachesis.tasks import run_all
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +59,16 @@ class GroupPlayer:
         """
         env, player = self.env, self.env.player
         tools = env.tool_definitions()
-        tasks: list[asyncio.Task[Rollout]] = []
         rollouts: list[Rollout] = []
         async with holding_sandboxes():
             for _ in range(self.rounds):
                 scored = sum(rollout.reward is not None for rollout in rollouts)
                 if scored == self.group_size:
                     break
-                async with asyncio.TaskGroup() as group:
-                    for index in range(len(rollouts), len(rollouts) + self.group_size - scored):
-                        playing = env.play_rollout(item, item_key, index, tools, evaluation=self.evaluation)
-                        tasks.append(group.create_task(playing))
-                rollouts = [task.result() for task in tasks]
+                rollouts += await run_all(
+                    env.play_rollout(item, item_key, index, tools, evaluation=self.evaluation)
+                    for index in range(len(rollouts), len(rollouts) + self.group_size - scored)
+                )
                 for rollout in rollouts:
                     if _every_request_would_fail(rollout.error):
                         raise RunStopped(str(rollout.error)) from rollout.error

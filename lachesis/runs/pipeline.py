@@ -21,13 +21,12 @@ from typing import Any, Generic, TypeVar
 from rich.console import Console
 
 from backends import BackendError
-from backends.tasks import finish
-from lachesis.agent.scorer import is_cancelled
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
 from lachesis.runs.item_keys import ItemKeys
 from lachesis.runs.progress import Progress, Standing
+from lachesis.tasks import cancel_requests, finish
 
 G = TypeVar("G")
 
@@ -259,14 +258,14 @@ class Pipeline(Generic[G]):
         try:
             async with asyncio.timeout(self.timeout if self.timeout > 0 else None) as timeout:
                 group = await self.play(job.item, job.key)
-            if is_cancelled():  # `play` caught the cancellation: its group is cut short
+            if cancel_requests():  # `play` caught the cancellation: its group is cut short
                 raise asyncio.CancelledError
             if timeout.expired():
                 raise TimeoutError
         except RunStopped:
             raise
         except (Exception, asyncio.CancelledError) as error:
-            if isinstance(error, asyncio.CancelledError) and is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and cancel_requests():
                 raise
             decision = _broken(error, timeout, self.timeout)
             finishing = asyncio.ensure_future(self._fail(job, decision, step, blameless=_is_infrastructure(error)))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import BackendError
+from lachesis.tasks import run_all
 from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
@@ -102,17 +103,9 @@ async def call_tools(
     """
     results: list[ToolResult] = []
     for batch in _batches(calls, registry):
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(call_tool(name, arguments, session, registry=registry, allowed=allowed))
-                    for name, arguments in batch
-                ]
-        except BaseExceptionGroup as failures:
-            if (infrastructure := _infrastructure(failures)) is None:
-                raise
-            raise infrastructure from None
-        results += [task.result() for task in tasks]
+        results += await run_all(
+            call_tool(name, arguments, session, registry=registry, allowed=allowed) for name, arguments in batch
+        )
     return results
 
 

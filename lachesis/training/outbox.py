@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 
 import orjson
 
-from backends.tasks import finish
 from lachesis.errors import LachesisError
+from lachesis.tasks import finish
 from lachesis.training.outbox_state import (
     ACCEPTED,
     DELIVERED,

@@ -278,6 +278,22 @@ async def test_a_cancelled_reward_that_catches_everything_is_not_written(tmp_pat
     assert sandboxes() == set()
 
 
+async def test_a_reward_may_survive_the_failure_of_its_own_tasks(tmp_path: Path) -> None:
+    async def fails() -> None:
+        await asyncio.sleep(0.01)
+        raise ValueError("one of the checks")
+
+    class Tolerant(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            with suppress(ExceptionGroup):
+                async with asyncio.TaskGroup() as checks:
+                    checks.create_task(fails())
+            return 0.5
+
+    result = await process(Tolerant, tmp_path, does_nothing, total_steps=1)
+    assert [group["scores"] for group in lines(result.files.groups)] == [[0.5, 0.5]]
+
+
 async def test_a_sandbox_that_dies_under_a_group_reward_is_no_zero(tmp_path: Path) -> None:
     class Hides(SortWords):
         async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
+from lachesis.tasks import run_all
 
 _ROUNDING: Final = 1e-5
 """How far above zero a logprob may be: float32 rounds probabilities of almost one to slightly more than one."""
@@ -185,12 +185,7 @@ class SingleRequestEngine(HttpEngine, ABC):
 
 async def one_by_one(requests: Iterable[Coroutine[Any, Any, list[Generation]]]) -> list[Generation]:
     """Concurrent requests as one answer. `latency` is that of the slowest."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(request) for request in requests]
-    except ExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    answers = [task.result() for task in tasks]
+    answers = await run_all(requests)
     latency = max(answer[0].latency for answer in answers)
     attempts = 1 + sum(answer[0].attempts - 1 for answer in answers)
     return [replace(one, latency=latency, attempts=attempts) for answer in answers for one in answer]

@@ -1,0 +1,67 @@
+"""Waiting for work: to its end, all at once, and without mistaking who was cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def finish(work: Awaitable[T]) -> T:
+    """The result of `work`. If the caller is cancelled, `work` is completed first."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        seen(task)
+        raise cancelled
+    return task.result()
+
+
+async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results of concurrent `calls`, in their order. When one fails, the others are cancelled and awaited.
+
+    `asyncio.TaskGroup` does the same, but before Python 3.13 a group whose child failed may leave a request to cancel
+    with the task, which then looks like a cancelled one to `asyncio.timeout` and to `cancel_requests`.
+    """
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        if left := [task for task in tasks if not task.done()]:
+            for task in left:
+                task.cancel()
+            await finish(asyncio.wait(left))
+        for task in tasks:
+            seen(task)
+    for task in sorted(tasks, key=asyncio.Task.cancelled):  # the error before the cancellations that it caused
+        task.result()
+    return [task.result() for task in tasks]
+
+
+def cancel_requests() -> int:
+    """How often somebody asked to cancel this task; more than at an earlier call means that it was this very task.
+
+    A CancelledError without that comes from a task that this one awaited.
+    """
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
+
+
+def has_failed(task: asyncio.Future[Any]) -> bool:
+    """Whether the task has ended with an exception or by cancellation."""
+    return task.done() and (task.cancelled() or task.exception() is not None)
+
+
+def seen(task: asyncio.Future[Any]) -> None:
+    """Mark the exception of a task as retrieved, so that asyncio does not report it."""
+    with contextlib.suppress(asyncio.CancelledError):
+        task.exception()
