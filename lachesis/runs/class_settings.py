@@ -18,10 +18,12 @@ from __future__ import annotations
 import sys
 from copy import copy
 from difflib import get_close_matches
+from functools import cached_property
 from inspect import get_annotations
 from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError, create_model
+from pydantic_core import ErrorDetails
 
 from lachesis.errors import SettingsError
 from lachesis.runs.setting_facts import OTHER_NAMES, SHORT
@@ -80,6 +82,7 @@ def apply_class_settings(env_cls: Any) -> None:
         f"{env_cls.__name__}Config", __base__=model, __module__=env_cls.__module__, __doc__=model.__doc__, **definitions
     )
     env_cls.env_config_cls.__qualname__ = f"{env_cls.__qualname__}.env_config_cls"  # where pickle finds it
+    _check_values(env_cls, given)
 
 
 def _setting(env_cls: Any, name: str) -> tuple[Any] | None:
@@ -107,14 +110,31 @@ def _with_default(
         value = valid
     except ValidationError as error:
         problem = error.errors()[0]
-        place = "".join(f"[{part!r}]" for part in problem["loc"])
-        raise SettingsError(
-            f"{env_cls.__name__}.{name}{place}: {problem['msg']} (got {problem['input']!r}); it sets the default of "
-            f"env.{field}"
-        ) from None
+        raise _wrong_value(env_cls, name, field, problem, problem["loc"]) from None
     changed = copy(info)
-    changed.default, changed.default_factory = value, None
+    changed.default, changed.default_factory, changed.validate_default = value, None, True
     return info.annotation, changed
+
+
+def _wrong_value(
+    env_cls: type, name: str, field: str, problem: ErrorDetails, path: tuple[int | str, ...]
+) -> SettingsError:
+    place = "".join(f"[{part!r}]" for part in path)
+    return SettingsError(
+        f"{env_cls.__name__}.{name}{place}: {problem['msg']} (got {problem['input']!r}); it sets the default of "
+        f"env.{field}"
+    )
+
+
+def _check_values(env_cls: Any, given: dict[str, str]) -> None:
+    """Run the validators of the fields. Those of the whole model may need settings that only a command gives."""
+    try:
+        env_cls.env_config_cls()
+    except ValidationError as error:
+        for problem in error.errors():
+            field, *path = problem["loc"] or ("",)
+            if name := given.get(str(field)):
+                raise _wrong_value(env_cls, name, str(field), problem, tuple(path)) from None
 
 
 def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[str, str]) -> None:
@@ -154,6 +174,26 @@ def _check_name(env_cls: Any, name: str) -> None:
 
 def _squashed(name: str) -> str:
     return name.lower().replace("_", "")
+
+
+def without_effect(env: Any) -> list[str]:
+    """Messages about attributes that look like settings and that no run reads: assigned to `self`, or properties."""
+    messages = []
+    for name in dict.fromkeys((*SHORT, *HermesAgentEnvConfig.model_fields)):
+        field = SHORT.get(name, name)
+        defined = next((vars(cls)[name] for cls in type(env).__mro__ if name in vars(cls)), None)
+        computed = name == "max_num_workers"  # by the base class, as in Atropos
+        if isinstance(defined, property | cached_property):
+            problem = "is a property"
+        elif name in vars(env) and not computed and vars(env)[name] != getattr(env.config, field):
+            problem = "was assigned"
+        else:
+            continue
+        messages.append(
+            f"{type(env).__name__}.{name} {problem}, and no run reads it; assign to self.config.{field}, or give the "
+            "class an attribute with a plain value"
+        )
+    return messages
 
 
 def is_of_a_script(env_cls: type) -> bool:

@@ -85,7 +85,10 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     """
     if env_cls._class_error is not None:
         raise env_cls._class_error
-    default_config, in_code = env_cls.config_init()
+    try:
+        default_config, in_code = env_cls.config_init()
+    except ValidationError as error:
+        raise _settings_error(error, env_cls.env_config_cls, f"the defaults of {env_cls.__name__}: env") from error
     default_config = as_env_config(default_config, env_cls.env_config_cls)
     default_servers = as_server_configs(in_code)
     server = default_servers[0] if len(default_servers) == 1 else None
@@ -213,13 +216,17 @@ def _validate(model: type[Model], values: Mapping[str, Any], namespace: str) -> 
     try:
         return model(**values)
     except ValidationError as error:
-        lines = [
-            f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)}{_got(model, problem)}"
-            if problem["loc"]
-            else f"{namespace}: {problem['msg']}"
-            for problem in error.errors()
-        ]
-        raise SettingsError("\n       ".join(lines)) from error
+        raise _settings_error(error, model, namespace) from error
+
+
+def _settings_error(error: ValidationError, model: type[BaseModel], namespace: str) -> SettingsError:
+    lines = [
+        f"{namespace}.{'.'.join(map(str, problem['loc']))}: {_message(problem)}{_got(model, problem)}"
+        if problem["loc"]
+        else f"{namespace}: {problem['msg']}"
+        for problem in error.errors()
+    ]
+    return SettingsError("\n       ".join(lines))
 
 
 def _got(model: type[BaseModel], problem: ErrorDetails) -> str:

@@ -13,7 +13,7 @@ from lachesis.agent.loop import LoopLimits
 from lachesis.agent.rollout import RolloutPlayer, RolloutSettings
 from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
-from lachesis.runs.class_settings import source_of
+from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.model_servers import ServerConfigError, needs_start, start_servers, token_engine
@@ -46,6 +46,8 @@ async def run_resources(
         ToolsetError: the toolsets name something that does not exist or is unavailable.
     """
     config: HermesAgentEnvConfig = env.config
+    for message in without_effect(env):
+        log.warning(message)
     async with AsyncExitStack() as stack:
         try:
             backend = create_backend(config.terminal_backend, **config.backend_options())

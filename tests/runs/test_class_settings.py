@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
 from lachesis.errors import SettingsError
@@ -289,3 +289,65 @@ def test_a_settings_class_of_another_kind_is_an_error() -> None:
 
         class Odd(HermesAgentBaseEnv):
             env_config_cls = dict  # type: ignore[assignment]
+
+
+class Graded(HermesAgentEnvConfig):
+    grade: str = "a"
+    low: int = 1
+    high: int = 2
+
+    @field_validator("grade")
+    @classmethod
+    def _check_grade(cls, value: str) -> str:
+        if not value.isalpha():
+            raise ValueError("has to be a letter")
+        return value.upper()
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Graded:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+        return self
+
+
+class OfGrade(Short):
+    env_config_cls = type("GradedShort", (Graded, Short.env_config_cls), {})
+
+
+def test_validators_of_fields_see_class_attributes() -> None:
+    class Lower(OfGrade):
+        grade = "b"
+
+    config: Any = built(Lower).config
+    assert config.grade == "B"
+    with pytest.raises(SettingsError, match=r"Wrong\.grade: .*has to be a letter \(got '1'\); .*env\.grade"):
+        type("Wrong", (OfGrade,), {"grade": "1"})
+    with pytest.raises(SettingsError, match=r"Wrong\.total_steps: .*at least 1"):
+        type("Wrong", (Short,), {"total_steps": 0})
+
+
+def test_defaults_that_contradict_each_other_are_an_error_of_the_command() -> None:
+    class Reversed(OfGrade):
+        low = 3
+
+    with pytest.raises(SettingsError, match=r"the defaults of Reversed: env: .*low is above high"):
+        built(Reversed)
+    assert Reversed(Reversed.env_config_cls(high=5), ServerConfig(base_url="http://127.0.0.1:1/v1")).config.high == 5
+
+
+async def test_assignments_and_properties_that_no_run_reads_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Dynamic(Short):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            self.system_prompt = "Be long."
+            self.group_size = self.config.group_size
+
+        @property
+        def terminal_image(self) -> str:
+            return "debian"
+
+    env = built(Dynamic, "--testing")
+    async with env.running():
+        pass
+    messages = [record.message.partition(", and")[0] for record in caplog.records]
+    assert messages == ["Dynamic.system_prompt was assigned", "Dynamic.terminal_image is a property"]
