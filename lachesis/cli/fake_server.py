@@ -15,6 +15,8 @@ from lachesis.testing.fake_server import FakeServer, Fault, Lengths, Policy, Scr
 from lachesis.testing.fake_server.faults import fault_plan
 from lachesis.testing.fake_server.policies import POLICIES, create_policy
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until SIGINT or SIGTERM; the exit code."""
@@ -34,13 +36,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(server: FakeServer, arguments: argparse.Namespace) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopped.set)
+    for number in SIGNALS:
+        signal.signal(number, lambda *_: loop.call_soon_threadsafe(stopped.set))
     if arguments.save_tokenizer is not None:
         server.tokenizer.save_pretrained(str(arguments.save_tokenizer))
     async with server:
         print(_banner(server, arguments), flush=True)
         await stopped.wait()
+    for number in SIGNALS:  # `timeout` and some shells send two: the second one must not kill
+        signal.signal(number, signal.SIG_IGN)
     counts = server.stats
     print(
         f"{counts['requests']} requests, {counts['completions']} completions, {counts['completion_tokens']} tokens, "

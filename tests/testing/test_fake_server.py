@@ -773,7 +773,9 @@ class TestCommand:
             assert 1 <= response.usage.completion_tokens <= 5
             await client.close()
         finally:
-            process.send_signal(signal.SIGTERM)
+            while process.returncode is None:  # `timeout` sends two
+                process.send_signal(signal.SIGTERM)
+                await asyncio.sleep(0.002)
         _, said = await asyncio.wait_for(process.communicate(), 20)
         saved = AutoTokenizer.from_pretrained(str(folder))
         assert saved.encode("Hello <|im_end|> <tool_call>") == CODEC.encode("Hello <|im_end|> <tool_call>")
