@@ -78,10 +78,8 @@ class _Registry:
 
         entry = self.entries[self.find(name)]
         if not isinstance(entry, Format):
-            if reasoning not in (None, AUTO) or tokenizer is not None:
-                raise ValueError(
-                    f"tool-call parser {name!r} is registered as a factory, which takes no reasoning or tokenizer"
-                )
+            if reasoning not in (None, AUTO):
+                raise ValueError(f"tool-call parser {name!r} is registered as a class, which reads no reasoning format")
             return cast("ToolCallParser", entry())
         parser = make_parser(entry, reasoning, tokenizer)
         if tokenizer is None:

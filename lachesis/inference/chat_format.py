@@ -71,13 +71,18 @@ def read_message(
     content, reasoning = _read_content(data.get("content")), read_reasoning(data)
     calls, malformed = _read_tool_calls(data)
     if not calls and not malformed and parser is not None and tools and isinstance(content, str):
-        parsed = parser.parse(content, tools, prompt_opened_reasoning=_prompt_opened(parser, content))
+        parsed = parse_text(parser, content, tools, prompt_opened_reasoning=_prompt_opened(parser, content))
         malformed = malformed_calls(parsed)
         if parsed.tool_calls or parsed.reasoning:
             content = parsed.content
             reasoning = _join_reasoning(reasoning, parsed.reasoning)
             calls = parsed_calls(parsed)
     return Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed
+
+
+def parse_text(parser: ToolCallParser, text: str, tools: Tools, **options: Any) -> ParsedCompletion:
+    """`parser.parse` with the options of our parsers, which registered classes do not need to take."""
+    return parser.parse(text, tools, **options) if isinstance(parser, ToolCallParser) else parser.parse(text, tools)
 
 
 def parsed_calls(parsed: ParsedCompletion) -> tuple[ToolCall, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from lachesis.inference.chat_format import Tools, malformed_calls, parsed_calls
+from lachesis.inference.chat_format import Tools, malformed_calls, parse_text, parsed_calls
 from lachesis.trajectories.messages import Message
 from tool_call_parsers import ParsedCompletion, ToolCallParser
 
@@ -53,20 +53,20 @@ class CompletionReader:
         text = self.decode(kept)
         cut = cut_at_stop(text, stop, len(self.decode(ids[:forced])) if forced else 0)
         if tools or self._has_channels:
-            parsed = self._parse(cut, kept if cut == text else None, tools or (), reasoning_is_open)
+            parsed = self._parse(cut, kept if self._reads_ids and cut == text else None, tools or (), reasoning_is_open)
             if tools or not parsed.attempts:
                 return _read(parsed)
         reasoning, content = self.split_reasoning(cut, reasoning_is_open)
         return Message("assistant", content, reasoning=reasoning), ()
 
     def _parse(self, text: str, ids: list[int] | None, tools: Tools, opened: bool) -> ParsedCompletion:
+        read = partial(parse_text, self.parser, text, tools, prompt_opened_reasoning=opened)
         try:
-            return self.parser.parse(text, tools, token_ids=ids, prompt_opened_reasoning=opened)
-        except (TypeError, ValueError):  # a parser without a tokenizer, a third-party one, or ids that spell no text
-            try:
-                return self.parser.parse(text, tools, prompt_opened_reasoning=opened)
-            except TypeError:
-                return self.parser.parse(text, tools)
+            return read(token_ids=ids)
+        except ValueError:
+            if ids is None:
+                raise
+            return read()  # the tokenizer decodes the ids to another text when they are taken one by one
 
     def split_reasoning(self, text: str, reasoning_is_open: bool) -> tuple[str | None, str]:
         """(reasoning, content) of a completion whose calls stay text."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lachesis.inference.chat_format import read_message
 from lachesis.inference.completion_reader import CompletionReader
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.managed_server import ManagedServer
@@ -17,7 +18,7 @@ from lachesis.inference.sampling import Sampling
 from lachesis.testing.fake_server import Reply, fake_tokenizer
 from lachesis.trajectories import MASKED, FinishReason, Message, MessageHistory, ToolResponse, samples, verify
 from tests.support.exactness import Stack, assert_exact, stack
-from tool_call_parsers import get_parser
+from tool_call_parsers import get_parser, register_parser
 
 TOOLS = [
     {
@@ -325,6 +326,23 @@ def test_markup_around_an_answer_is_no_part_of_it_also_where_no_tools_are_offere
     ids = tokenizer.encode(parser.render(None, None, [call]), add_special_tokens=False)
     message = reader.read(ids, None)[0]
     assert not message.tool_calls and "tide" in message.text, "without tools, a call is text"
+
+
+def test_a_registered_class_reads_messages_and_tokens_without_the_options_of_our_parsers() -> None:
+    @register_parser("upper_hermes")
+    class Upper:
+        def parse(self, text: str, tools: Any = None) -> Any:
+            return get_parser("hermes").parse(text.replace("<CALL>", "<tool_call>"), tools)
+
+    tokenizer = fake_tokenizer()
+    parser = get_parser("upper_hermes", reasoning="auto", tokenizer=tokenizer)
+    text = 'I look.<CALL>{"name": "search", "arguments": {"query": "tide"}}</tool_call>'
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    from_tokens, _ = CompletionReader(tokenizer, parser).read(ids, TOOLS)
+    from_text, _ = read_message({"content": text}, parser, TOOLS)
+    for message in (from_tokens, from_text):
+        assert message.content == "I look."
+        assert [(call.name, call.arguments) for call in message.tool_calls] == [("search", '{"query": "tide"}')]
 
 
 @pytest.mark.parametrize("where", ["user", "system", "tool", "call", "tools"])

@@ -107,7 +107,7 @@ def test_a_registered_class_is_a_parser():
             return get_parser("hermes").parse(text.upper(), tools)
 
     assert get_parser("test-of-a-class").parse("a").content == "A"
-    with pytest.raises(ValueError, match="is registered as a factory"):
+    with pytest.raises(ValueError, match="is registered as a class"):
         get_parser("test_of_a_class", reasoning="qwen3")
 
 
