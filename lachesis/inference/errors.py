@@ -11,6 +11,9 @@ from typing import Any
 
 from lachesis.errors import LachesisError
 
+LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")
+"""`user:password@` in a URL, which no message or record may have."""
+
 
 class InferenceError(LachesisError):
     """Base class. `server` is the base URL of the server."""

@@ -12,16 +12,18 @@ import email.utils
 import json
 import random
 import time
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NoReturn, TypeAlias
+from urllib.parse import unquote
 
 import aiohttp
 import orjson
 from yarl import URL
 
 from lachesis.inference.chat_format import aborted_reason
-from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
+from lachesis.inference.errors import LOGIN, BadResponse, RequestRejected, ServerUnavailable, rejection
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.inference.request_body import json_body
 from lachesis.inference.sampling import LogprobsKind
@@ -43,7 +45,10 @@ class ServerSettings:
     """Address of a model server and how to talk to it."""
 
     base_url: str
-    """Includes the version, as for the openai package: `http://127.0.0.1:8000/v1`."""
+    """Includes the version, as for the openai package: `http://127.0.0.1:8000/v1`.
+
+    A login in it (`http://user:password@host/v1`) is sent if there is no `api_key`.
+    """
     model_name: str
     api_key: str = field(default="", repr=False)
     timeout: float = 1200.0
@@ -92,7 +97,8 @@ class HttpClient(HttpSessionOwner):
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.base_url = settings.base_url.rstrip("/")
+        self.base_url = LOGIN.sub("", settings.base_url.rstrip("/"))
+        """Without a login: it appears in errors and records."""
         self._gate = asyncio.Semaphore(settings.max_concurrency)
         self._urls: dict[str, URL] = {}
 
@@ -245,6 +251,8 @@ class HttpClient(HttpSessionOwner):
         headers = {"Content-Type": "application/json"}
         if self.settings.api_key:
             headers["Authorization"] = f"Bearer {self.settings.api_key}"
+        elif login := LOGIN.search(self.settings.base_url):
+            headers["Authorization"] = f"Basic {b64encode(unquote(login[0][:-1]).encode()).decode()}"
         if self._session_loop is not asyncio.get_running_loop():
             self._gate = asyncio.Semaphore(self.settings.max_concurrency)
         return aiohttp.ClientSession(

@@ -113,9 +113,7 @@ def _check_model_names(env: Environment, server: Router | TokenServer, listed: S
         near = close_names(config.model_name, names)
         known = f"did you mean {' or '.join(near)}?" if near else f"it lists {', '.join(names[:8])}"
         more = f" and {len(names) - 8} others" if not near and len(names) > 8 else ""
-        problem = (
-            f"openai.model_name {config.model_name!r} is not in the list of {client.settings.base_url}; {known}{more}"
-        )
+        problem = f"openai.model_name {config.model_name!r} is not in the list of {client.base_url}; {known}{more}"
         if token_engine(config) == "vllm":
             raise ServerConfigError(problem)
         text = f"warning: {problem} (a server may know more names than it lists)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import sha256
@@ -15,6 +14,7 @@ from pydantic.fields import FieldInfo
 
 from backends import SandboxSpec, backend_names
 from lachesis.errors import SettingsError
+from lachesis.inference.errors import LOGIN
 from lachesis.runs.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of
 
 
@@ -341,4 +341,4 @@ def _digest(value: Any) -> str:
 
 
 def _without_login(value: Any) -> Any:
-    return re.sub(r"(?<=://)[^/?#\s]*@", "", value) if isinstance(value, str) else value
+    return LOGIN.sub("", value) if isinstance(value, str) else value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -133,6 +134,19 @@ async def test_unauthorized_says_which_key_was_used(serve, key, words):
     with pytest.raises(Unauthorized, match=words):
         await server.chat(ASK)
     assert script.requests[0].headers.get("Authorization") == (f"Bearer {key}" if key else None)
+
+
+async def test_a_login_in_the_url_is_sent_and_shown_nowhere(serve):
+    script = Script(OK, (400, {"error": {"message": "no"}}))
+    server = await serve(script)
+    client = OpenAIServer(replace(server.settings, base_url=server.base_url.replace("://", "://bob:p%40ss@")))
+    response = await client.chat(ASK)
+    assert script.requests[0].headers["Authorization"] == "Basic Ym9iOnBAc3M="  # bob:p@ss
+    assert response.server == client.base_url == server.base_url
+    with pytest.raises(RequestRejected) as caught:
+        await client.chat(ASK)
+    assert "bob" not in str(caught.value)
+    await client.close()
 
 
 async def test_retries_are_bounded_in_number(serve):
