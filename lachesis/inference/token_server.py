@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from lachesis.errors import LachesisError
@@ -12,6 +13,7 @@ from lachesis.inference.chat_format import ChatOptions
 from lachesis.inference.completion_reader import CompletionReader
 from lachesis.inference.engines.base import Generation, TokenEngine
 from lachesis.inference.engines.prompt_ids import PromptIds
+from lachesis.inference.errors import BadResponse
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.sampling import LogprobsKind, Sampling, sampling_fields
@@ -85,7 +87,10 @@ class TokenServer(Balancer[TokenEngine]):
         prompt_ids = PromptIds(prompt)
 
         async def send(engine: TokenEngine, retries: int | None) -> list[Generation]:
-            return await engine.generate(prompt_ids, sampling, n=n, max_retries=retries)
+            answers = await engine.generate(prompt_ids, sampling, n=n, max_retries=retries)
+            if len(answers) != n:
+                raise BadResponse(engine.base_url, f"{n} completions were requested and {len(answers)} came")
+            return [answer if answer.server else replace(answer, server=engine.base_url) for answer in answers]
 
         return await self._run(send, split, prefer=prefer)
 

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import orjson
 
 from lachesis.errors import LachesisError
+from lachesis.run_folder import OtherSettings, changes
 from lachesis.tasks import finish
 from lachesis.training.outbox_state import (
     ACCEPTED,
@@ -102,7 +103,8 @@ class Outbox:
         """Lock the database and read its groups.
 
         Raises:
-            OutboxError: it is in use by another run, was made with other settings, is damaged or not writable.
+            OtherSettings: its groups were made with other settings.
+            OutboxError: it is in use by another run, is damaged or not writable.
         """
         await self.run(self._open)
 
@@ -316,11 +318,9 @@ class Outbox:
         if found != "ok":
             raise OutboxError(f"{self.path} is damaged ({found}); {_NEXT_STEPS[sqlite3.SQLITE_CORRUPT]}")
         facts = {name: orjson.loads(value) for name, value in database.execute("SELECT name, value FROM facts")}
-        before, now = facts["settings"], self._settings
-        if changed := [name for name in sorted(before.keys() | now.keys()) if before.get(name) != now.get(name)]:
-            listed = "; ".join(f"{name}: {before.get(name)!r} then, {now.get(name)!r} now" for name in changed)
-            raise OutboxError(
-                f"the groups in {self.path} were made with other settings ({listed}); start with the same settings to "
+        if changed := changes(facts["settings"], self._settings):
+            raise OtherSettings(
+                f"the groups in {self.path} were made with other settings ({changed}); start with the same settings to "
                 f"deliver the rest of them, or {_ANOTHER}"
             )
         if (api := facts.get("api")) is not None:

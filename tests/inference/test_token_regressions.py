@@ -11,6 +11,7 @@ import pytest
 
 from lachesis.inference.chat_format import read_message
 from lachesis.inference.completion_reader import CompletionReader
+from lachesis.inference.errors import BadResponse
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.managed_server import ManagedServer
 from lachesis.inference.prompts import PromptStart
@@ -326,6 +327,23 @@ def test_markup_around_an_answer_is_no_part_of_it_also_where_no_tools_are_offere
     ids = tokenizer.encode(parser.render(None, None, [call]), add_special_tokens=False)
     message = reader.read(ids, None)[0]
     assert not message.tool_calls and "tide" in message.text, "without tools, a call is text"
+
+
+async def test_a_third_partys_engine_may_omit_its_url_but_no_completion(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stack() as world:
+        (engine,) = world.tokens.servers
+        generate = engine.generate
+
+        async def careless(prompt: Any, sampling: Sampling, *, n: int = 1, **options: Any) -> list[Any]:
+            answers = await generate(prompt, sampling, n=n, **options)
+            return [replace(answer, server="") for answer in answers[:1]]
+
+        monkeypatch.setattr(engine, "generate", careless)
+        prompt = world.encode("Hello")
+        (answer,) = await world.tokens.generate(prompt, Sampling(2))
+        assert answer.server == engine.base_url
+        with pytest.raises(BadResponse, match="2 completions were requested and 1 came"):
+            await world.tokens.generate(prompt, Sampling(2), n=2)
 
 
 def test_a_registered_class_reads_messages_and_tokens_without_the_options_of_our_parsers() -> None:

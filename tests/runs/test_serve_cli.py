@@ -197,7 +197,7 @@ async def test_signals_and_a_start_with_other_settings(tmp_path: Path, tokenizer
         assert not sandboxes()
         await until(lambda: model.stats["in_flight"] == 0)
         async with command("coins", [*flags, "--env.group_size", "4", "--env.system_prompt", "Be brief."]) as run:
-            assert await run.ended() == 1
+            assert await run.ended() == 2
             assert "group_size: 2 then, 4 now; system_prompt: None then, 'Be brief.' now" in run.text
 
 

@@ -23,6 +23,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.run_folder import OtherSettings
 from lachesis.training.outbox import Outbox, OutboxError
 from lachesis.training.rollout_api import EnvDescription, GroupError
 from tests.support.fake_serving import number_of, payload
@@ -260,7 +261,7 @@ async def test_an_outbox_belongs_to_one_process_with_one_set_of_settings(tmp_pat
         assert "another run uses it" in other.stderr
         with pytest.raises(OutboxError, match="another run uses it"):
             await opened(tmp_path)
-    with pytest.raises(OutboxError, match="group_size: 2 then, 4 now"):
+    with pytest.raises(OtherSettings, match="group_size: 2 then, 4 now"):
         await Outbox(tmp_path, {"group_size": 4}).open()
     async with opening(tmp_path) as outbox:
         assert outbox.state.unsent == 1
