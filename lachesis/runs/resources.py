@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -56,7 +57,7 @@ async def run_resources(
         try:
             spec = config.sandbox_spec({"environment": env.run_name})
         except ValueError as error:
-            raise UnusableBackendSettings(f"the settings of the sandboxes: {error}") from error
+            raise UnusableBackendSettings(f"the settings of the sandboxes: {_with_settings(error)}") from error
         if _tools(env):
             await _check_backend(backend, spec)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
@@ -170,9 +171,16 @@ async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:
     if spec != SandboxSpec(lifetime=spec.lifetime, env=spec.env, network=spec.network, labels=spec.labels):
         try:  # an image or a limit that was never tried
             sandbox = await backend.create(spec)
-        except BackendUnavailable:
-            raise
+        except BackendUnavailable as error:
+            raise BackendUnavailable(_with_settings(error)) from error
         except BackendError as error:  # it may pass, and rollouts are retried
             log.warning("a first sandbox could not be made: %s", error)
         else:
             await sandbox.close()
+
+
+def _with_settings(error: Exception) -> str:
+    """A message about a sandbox's fields, with the names of the settings that make them."""
+    fields = {"memory_bytes": "terminal_memory, in MiB", "disk_bytes": "terminal_disk, in MiB", "pids": "terminal_pids"}
+    named = [f"{field} is env.{setting}" for field, setting in fields.items() if re.search(rf"\b{field}\b", str(error))]
+    return f"{error} ({'; '.join(named)})" if named else str(error)

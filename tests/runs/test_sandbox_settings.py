@@ -81,6 +81,10 @@ def test_options_are_the_backends_own_and_no_isolation_is_only_the_local_ones() 
         ({"terminal_workdir": "relative"}, "absolute path"),
         ({"terminal_backend": "ssh"}, "needs its option host"),
         ({"terminal_image": "/nowhere/root"}, "/nowhere/root"),
+        (
+            {"terminal_disk": 64, "terminal_memory": 32},
+            r"raise memory_bytes, .*\(memory_bytes is env.terminal_memory, in MiB; disk_bytes is env.terminal_disk",
+        ),
         ({"terminal_backend": "docker", "terminal_options": {"url": "unix:///nowhere/docker.sock"}}, "docker"),
     ],
 )
