@@ -379,10 +379,11 @@ def test_a_server_that_goes_down_stops_the_run_with_a_message(
     assert (tmp_path / "groups.html").exists()
 
 
-async def test_a_key_that_is_refused_stops_the_run_at_once(tmp_path: Path) -> None:
-    async with ScriptedServer(lambda _: 401) as server:
+@pytest.mark.parametrize(("status", "setting"), [(401, "api_key"), (404, "model_name")])
+async def test_a_rejection_of_every_request_stops_the_run_at_once(tmp_path: Path, status: int, setting: str) -> None:
+    async with ScriptedServer(lambda _: status) as server:
         env = make(SortWords, server, tmp_path, total_steps=50, max_num_workers=2, max_infra_retries=5)
-        with pytest.raises(RunStopped, match="api_key"):
+        with pytest.raises(RunStopped, match=setting):
             await env.process_manager()
     assert len(server.requests) <= 4, "two groups of two rollouts, none of them again"
 
