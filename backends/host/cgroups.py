@@ -91,12 +91,16 @@ class Cgroups:
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
         return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
 
-    def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> Allotment:
+    def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> tuple[Cgroup, Limits, int | None]:
         """How the limits of a new sandbox are enforced.
 
         Args:
             countable: whether RLIMIT_NPROC can be set inside a user namespace, for users who may not make groups.
             tracked: whether a group is needed to find its processes again, as without a PID namespace.
+
+        Returns:
+            The group that it needs, without folders if it needs none; the limits with which `create` makes it; and the
+            number of processes that RLIMIT_NPROC has to limit.
 
         Raises:
             BackendUnavailable: one of the limits cannot be enforced here.
@@ -106,8 +110,8 @@ class Cgroups:
             limits = replace(limits, pids=limits.pids or PIDS)
         elif countable and _counts_processes_per_namespace():
             limits, counted = replace(limits, pids=None), limits.pids or PIDS
-        group = self.group(name, limits) if limits or (tracked and self.tracks) else None
-        return Allotment(limits, group, counted)
+        needed = limits or (tracked and self.tracks)
+        return self.group(name, limits) if needed else Cgroup(()), limits, counted
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """An empty group with these limits.
@@ -165,7 +169,7 @@ class Cgroups:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A group that exists: one folder in version 2, one per controller in version 1."""
+    """A group: one folder in version 2, one per controller in version 1."""
 
     folders: tuple[Path, ...]
 
@@ -238,22 +242,6 @@ class Cgroup:
             with contextlib.suppress(OSError):
                 folder.parent.rmdir()
         return gone
-
-
-@dataclass(frozen=True)
-class Allotment:
-    """How the limits of one sandbox are enforced."""
-
-    limits: Limits
-    """Those of its group."""
-    group: Cgroup | None
-    """The group that `Cgroups.create` will make."""
-    counted: int | None
-    """Number of processes that RLIMIT_NPROC has to limit."""
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        return tuple(map(str, self.group.folders)) if self.group is not None else ()
 
 
 def find(step: str = "") -> Cgroups:

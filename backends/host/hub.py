@@ -164,7 +164,7 @@ class Hub:
             facts["file_systems"] = self.machine.bwrap.file_systems
             facts["detail"].append(detail)
         available = self.available()
-        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False).counted
+        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False)[2]
         limits = "limits: " + cgroups.describe(available)
         facts["detail"].append(limits + (", pids without a cgroup" if counted is not None else ""))
         return dict(facts, detail=", ".join(facts["detail"]), fix="")
@@ -195,7 +195,9 @@ class Hub:
             self.machine.bwrap = Bubblewrap(**message["bwrap"])
         available = self.available()
         limits = cgroups.Limits(request.cpus, request.memory_bytes, request.pids)
-        allotment = available.allot(id + GROUP_SUFFIX, limits, countable=request.walled, tracked=not request.walled)
+        group, limits, counted = available.allot(
+            id + GROUP_SUFFIX, limits, countable=request.walled, tracked=not request.walled
+        )
         while True:
             self.make_base()
             with contextlib.suppress(FileNotFoundError):  # the last sandbox has just removed the folder of all
@@ -206,11 +208,11 @@ class Hub:
         try:
             lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            os.write(lock, json.dumps(dict(message["meta"], groups=allotment.folders)).encode())
+            os.write(lock, json.dumps(dict(message["meta"], groups=list(map(str, group.folders)))).encode())
             arguments = ["--listen", f"fd:{FIRST_FILE}"]
-            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=allotment.counted)
-            if allotment.group is not None:
-                add(fds, *available.create(id + GROUP_SUFFIX, allotment.limits).open())
+            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=counted)
+            if group.folders:
+                add(fds, *available.create(id + GROUP_SUFFIX, limits).open())
             job = self.job(plan, len(fds))
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
@@ -218,10 +220,10 @@ class Hub:
                 add(fds, os.dup(listener.fileno()))
             for content in plan.contents:
                 add(fds, memory_file("file", content))
-            ending = (allotment.group, lock, self.event_end, message["lifetime"], self.own_base)
+            ending = (group, lock, self.event_end, message["lifetime"], self.own_base)
             self.detach(id, lambda: supervise(folder, job, fds, *ending))
         except BaseException:
-            remove_sandbox(folder, allotment.folders)
+            remove_sandbox(folder, group.folders)
             raise
         finally:
             for fd in [*fds, lock] if lock >= 0 else fds:
