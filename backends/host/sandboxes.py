@@ -14,7 +14,6 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -335,20 +334,12 @@ def _kill_first(record: Record) -> None:
     """Kill its first process and wait for its end: the kernel ends its PID namespace with it."""
     if not record.runs:
         return
-    try:
-        handle = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return
-    try:
-        end = time.monotonic() + _ENDING
+    with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(record.pid), "rb") as handle:
         if record.runs:  # still: the handle is not one of another process with the same number
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        while record.runs and time.monotonic() < end:
-            time.sleep(0.002)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(handle)
+            signal.pidfd_send_signal(handle.fileno(), signal.SIGKILL)
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            ended.poll(_ENDING * 1000)
 
 
 def _tail(errors: int) -> str:
