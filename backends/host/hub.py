@@ -42,7 +42,7 @@ from .bubblewrap import Bubblewrap
 from .folders import private_folder, remove_sandbox
 from .machine import Machine
 from .plan import FIRST_FILE, Plan, Request, memory_file, numbers
-from .spawn_server import SCRATCH, become
+from .spawn_server import become
 from .supervisor import END_PATIENCE, remove_base, supervise
 
 if TYPE_CHECKING:
@@ -212,14 +212,14 @@ class Hub:
             arguments = ["--listen", f"fd:{FIRST_FILE}"]
             plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=counted)
             if group.folders:
-                add(fds, *available.create(id + GROUP_SUFFIX, limits).open())
+                fds += available.create(id + GROUP_SUFFIX, limits).open()
             job = self.job(plan, len(fds))
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
                 listener.listen(16)
-                add(fds, os.dup(listener.fileno()))
+                fds.append(os.dup(listener.fileno()))
             for content in plan.contents:
-                add(fds, memory_file("file", content))
+                fds.append(memory_file("file", content))
             ending = (group, lock, self.event_end, message["lifetime"], self.own_base)
             self.detach(id, lambda: supervise(folder, job, fds, *ending))
         except BaseException:
@@ -331,13 +331,6 @@ class Hub:
                 {"id": folder.name, "meta": meta_of(folder), "alive": alive, "state": state if alive else "dead"}
             )
         return {"sandboxes": sandboxes}
-
-
-def add(fds: list[int], *more: int) -> None:
-    """Append descriptors, moved out of the way of the numbers that a started process knows."""
-    for fd in more:
-        fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH))
-        os.close(fd)
 
 
 def meta_of(folder: Path) -> Message:

@@ -1,8 +1,8 @@
 """From fork to exec; and a small process that forks for a large one and ends with it, which `spawner.py` uses.
 
 It is started as `python3 -I -S spawn_server.py SOCKET OWNER`: descriptors of a SOCK_SEQPACKET socket and of its owner's
-process. A request is one message with descriptors: a file with the job (JSON, see `become`), the reply socket, then
-those of `become`. The reply is `{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`,
+process. A request is one message, the job (JSON, see `become`), with descriptors: the reply socket, then those of
+`become`. The reply is `{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`,
 negative for a signal; or `{"error": text}` if it cannot be started.
 
 It imports nothing of the project and has one thread: between fork and exec, anything may be done.
@@ -34,7 +34,7 @@ MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
 OOM_SCORE = 500
 """When the machine's memory runs out, the kernel kills commands before the processes that make sandboxes."""
 SCRATCH = 200
-"""Descriptors are first moved up here, so that none has a number that another one is to get."""
+"""Descriptors are first copied up here, so that none has a number that another one is to get."""
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 RESET = (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 ESCAPED, BACKSLASHED = r"[\\:,]", r"\\\g<0>"
@@ -86,12 +86,13 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         job: `argv`; `env` (empty if missing); `disk`, a `plan.Disk` or None; `groups`, the number of cgroups to join;
             `files`, the numbers of descriptors to pass on; `signal`, sent when the parent dies (SIGKILL if missing).
         fds: standard input and output, standard error (which also gets the reason of a failure), `cgroup.procs` of the
-            groups, files. All are `SCRATCH` or higher.
+            groups, files.
         parent: the process that has forked this one.
     """
     what = "starting"
-    stream, errors, *others = fds
+    errors = fds[1]
     try:
+        stream, errors, *others = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
         os.setsid()
         libc.prctl(PR_SET_PDEATHSIG, job.get("signal", signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
@@ -140,31 +141,21 @@ class Server:
 
     def serve(self) -> bool:
         """Answer one request. False when the owner has closed the socket."""
-        message, fds, flags, _ = socket.recv_fds(self.requests, 64, 250, socket.MSG_CMSG_CLOEXEC)
+        message, fds, flags, _ = socket.recv_fds(self.requests, 1 << 18, 250)
         if not message:
             return False
-        moved: list[int] = []
+        for fd in fds:
+            os.set_inheritable(fd, False)  # MSG_CMSG_CLOEXEC would not do: `recv_fds` ignores it
+        if not fds:
+            return True  # the table is full, also for the reply socket: the caller sees its end
+        reply, pid = socket.socket(fileno=fds[0]), 0
         try:
-            if flags & socket.MSG_CTRUNC:
+            if flags & socket.MSG_CTRUNC:  # the table is full: this request fails, and what runs goes on
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            moved.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
-        except OSError as error:  # the table is full: this request fails, and what runs goes on
-            with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(fds[1])) as reply:
-                reply.send(json.dumps({"error": str(error)}).encode())
-            for fd in moved:
-                os.close(fd)
-            return True
-        finally:
-            for fd in fds:
-                os.close(fd)
-        reply, pid = socket.socket(fileno=moved[1]), 0
-        try:
-            with open(moved[0], "rb", closefd=False) as file:
-                job = json.load(file)
-            parent = os.getpid()
+            job, parent = json.loads(message), os.getpid()
             pid = os.fork()
             if pid == 0:
-                become(job, moved[2:], parent)
+                become(job, fds[1:], parent)
             self.replies[pid] = reply
             handle = os.pidfd_open(pid)
             try:
@@ -177,7 +168,7 @@ class Server:
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
         finally:
-            for fd in [moved[0], *moved[2:]]:
+            for fd in fds[1:]:
                 os.close(fd)
         return True
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from backends.base import BackendError
 
-from .plan import Disk, memory_file, numbers
+from .plan import Disk, numbers
 
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
@@ -146,26 +146,22 @@ class Spawner:
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
         described.update(disk=disk and asdict(disk), env=dict(env or {}))
-        job = memory_file("job", json.dumps(described).encode())
-        try:
-            return self._ask(job, [stream, errors, *groups, *files])
-        finally:
-            os.close(job)
-
-    def _ask(self, job: int, fds: list[int]) -> Child:
+        job = json.dumps(described).encode()
+        fds = [stream, errors, *groups, *files]
         requests: socket.socket | None = None
         for _ in range(2):  # the helper may have been killed since it was last used
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 with theirs:
                     requests = self._helper(instead_of=requests)
-                    socket.send_fds(requests, [b"spawn"], [job, theirs.fileno(), *fds])
+                    socket.send_fds(requests, [job], [theirs.fileno(), *fds])
                 ours.settimeout(_PATIENCE)
-                message, handles, _, _ = socket.recv_fds(ours, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+                message, handles, _, _ = socket.recv_fds(ours, 4096, 1)
                 if message:
                     answer = json.loads(message)
                     if "error" in answer:
                         raise BackendError(f"a process could not be started: {answer['error']}")
+                    os.set_inheritable(handles[0], False)
                     ours.setblocking(False)
                     return Child(answer["pid"], handles[0], ours, self)
                 reason = "the helper process has ended"
