@@ -194,8 +194,7 @@ class SshBackend:
     async def _create(self, link: Link, facts: _Facts, spec: SandboxSpec) -> SshSandbox:
         id = new_id()
         name = sandbox_name(id, spec)
-        death = _Death()
-        link.on_ended[id] = death.report
+        death = link.deaths[id] = asyncio.get_running_loop().create_future()
         try:
             made = await self._start(link, facts, spec, id)
 
@@ -203,8 +202,9 @@ class SshBackend:
                 try:
                     return await link.open(made["socket"])
                 except ConnectionRefusedError:
-                    if await death.known(0.5) or not await _alive(link, id):
-                        raise SandboxLost(death.reason) from None
+                    await asyncio.wait([death], timeout=0.5)
+                    if death.done() or not (await (await link.hub()).request("alive", id=id))["alive"]:
+                        raise SandboxLost(_cause(death)) from None
                     raise
 
             try:
@@ -218,7 +218,7 @@ class SshBackend:
             await write_inside(ExecutorSandbox(connection, **fields), written)
             return SshSandbox(connection, link, name=name, **fields)
         except BaseException:
-            link.on_ended.pop(id, None)
+            link.deaths.pop(id, None)
             with contextlib.suppress(Exception):  # a sandbox that cannot be ended now ends itself
                 await finish(link.end([id], _CLOSE_PATIENCE))
             raise
@@ -246,31 +246,12 @@ class SshBackend:
         raise AssertionError
 
 
-async def _alive(link: Link, id: str) -> bool:
-    """Whether the sandbox still exists. Raises `BackendError` when the far machine cannot be asked."""
-    return bool((await (await link.hub()).request("alive", id=id))["alive"])
-
-
-class _Death:
-    """The far machine's report of the end of a sandbox."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.reason = "its executor has ended"
-
-    def report(self, event: dict[str, Any]) -> None:
-        code, log = event["code"], event["log"]
-        if code:
-            self.reason = executor_death(code, log, event["starved"])
-        elif log:
-            self.reason += f": {log}"
-        self._event.set()
-
-    async def known(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        return self._event.is_set()
+def _cause(death: asyncio.Future[dict[str, Any]]) -> str:
+    """Why a sandbox has ended, as far as its supervisor has told."""
+    event = death.result() if death.done() else {"code": 0, "log": ""}
+    if event["code"]:
+        return executor_death(event["code"], event["log"], event["starved"])
+    return "its executor has ended" + (f": {event['log']}" if event["log"] else "")
 
 
 class SshSandbox(ExecutorSandbox):
@@ -299,5 +280,5 @@ class SshSandbox(ExecutorSandbox):
             with contextlib.suppress(LinkLost, BackendUnavailable):
                 await self._link.end([self._id], _CLOSE_PATIENCE)
         finally:
-            self._link.on_ended.pop(self._id, None)
+            self._link.deaths.pop(self._id, None)
             self._link.release()

@@ -13,7 +13,7 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -182,8 +182,8 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
 class Hub:
     """The near end of `backends/host/hub.py`."""
 
-    def __init__(self, target: Target, process: Any, on_ended: Callable[[dict[str, Any]], None]) -> None:
-        self._target, self._process, self._on_ended = target, process, on_ended
+    def __init__(self, target: Target, process: Any, deaths: Mapping[str, asyncio.Future[dict[str, Any]]]) -> None:
+        self._target, self._process, self._deaths = target, process, deaths
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = 0
         self._lost = ""
@@ -220,12 +220,10 @@ class Hub:
         try:
             while line := await self._process.stdout.readline():
                 message = json.loads(line)
-                if "ended" in message:
-                    self._on_ended(message)
-                    continue
-                answer = self._answers.get(message["n"])
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                ended = "ended" in message
+                waiting = self._deaths.get(message["ended"]) if ended else self._answers.get(message["n"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
         except (asyncssh.Error, OSError, ValueError) as error:
             reason = f"the ssh connection broke ({error})"
         finally:
@@ -247,7 +245,8 @@ class Link:
         self.target = target
         self.relayed: bool | None = None
         """Whether the server forwards no sockets, so that every stream takes a session. None before it is known."""
-        self.on_ended: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.deaths: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        """Sandbox -> what the far machine reports of its end."""
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting: asyncio.Task[asyncssh.SSHClientConnection] | None = None
         self._hub: Hub | None = None
@@ -324,7 +323,7 @@ class Link:
             if failed:
                 process.close()
                 raise BackendUnavailable(f"{self.target.name}: its folder for sandboxes cannot be used: {failed}")
-            self._hub = Hub(self.target, process, self._ended)
+            self._hub = Hub(self.target, process, self.deaths)
             if self.relayed is None:
                 self.relayed = not await self._forwards(self._hub)
             return self._hub
@@ -381,11 +380,6 @@ class Link:
         else:
             fix = f"let the user run commands there; try: {self.target.command} python3 --version"
         return BackendUnavailable(f"{self.target.name}: it cannot run Python ({detail}). Next step: {fix}")
-
-    def _ended(self, event: dict[str, Any]) -> None:
-        report = self.on_ended.get(event["ended"])
-        if report is not None:
-            report(event)
 
     async def open(self, path: str) -> ByteStream:
         """A stream to the far socket `path`.
