@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -16,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .plan import Disk, Request
-from .proc_mounts import bubblewrap_proc
 from .runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Run = Callable[[Sequence[str], "Disk | None"], str]
     """Runs a command with a disk; returns the reason why it failed, empty when it did not."""
@@ -122,7 +122,7 @@ class Bubblewrap:
             arguments += ["--ro-bind", runtime, RUNTIME]
         for inside, fd in (files or {}).items():
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
-        arguments += bubblewrap_proc()
+        arguments += _proc()
         size = str(min(_SHM_BYTES, request.disk_bytes))
         shared = ["--bind", f"{mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
         arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]
@@ -147,6 +147,36 @@ class Bubblewrap:
                     arguments += ["--perms", "0755", *size, "--tmpfs", path]
             arguments += ["--symlink", "/tmp", "/var/tmp"]
         return arguments
+
+
+def kernel_files() -> Iterator[tuple[str, str]]:
+    """`(source, place)` for everything in /proc that belongs to no process, each to be bound read-only.
+
+    A process that real root starts keeps kernel uid 0, whatever its uid inside. File modes do not stop it: it could
+    write /proc/sys/kernel/core_pattern. It has no capabilities, so it cannot change mounts.
+    """
+    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
+        if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
+            continue  # processes, self, net; sysvipc belongs to the new IPC namespace
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            yield entry.path, entry.path
+        elif mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
+            yield os.devnull, entry.path  # bound without device access: cannot be opened
+
+
+def _proc() -> list[str]:
+    """bubblewrap's arguments for a new /proc in which the executor is PID 1."""
+    arguments = ["--proc", "/proc"]
+    for source, place in kernel_files():
+        arguments += ["--ro-bind" if source == os.devnull else "--ro-bind-try", source, place]
+    if os.geteuid() != 0:
+        return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
+    # With a raised oom_score_adj, the kernel would kill the executor and not a command.
+    for name in ("autogroup", "oom_adj", "oom_score_adj"):
+        if os.path.exists("/proc/self/" + name):
+            arguments += ["--ro-bind", os.devnull, "/proc/1/" + name]
+    return [*arguments, "--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1/task", "--remount-ro", "/proc/1/task"]
 
 
 def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubblewrap | None, str, str]:
