@@ -46,7 +46,7 @@ from .spawn_server import become
 from .supervisor import END_PATIENCE, remove_base, supervise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from .plan import Disk
@@ -60,16 +60,6 @@ _INSTALL = "apt-get install bubblewrap"
 _NO_CGROUPS = "log in as a user who may write cgroups (root)"
 
 
-class Ending:
-    """Sandboxes that a request ends."""
-
-    def __init__(self, request: int, ids: Iterable[str]) -> None:
-        self.request = request
-        self.ids = set(ids)
-        self.signalled: set[str] = set()
-        self.begin = time.monotonic()
-
-
 class Hub:
     """Requests in, answers and events out."""
 
@@ -79,7 +69,8 @@ class Hub:
         self.base = Path(base or f"/tmp/{PREFIX}ssh-{os.geteuid()}")
         self.machine = Machine(self.try_command, install=_INSTALL)
         self.cgroups: cgroups.Cgroups | None = None
-        self.endings: list[Ending] = []
+        self.endings: list[Iterator[bool]] = []
+        """The requests `end` that go on."""
         self.probe: socket.socket | None = None
         self.events, self.event_end = os.pipe()
         os.set_blocking(self.event_end, False)
@@ -105,8 +96,7 @@ class Hub:
                 *lines, received = (received + data).split(b"\n")
                 for line in lines:
                     self.serve(json.loads(line.decode()))
-            for ending in list(self.endings):
-                self.advance(ending)
+            self.endings = [ending for ending in self.endings if not next(ending)]
 
     def put(self, data: bytes) -> None:
         view = memoryview(data)
@@ -261,16 +251,20 @@ class Hub:
         return {"alive": bool(self.held(self.base / request["id"]))}
 
     def op_end(self, request: Message) -> None:
-        self.endings.append(Ending(request["n"], request["ids"]))
+        self.endings.append(self.ending(request["n"], request["ids"]))
 
-    def advance(self, ending: Ending) -> None:
-        waited = time.monotonic() - ending.begin
-        for id in list(ending.ids):
-            if self.gone(id, ending.signalled, waited):
-                ending.ids.remove(id)
-        if not ending.ids or waited > 2 * END_PATIENCE:
-            self.endings.remove(ending)
-            self.answer(ending.request, left=sorted(ending.ids))
+    def ending(self, number: int, ids: Sequence[str]) -> Iterator[bool]:
+        """End sandboxes: each step looks once at those that are left. Yields whether it has answered."""
+        begin, left = time.monotonic(), set(ids)
+        signalled: set[str] = set()
+        while True:
+            waited = time.monotonic() - begin
+            left = {id for id in left if not self.gone(id, signalled, waited)}
+            if not left or waited > 2 * END_PATIENCE:
+                break
+            yield False
+        self.answer(number, left=sorted(left))
+        yield True
 
     def gone(self, id: str, signalled: set[str], waited: float) -> bool:
         folder = self.base / id
