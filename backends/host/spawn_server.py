@@ -137,7 +137,9 @@ def privileged() -> bool:
 class Server:
     def __init__(self, requests: socket.socket) -> None:
         self.requests = requests
-        self.replies: dict[int, socket.socket] = {}
+        self.poll = select.poll()
+        self.children: dict[int, tuple[int, socket.socket]] = {}
+        """Descriptor of a child, which can be read once it has ended -> its number, and where its end is reported."""
 
     def serve(self) -> bool:
         """Answer one request. False when the owner has closed the socket."""
@@ -148,7 +150,7 @@ class Server:
             os.set_inheritable(fd, False)  # MSG_CMSG_CLOEXEC would not do: `recv_fds` ignores it
         if not fds:
             return True  # the table is full, also for the reply socket: the caller sees its end
-        reply, pid = socket.socket(fileno=fds[0]), 0
+        reply, pid, handle = socket.socket(fileno=fds[0]), 0, -1
         try:
             if flags & socket.MSG_CTRUNC:  # the table is full: this request fails, and what runs goes on
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
@@ -156,15 +158,15 @@ class Server:
             pid = os.fork()
             if pid == 0:
                 become(job, fds[1:], parent)
-            self.replies[pid] = reply
             handle = os.pidfd_open(pid)
-            try:
-                socket.send_fds(reply, [json.dumps({"pid": pid}).encode()], [handle])
-            finally:
-                os.close(handle)
+            self.children[handle] = pid, reply
+            self.poll.register(handle, select.POLLIN)
+            socket.send_fds(reply, [json.dumps({"pid": pid}).encode()], [handle])
         except OSError as error:
-            if pid > 0:  # the caller has gone
+            if pid > 0:  # the caller has gone, or there is no descriptor for the handle
                 os.kill(pid, signal.SIGKILL)
+                if handle < 0:
+                    os.waitpid(pid, 0)
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
         finally:
@@ -172,43 +174,31 @@ class Server:
                 os.close(fd)
         return True
 
-    def reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            reply = self.replies.pop(pid, None)
-            if reply is not None:
-                with contextlib.suppress(OSError), reply:
-                    reply.send(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode())
+    def reap(self, handle: int) -> None:
+        pid, reply = self.children.pop(handle)
+        self.poll.unregister(handle)
+        os.close(handle)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError), reply:
+            reply.send(json.dumps({"exit": code}).encode())
 
 
 def main() -> None:
-    with contextlib.suppress(ValueError, OSError):  # each that runs takes one
+    with contextlib.suppress(ValueError, OSError):  # each that runs takes two
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
     server = Server(socket.socket(fileno=int(sys.argv[1])))
     owner = int(sys.argv[2])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would let the kernel forget how children end
+    # The owner's end of the socket may live on in processes that it has forked, so its death is watched as well.
     for fd in (server.requests.fileno(), owner):
         os.set_inheritable(fd, False)
-    signals, wakeup = os.pipe()
-    for fd in (signals, wakeup):
-        os.set_blocking(fd, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    # The owner's end of the socket may live on in processes that it has forked, so its death is watched as well.
-    poll = select.poll()
-    for fd in (server.requests.fileno(), owner, signals):
-        poll.register(fd, select.POLLIN)
+        server.poll.register(fd, select.POLLIN)
     gc.collect()
     gc.freeze()
     while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if signals in ready:
-            os.read(signals, 4096)
-            server.reap()
+        ready = {fd for fd, _ in server.poll.poll()}
+        for handle in ready & server.children.keys():
+            server.reap(handle)
         if owner in ready or (server.requests.fileno() in ready and not server.serve()):
             return  # its children are killed with it
 
