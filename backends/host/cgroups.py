@@ -294,16 +294,12 @@ def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
                 yield controller, (Path(mount), folder if folder.is_dir() else Path(mount))
 
 
-def _probe_name() -> str:
-    return f"probe-{os.getpid()}-{time.monotonic_ns()}"
-
-
 def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
     """Make and remove a group with limits of these controllers. Returns the reason of a failure."""
     tried = {"cpus": 1, "memory_bytes": 1 << 30, "pids": 1 << 10}
     limits = Limits(**{name: value for name, value in tried.items() if _FIELDS[name] in controllers})
     try:
-        group = available.create(_probe_name(), limits)
+        group = available.create(f"probe-{os.getpid()}-{time.monotonic_ns()}", limits)
         for fd in group.open():
             os.close(fd)
         group.remove(0.5)
@@ -313,14 +309,9 @@ def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
 
 
 def _find_legacy(own: Mapping[str, tuple[Path, Path]]) -> Cgroups:
-    parents, refused = {}, {}
-    for controller, (_, folder) in own.items():
-        failure = _try(Cgroups(1, {controller: folder}), [controller])
-        if failure is None:
-            parents[controller] = folder
-        else:
-            refused[controller] = failure
-    return Cgroups(1, parents, refused)
+    failures = {each: _try(Cgroups(1, {each: folder}), [each]) for each, (_, folder) in own.items()}
+    parents = {each: own[each][1] for each, failure in failures.items() if failure is None}
+    return Cgroups(1, parents, {each: failure for each, failure in failures.items() if failure is not None})
 
 
 def _find_unified(mount: Path, own: Path) -> Cgroups:

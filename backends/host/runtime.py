@@ -182,7 +182,7 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
             py_compile.compile(file, str(place), f"{name}.py", doraise=True, invalidation_mode=mode)
         elif ".so" in path.suffixes and "." not in name:
             extensions.add(path.resolve())
-            (dynamic / path.name).write_bytes(_library(path))
+            (dynamic / path.name).write_bytes(_read(path).library())
         else:
             raise _not_portable(python, f"its module {name} is {file}, which is not a file of a standard installation")
     mapped = [path for path in _mapped(found["maps"]) if path.resolve() not in extensions]
@@ -210,7 +210,7 @@ def _place(
     for soname, path in places.items():
         if placed.get(soname) == path:
             continue
-        data = path.read_bytes().replace(_PRELOAD, _NO_PRELOAD) if path == loader else _library(path)
+        data = path.read_bytes().replace(_PRELOAD, _NO_PRELOAD) if path == loader else _read(path).library()
         (folder / libraries[0] / soname).write_bytes(data)
         placed.setdefault(soname, path)
     home = libraries[0] if (folder / libraries[0] / _loader_name(program)).exists() else libraries[-1]
@@ -233,10 +233,6 @@ def _read(path: Path) -> elf.Elf:
         return elf.Elf(path.read_bytes())
     except elf.NotPortable as error:
         raise _not_portable(path, error) from error
-
-
-def _library(path: Path) -> bytes:
-    return _read(path).library()
 
 
 def _is_elf(path: Path) -> bool:
