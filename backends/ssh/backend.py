@@ -228,14 +228,11 @@ class SshBackend:
             "bwrap": facts.get("bwrap"),
             "lifetime": spec.lifetime + self.grace + _OVERTIME,
         }
-        for attempt in (1, 2):
-            try:
-                return await (await link.hub()).request("create", **request)
-            except LinkLost:
-                if attempt == 2:
-                    raise
-                await link.end([id], _CLOSE_PATIENCE)  # it may have been made
-        raise AssertionError
+        try:
+            return await (await link.hub()).request("create", **request)
+        except LinkLost:
+            await link.end([id], _CLOSE_PATIENCE)  # it may have been made
+            return await (await link.hub()).request("create", **request)
 
 
 def _cause(death: asyncio.Future[dict[str, Any]]) -> str:
