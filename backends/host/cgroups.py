@@ -48,9 +48,6 @@ class Limits:
     """Memory without swap, files on a tmpfs included."""
     pids: int | None = None
 
-    def __bool__(self) -> bool:
-        return any(getattr(self, name) is not None for name in _FIELDS)
-
     def controllers(self) -> set[str]:
         return {controller for name, controller in _FIELDS.items() if getattr(self, name) is not None}
 
@@ -110,7 +107,7 @@ class Cgroups:
             limits = replace(limits, pids=limits.pids or PIDS)
         elif countable and _counts_processes_per_namespace():
             limits, counted = replace(limits, pids=None), limits.pids or PIDS
-        needed = limits or (tracked and self.tracks)
+        needed = limits.controllers() or (tracked and self.tracks)
         return self.group(name, limits) if needed else Cgroup(()), limits, counted
 
     def create(self, name: str, limits: Limits) -> Cgroup:
