@@ -160,10 +160,8 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
         reason = f"it rejects this user and these keys ({detail})"
         fix = f"ssh-copy-id {port}{target.command.rpartition(' ')[2]}, or name the right username and client_keys"
     elif isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
-        reason, fix = (
-            f"a private key cannot be used ({detail})",
-            "load it into the agent with ssh-add, or name another one",
-        )
+        reason = f"a private key cannot be used ({detail})"
+        fix = "load it into the agent with ssh-add, or name another one"
     elif isinstance(error, socket.gaierror):
         reason, fix = f"there is no such host ({detail})", "correct `host`, or name it in ~/.ssh/config"
     elif isinstance(error, asyncssh.Error):
@@ -172,10 +170,8 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
         reason, fix = detail, "correct the option, or the ssh configuration"
     else:
         late = f"no answer within {CONNECT_TIMEOUT:g} s" if isinstance(error, TimeoutError) else detail
-        reason, fix = (
-            f"it cannot be reached ({late})",
-            f"start sshd there, or check host and port with: {target.command} true",
-        )
+        reason = f"it cannot be reached ({late})"
+        fix = f"start sshd there, or check host and port with: {target.command} true"
     return BackendUnavailable(f"{target.name}: {reason.rstrip('.')}. Next step: {fix}")
 
 
