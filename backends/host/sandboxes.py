@@ -16,7 +16,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from backends.base import BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
@@ -208,7 +208,7 @@ class HostSandboxes:
         limits = cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids)
         group, limits, counted = available.allot(id, limits, countable=countable, tracked=self._marked)
         groups = tuple(map(str, group.folders))
-        record = replace(Record.new(self._backend, id, spec, detail), groups=groups)
+        record = Record.new(self._backend, id, spec, detail, groups)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             records.prepare()
             undo.callback(_remove, record, self._marked)

@@ -40,15 +40,11 @@ class Child:
         self.pid = pid
         self._handle, self._replies = handle, replies
         self._spawner: Spawner | None = spawner
-        self._code: int | None = None
-
-    @property
-    def code(self) -> int | None:
+        self.code: int | None = None
         """Exit code, negative for a signal; None while it runs, or until somebody has waited."""
-        return self._code
 
     def kill(self) -> None:
-        if self._code is None:
+        if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
@@ -93,7 +89,7 @@ class Child:
 
     def _look(self) -> bool:
         """Read the helper's report. If the helper is gone, its children are being killed."""
-        if self._code is not None:
+        if self.code is not None:
             return True
         if self._replies.fileno() >= 0:
             try:
@@ -103,14 +99,14 @@ class Child:
             except OSError:
                 message = b""
             if message:
-                self._code = int(json.loads(message)["exit"])
+                self.code = int(json.loads(message)["exit"])
                 return True
             self._replies.close()
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         if poll.poll(0):
-            self._code = -signal.SIGKILL
-        return self._code is not None
+            self.code = -signal.SIGKILL
+        return self.code is not None
 
 
 class Spawner:
