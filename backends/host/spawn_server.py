@@ -34,7 +34,7 @@ MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
 OOM_SCORE = 500
 """When the machine's memory runs out, the kernel kills commands before the processes that make sandboxes."""
 SCRATCH = 200
-"""Descriptors are first copied up here, so that none has a number that another one is to get."""
+"""Descriptors are first moved up here, so that none has a number that another one is to get."""
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 RESET = (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 ESCAPED, BACKSLASHED = r"[\\:,]", r"\\\g<0>"
@@ -90,9 +90,11 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         parent: the process that has forked this one.
     """
     what = "starting"
-    errors = fds[1]
     try:
-        stream, errors, *others = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
+        for place, fd in enumerate(fds):
+            fds[place] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH)
+            os.close(fd)
+        stream, errors, *others = fds
         os.setsid()
         libc.prctl(PR_SET_PDEATHSIG, job.get("signal", signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
@@ -121,7 +123,7 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
         os.execve(job["argv"][0], job["argv"], job.get("env", {}))
     except BaseException as error:
-        os.write(errors, f"{what}: {error}".encode())
+        os.write(fds[1], f"{what}: {error}".encode())
     finally:
         os._exit(126)
 
