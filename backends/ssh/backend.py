@@ -103,8 +103,7 @@ class SshBackend:
 
     async def check(self) -> Availability:
         try:
-            link = self._link()
-            with link.used():
+            with self._link().used() as link:
                 return (await self._examine(link))[0]
         except BackendError as error:
             reason, _, fix = str(error).partition(". Next step: ")
@@ -112,8 +111,7 @@ class SshBackend:
 
     async def create(self, spec: SandboxSpec) -> SshSandbox:
         request_of(spec, walled=self._walled)
-        link = self._link()
-        with link.used():
+        with self._link().used() as link:
             facts = self._facts
             if facts is None:
                 found, facts = await self._examine(link)
@@ -125,13 +123,11 @@ class SshBackend:
                 return await self._create(link, facts, spec)
 
     async def sandboxes(self) -> list[SandboxInfo]:
-        link = self._link()
-        with link.used():
+        with self._link().used() as link:
             return await self._list(link)
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
-        link = self._link()
-        with link.used():
+        with self._link().used() as link:
             found = [info for info in await self._list(link) if everyone or info.orphan]
             removed = [info for info in found if run_id is None or info.run_id == run_id]
             if removed:

@@ -182,17 +182,14 @@ class Hub:
         self._target, self._process, self._deaths = target, process, deaths
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = 0
-        self._lost = ""
+        self.lost = ""
+        """Why it cannot be used any more."""
         self._task = asyncio.create_task(self._read())
-
-    @property
-    def lost(self) -> bool:
-        return bool(self._lost)
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
         """Raises `LinkLost`, `BackendUnavailable` for what the far machine cannot do, `BackendError` for the rest."""
-        if self._lost:
-            raise LinkLost(self._lost)
+        if self.lost:
+            raise LinkLost(self.lost)
         self._last += 1
         number = self._last
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -223,10 +220,10 @@ class Hub:
         except (asyncssh.Error, OSError, ValueError) as error:
             reason = f"the ssh connection broke ({error})"
         finally:
-            self._lost = f"{self._target.name}: {reason}"
+            self.lost = f"{self._target.name}: {reason}"
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(LinkLost(self._lost))
+                    answer.set_exception(LinkLost(self.lost))
 
     def close(self) -> None:
         self._task.cancel()
@@ -252,11 +249,11 @@ class Link:
         self._idle: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
+    def used(self) -> Iterator[Link]:
         """Keeps the connection open for a block."""
         self.hold()
         try:
-            yield
+            yield self
         finally:
             self.release()
 
