@@ -25,7 +25,7 @@ def main() -> None:
         options[folders[0]] = folders[1]
         del folders[:2]
     if "--relay" in options:
-        relay(options["--relay"].lstrip("@"))
+        relay("\0" + options["--relay"].lstrip("@"))
         return
     is_init = os.getpid() == 1
     stream_in, stream_out = (fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 10) for fd in (0, 1))

@@ -10,13 +10,13 @@ from .framing import CHUNK
 from .kernel import PR_SET_DUMPABLE, libc
 
 
-def relay(name: str) -> None:
-    """Copy standard input to the abstract socket `name` and what comes from there to standard output."""
+def relay(address: str) -> None:
+    """Copy standard input to the Unix socket `address` and what comes from there to standard output."""
     import socket
 
     libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     with socket.socket(socket.AF_UNIX) as other:
-        other.connect("\0" + name)
+        other.connect(address)
         other.setblocking(False)
         routes = [(0, other.fileno()), (other.fileno(), 1)]
         for fd in (0, 1):

@@ -5,8 +5,7 @@ so these use the standard library alone, and Python 3.8 or later. Of the project
 `backends.executor` and, of `backends.base`, the errors.
 
   machine        what this machine can do, and what a sandbox is started from
-  bubblewrap     which bwrap works, and its command line
-  proc_mounts    what is hidden of /proc
+  bubblewrap     which bwrap works, its command line, and what is hidden of /proc
   cgroups        limits of processors, memory and processes
   runtime, elf   Python and bash that run inside any root file system
   folders        private folders, cached folders, and what is removed with a sandbox

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .plan import Disk
-from .proc_mounts import bubblewrap_proc
+from .plan import Disk, Request
 from .runtime import RUNTIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     Run = Callable[[Sequence[str], "Disk | None"], str]
     """Runs a command with a disk; returns the reason why it failed, empty when it did not."""
@@ -63,24 +63,6 @@ def system_folders() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """The inside of one sandbox."""
-
-    size: int
-    """Bytes that can be written to each of its file systems in memory."""
-    network: bool = False
-    workdir: str = WORKDIR
-    mount: str = ""
-    """Folder of this machine that the disk is mounted over."""
-    image: str | None = None
-    """Root folder; without it, this machine's programs are there."""
-    runtime: str | None = None
-    """The portable runtime; without it, this machine's Python runs the executor."""
-    files: Mapping[str, int] = field(default_factory=dict)
-    """Path inside -> descriptor of its contents."""
-
-
-@dataclass(frozen=True)
 class Bubblewrap:
     """A bwrap binary, and what has been seen to work with it."""
 
@@ -97,42 +79,57 @@ class Bubblewrap:
         """How many file systems in memory a sandbox has."""
         return 1 if self.disk else 4
 
-    def disk_of(self, layout: Layout) -> Disk | None:
-        """The disk to mount before the command is run."""
+    def disk_of(self, request: Request, mount: str) -> Disk | None:
+        """The disk to mount over the folder `mount` before the command is run."""
         if not self.disk:
             return None
-        if layout.image is not None:
-            return Disk(layout.mount, layout.size, [("root", 0o755), ("shm", 0o1777)], [(layout.image, "root")])
+        size = request.disk_bytes
+        if request.image is not None:
+            return Disk(mount, size, [("root", 0o755), ("shm", 0o1777)], [(request.image, "root")])
         modes = [(path, 0o755) for path in ("", WORKDIR, HOME, "/run", "/etc", "/var")]
         modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
         folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
         laid = system_folders() if self.overlay else []
-        return Disk(layout.mount, layout.size, folders, [(folder, "root" + folder) for folder in laid])
+        return Disk(mount, size, folders, [(folder, "root" + folder) for folder in laid])
 
-    def command(self, layout: Layout, inner: Sequence[str]) -> list[str]:
-        """The command line that runs `inner` as PID 1 of a new sandbox."""
+    def command(
+        self,
+        request: Request,
+        mount: str,
+        inner: Sequence[str],
+        *,
+        runtime: str = "",
+        files: Mapping[str, int] | None = None,
+    ) -> list[str]:
+        """The command line that runs `inner` as PID 1 of a new sandbox.
+
+        Args:
+            mount: the folder that the disk is mounted over.
+            runtime: the portable runtime; without it, this machine's Python runs the executor.
+            files: path inside -> descriptor of its contents.
+        """
         arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
         arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
-        arguments += [] if layout.network else ["--unshare-net"]
+        arguments += [] if request.network else ["--unshare-net"]
         arguments += ["--disable-userns"] if self.disable_userns else []
         arguments += ["--hostname", "sandbox", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--as-pid-1"]
-        arguments += ["--bind", f"{layout.mount}/root", "/"] if self.disk else []
-        if layout.image is None:
-            arguments += self._programs(layout)
+        arguments += ["--bind", f"{mount}/root", "/"] if self.disk else []
+        if request.image is None:
+            arguments += self._programs(request)
         else:
             arguments += ["--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/home", "--dir", HOME]
-        if layout.runtime is not None:
-            arguments += ["--ro-bind", layout.runtime, RUNTIME]
-        for inside, fd in layout.files.items():
+        if runtime:
+            arguments += ["--ro-bind", runtime, RUNTIME]
+        for inside, fd in (files or {}).items():
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
-        arguments += bubblewrap_proc()
-        size = str(min(_SHM_BYTES, layout.size))
-        shared = ["--bind", f"{layout.mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
+        arguments += _proc()
+        size = str(min(_SHM_BYTES, request.disk_bytes))
+        shared = ["--bind", f"{mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
         arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]
         arguments += [] if self.disk else ["--remount-ro", "/"]
         return [*arguments, "--", *inner]
 
-    def _programs(self, layout: Layout) -> list[str]:
+    def _programs(self, request: Request) -> list[str]:
         arguments = []
         if not self.overlay:
             for folder in system_folders():
@@ -140,16 +137,46 @@ class Bubblewrap:
         for name in _TOP:
             if os.path.islink(name):
                 arguments += ["--symlink", os.readlink(name), name]
-        for path in [*_ETC_BOUND, "/etc/resolv.conf"] if layout.network else _ETC_BOUND:
+        for path in [*_ETC_BOUND, "/etc/resolv.conf"] if request.network else _ETC_BOUND:
             arguments += ["--ro-bind-try", path, path]
         if not self.disk:
-            size = ["--size", str(layout.size)]
+            size = ["--size", str(request.disk_bytes)]
             arguments += ["--dir", "/run", "--dir", "/var", "--perms", "1777", *size, "--tmpfs", "/tmp"]
-            for path in dict.fromkeys((layout.workdir, WORKDIR, HOME)):
+            for path in dict.fromkeys((request.workdir or WORKDIR, WORKDIR, HOME)):
                 if path.rstrip("/") not in ("", "/tmp") and not path.startswith("/tmp/"):
                     arguments += ["--perms", "0755", *size, "--tmpfs", path]
             arguments += ["--symlink", "/tmp", "/var/tmp"]
         return arguments
+
+
+def kernel_files() -> Iterator[tuple[str, str]]:
+    """`(source, place)` for everything in /proc that belongs to no process, each to be bound read-only.
+
+    A process that real root starts keeps kernel uid 0, whatever its uid inside. File modes do not stop it: it could
+    write /proc/sys/kernel/core_pattern. It has no capabilities, so it cannot change mounts.
+    """
+    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
+        if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
+            continue  # processes, self, net; sysvipc belongs to the new IPC namespace
+        mode = entry.stat(follow_symlinks=False).st_mode
+        if stat.S_ISDIR(mode):
+            yield entry.path, entry.path
+        elif mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
+            yield os.devnull, entry.path  # bound without device access: cannot be opened
+
+
+def _proc() -> list[str]:
+    """bubblewrap's arguments for a new /proc in which the executor is PID 1."""
+    arguments = ["--proc", "/proc"]
+    for source, place in kernel_files():
+        arguments += ["--ro-bind" if source == os.devnull else "--ro-bind-try", source, place]
+    if os.geteuid() != 0:
+        return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
+    # With a raised oom_score_adj, the kernel would kill the executor and not a command.
+    for name in ("autogroup", "oom_adj", "oom_score_adj"):
+        if os.path.exists("/proc/self/" + name):
+            arguments += ["--ro-bind", os.devnull, "/proc/1/" + name]
+    return [*arguments, "--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1/task", "--remount-ro", "/proc/1/task"]
 
 
 def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubblewrap | None, str, str]:
@@ -166,7 +193,7 @@ def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubbl
         return None, "bubblewrap is not installed", install
     failure = ""
     inner = ["/bin/bash", "--norc", "--noprofile", "-c", 'exec "$0" -I -S -c ""', python_path()]
-    layout = Layout(size=1 << 20, mount=mount)
+    request = Request(disk_bytes=1 << 20)
     # Laid over folders of somebody else, the disk would be of no use: the agent may not write into them.
     overlay = os.stat("/usr").st_uid == os.geteuid()
     for candidate in candidates:
@@ -174,7 +201,7 @@ def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubbl
         tried = [best, replace(best, overlay=False), replace(best, overlay=False, disk=False)]
         tried += [replace(bwrap, disable_userns=False) for bwrap in tried]
         for bwrap in dict.fromkeys(tried):
-            failure = run(bwrap.command(layout, inner), bwrap.disk_of(layout))
+            failure = run(bwrap.command(request, mount, inner), bwrap.disk_of(request, mount))
             if not failure:
                 return bwrap, f"{_version(candidate)} ({candidate}){_weaker(bwrap)}", ""
             failure = f"{candidate}: {failure}"

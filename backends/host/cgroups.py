@@ -48,9 +48,6 @@ class Limits:
     """Memory without swap, files on a tmpfs included."""
     pids: int | None = None
 
-    def __bool__(self) -> bool:
-        return any(getattr(self, name) is not None for name in _FIELDS)
-
     def controllers(self) -> set[str]:
         return {controller for name, controller in _FIELDS.items() if getattr(self, name) is not None}
 
@@ -91,12 +88,16 @@ class Cgroups:
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
         return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
 
-    def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> Allotment:
+    def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> tuple[Cgroup, Limits, int | None]:
         """How the limits of a new sandbox are enforced.
 
         Args:
             countable: whether RLIMIT_NPROC can be set inside a user namespace, for users who may not make groups.
             tracked: whether a group is needed to find its processes again, as without a PID namespace.
+
+        Returns:
+            The group that it needs, without folders if it needs none; the limits with which `create` makes it; and the
+            number of processes that RLIMIT_NPROC has to limit.
 
         Raises:
             BackendUnavailable: one of the limits cannot be enforced here.
@@ -106,8 +107,8 @@ class Cgroups:
             limits = replace(limits, pids=limits.pids or PIDS)
         elif countable and _counts_processes_per_namespace():
             limits, counted = replace(limits, pids=None), limits.pids or PIDS
-        group = self.group(name, limits) if limits or (tracked and self.tracks) else None
-        return Allotment(limits, group, counted)
+        needed = limits.controllers() or (tracked and self.tracks)
+        return self.group(name, limits) if needed else Cgroup(()), limits, counted
 
     def create(self, name: str, limits: Limits) -> Cgroup:
         """An empty group with these limits.
@@ -165,7 +166,7 @@ class Cgroups:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A group that exists: one folder in version 2, one per controller in version 1."""
+    """A group: one folder in version 2, one per controller in version 1."""
 
     folders: tuple[Path, ...]
 
@@ -240,22 +241,6 @@ class Cgroup:
         return gone
 
 
-@dataclass(frozen=True)
-class Allotment:
-    """How the limits of one sandbox are enforced."""
-
-    limits: Limits
-    """Those of its group."""
-    group: Cgroup | None
-    """The group that `Cgroups.create` will make."""
-    counted: int | None
-    """Number of processes that RLIMIT_NPROC has to limit."""
-
-    @property
-    def folders(self) -> tuple[str, ...]:
-        return tuple(map(str, self.group.folders)) if self.group is not None else ()
-
-
 def find(step: str = "") -> Cgroups:
     """What the running process may use, tried with a group that is removed again. `step` is for error messages."""
     if not Path("/proc/self/cgroup").exists():
@@ -306,16 +291,12 @@ def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
                 yield controller, (Path(mount), folder if folder.is_dir() else Path(mount))
 
 
-def _probe_name() -> str:
-    return f"probe-{os.getpid()}-{time.monotonic_ns()}"
-
-
 def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
     """Make and remove a group with limits of these controllers. Returns the reason of a failure."""
     tried = {"cpus": 1, "memory_bytes": 1 << 30, "pids": 1 << 10}
     limits = Limits(**{name: value for name, value in tried.items() if _FIELDS[name] in controllers})
     try:
-        group = available.create(_probe_name(), limits)
+        group = available.create(f"probe-{os.getpid()}-{time.monotonic_ns()}", limits)
         for fd in group.open():
             os.close(fd)
         group.remove(0.5)
@@ -325,14 +306,9 @@ def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
 
 
 def _find_legacy(own: Mapping[str, tuple[Path, Path]]) -> Cgroups:
-    parents, refused = {}, {}
-    for controller, (_, folder) in own.items():
-        failure = _try(Cgroups(1, {controller: folder}), [controller])
-        if failure is None:
-            parents[controller] = folder
-        else:
-            refused[controller] = failure
-    return Cgroups(1, parents, refused)
+    failures = {each: _try(Cgroups(1, {each: folder}), [each]) for each, (_, folder) in own.items()}
+    parents = {each: own[each][1] for each, failure in failures.items() if failure is None}
+    return Cgroups(1, parents, {each: failure for each, failure in failures.items() if failure is not None})
 
 
 def _find_unified(mount: Path, own: Path) -> Cgroups:

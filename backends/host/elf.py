@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -26,8 +26,7 @@ class NotPortable(Exception):
     """The file cannot be copied; the message says why."""
 
 
-@dataclass(frozen=True)
-class _Segment:
+class _Segment(NamedTuple):
     kind: int
     flags: int
     offset: int
@@ -36,10 +35,6 @@ class _Segment:
     file_size: int
     memory_size: int
     alignment: int
-
-    def pack_into(self, data: bytearray, place: int) -> None:
-        fields = (self.kind, self.flags, self.offset, self.address, self.physical)
-        _SEGMENT.pack_into(data, place, *fields, self.file_size, self.memory_size, self.alignment)
 
 
 class Elf:
@@ -156,7 +151,7 @@ class Elf:
         last = max(i for i, segment in enumerate(table) if segment.kind == _PT_LOAD)
         table.insert(last + 1, part(_PT_LOAD, 0, len(added), _PAGE))
         for i, segment in enumerate(table):
-            segment.pack_into(data, self._table + i * _SEGMENT.size)
+            _SEGMENT.pack_into(data, self._table + i * _SEGMENT.size, *segment)
         return bytes(data)
 
     def _loaded(self) -> bytes:

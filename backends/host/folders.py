@@ -68,9 +68,8 @@ def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "") -> 
     `id` is given where its processes do not end with the first one. They are then also found by `MARK`.
     """
     group = Cgroup(tuple(Path(each) for each in groups))
-    if group.folders:
-        group.kill()
-        group.remove()
+    group.kill()
+    group.remove()
     if id:
         _kill_marked(f"{MARK}={id}".encode())
     remove_tree(folder)

@@ -42,11 +42,11 @@ from .bubblewrap import Bubblewrap
 from .folders import private_folder, remove_sandbox
 from .machine import Machine
 from .plan import FIRST_FILE, Plan, Request, memory_file, numbers
-from .spawn_server import SCRATCH, become
+from .spawn_server import become
 from .supervisor import END_PATIENCE, remove_base, supervise
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
     from .plan import Disk
@@ -60,16 +60,6 @@ _INSTALL = "apt-get install bubblewrap"
 _NO_CGROUPS = "log in as a user who may write cgroups (root)"
 
 
-class Ending:
-    """Sandboxes that a request ends."""
-
-    def __init__(self, request: int, ids: Iterable[str]) -> None:
-        self.request = request
-        self.ids = set(ids)
-        self.signalled: set[str] = set()
-        self.begin = time.monotonic()
-
-
 class Hub:
     """Requests in, answers and events out."""
 
@@ -79,7 +69,8 @@ class Hub:
         self.base = Path(base or f"/tmp/{PREFIX}ssh-{os.geteuid()}")
         self.machine = Machine(self.try_command, install=_INSTALL)
         self.cgroups: cgroups.Cgroups | None = None
-        self.endings: list[Ending] = []
+        self.endings: list[Iterator[bool]] = []
+        """The requests `end` that go on."""
         self.probe: socket.socket | None = None
         self.events, self.event_end = os.pipe()
         os.set_blocking(self.event_end, False)
@@ -105,8 +96,7 @@ class Hub:
                 *lines, received = (received + data).split(b"\n")
                 for line in lines:
                     self.serve(json.loads(line.decode()))
-            for ending in list(self.endings):
-                self.advance(ending)
+            self.endings = [ending for ending in self.endings if not next(ending)]
 
     def put(self, data: bytes) -> None:
         view = memoryview(data)
@@ -164,7 +154,7 @@ class Hub:
             facts["file_systems"] = self.machine.bwrap.file_systems
             facts["detail"].append(detail)
         available = self.available()
-        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False).counted
+        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False)[2]
         limits = "limits: " + cgroups.describe(available)
         facts["detail"].append(limits + (", pids without a cgroup" if counted is not None else ""))
         return dict(facts, detail=", ".join(facts["detail"]), fix="")
@@ -195,7 +185,9 @@ class Hub:
             self.machine.bwrap = Bubblewrap(**message["bwrap"])
         available = self.available()
         limits = cgroups.Limits(request.cpus, request.memory_bytes, request.pids)
-        allotment = available.allot(id + GROUP_SUFFIX, limits, countable=request.walled, tracked=not request.walled)
+        group, limits, counted = available.allot(
+            id + GROUP_SUFFIX, limits, countable=request.walled, tracked=not request.walled
+        )
         while True:
             self.make_base()
             with contextlib.suppress(FileNotFoundError):  # the last sandbox has just removed the folder of all
@@ -206,22 +198,22 @@ class Hub:
         try:
             lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            os.write(lock, json.dumps(dict(message["meta"], groups=allotment.folders)).encode())
+            os.write(lock, json.dumps(dict(message["meta"], groups=list(map(str, group.folders)))).encode())
             arguments = ["--listen", f"fd:{FIRST_FILE}"]
-            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=allotment.counted)
-            if allotment.group is not None:
-                add(fds, *available.create(id + GROUP_SUFFIX, allotment.limits).open())
+            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=counted)
+            if group.folders:
+                fds += available.create(id + GROUP_SUFFIX, limits).open()
             job = self.job(plan, len(fds))
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
                 listener.listen(16)
-                add(fds, os.dup(listener.fileno()))
+                fds.append(os.dup(listener.fileno()))
             for content in plan.contents:
-                add(fds, memory_file("file", content))
-            ending = (allotment.group, lock, self.event_end, message["lifetime"], self.own_base)
+                fds.append(memory_file("file", content))
+            ending = (group, lock, self.event_end, message["lifetime"], self.own_base)
             self.detach(id, lambda: supervise(folder, job, fds, *ending))
         except BaseException:
-            remove_sandbox(folder, allotment.folders)
+            remove_sandbox(folder, group.folders)
             raise
         finally:
             for fd in [*fds, lock] if lock >= 0 else fds:
@@ -259,16 +251,20 @@ class Hub:
         return {"alive": bool(self.held(self.base / request["id"]))}
 
     def op_end(self, request: Message) -> None:
-        self.endings.append(Ending(request["n"], request["ids"]))
+        self.endings.append(self.ending(request["n"], request["ids"]))
 
-    def advance(self, ending: Ending) -> None:
-        waited = time.monotonic() - ending.begin
-        for id in list(ending.ids):
-            if self.gone(id, ending.signalled, waited):
-                ending.ids.remove(id)
-        if not ending.ids or waited > 2 * END_PATIENCE:
-            self.endings.remove(ending)
-            self.answer(ending.request, left=sorted(ending.ids))
+    def ending(self, number: int, ids: Sequence[str]) -> Iterator[bool]:
+        """End sandboxes: each step looks once at those that are left. Yields whether it has answered."""
+        begin, left = time.monotonic(), set(ids)
+        signalled: set[str] = set()
+        while True:
+            waited = time.monotonic() - begin
+            left = {id for id in left if not self.gone(id, signalled, waited)}
+            if not left or waited > 2 * END_PATIENCE:
+                break
+            yield False
+        self.answer(number, left=sorted(left))
+        yield True
 
     def gone(self, id: str, signalled: set[str], waited: float) -> bool:
         folder = self.base / id
@@ -329,13 +325,6 @@ class Hub:
                 {"id": folder.name, "meta": meta_of(folder), "alive": alive, "state": state if alive else "dead"}
             )
         return {"sandboxes": sandboxes}
-
-
-def add(fds: list[int], *more: int) -> None:
-    """Append descriptors, moved out of the way of the numbers that a started process knows."""
-    for fd in more:
-        fds.append(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH))
-        os.close(fd)
 
 
 def meta_of(folder: Path) -> Message:

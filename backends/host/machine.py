@@ -12,7 +12,7 @@ from backends import executor_code
 from backends.base import BackendError, BackendUnavailable
 
 from . import bubblewrap
-from .bubblewrap import HOME, UID, WORKDIR, Bubblewrap, Layout
+from .bubblewrap import HOME, UID, WORKDIR, Bubblewrap
 from .folders import MARK
 from .plan import Plan, numbers
 from .runtime import RUNTIME, portable_runtime, runtime_command
@@ -94,7 +94,7 @@ class Machine:
             raise BackendUnavailable(
                 f"image {request.image!r} {reason}. Next step: name a folder with a root file system, or leave it out"
             )
-        runtime = None
+        runtime = ""
         if image is not None or bwrap.overlay:  # the agent can overwrite the Python that is inside
             try:
                 runtime = str(portable_runtime())
@@ -103,31 +103,23 @@ class Machine:
                     raise
                 self.bwrap = bwrap = replace(bwrap, overlay=False)
         contents = _etc_files(image)
-        if runtime is None:
+        if not runtime:
             contents[_EXECUTOR] = executor_code.bytecode()
             inner = [bubblewrap.python_path(), "-I", "-S", _EXECUTOR, *arguments]
         else:
             inner = runtime_command(*arguments)
         if counted is not None:
-            bash = "/bin/bash" if runtime is None else f"{RUNTIME}/bin/bash"
+            bash = f"{RUNTIME}/bin/bash" if runtime else "/bin/bash"
             inner = [bash, *_COUNTED, str(counted), *inner]
         mount = folder / "mount"
         mount.mkdir(parents=True)
-        layout = Layout(
-            size=request.disk_bytes,
-            network=request.network,
-            workdir=request.workdir or WORKDIR,
-            mount=str(mount),
-            image=request.image,
-            runtime=runtime,
-            files=dict(zip(contents, numbers(99)[passed:])),
-        )
+        files = dict(zip(contents, numbers(99)[passed:]))
         return Plan(
-            command=bwrap.command(layout, inner),
-            workdir=layout.workdir,
+            command=bwrap.command(request, str(mount), inner, runtime=runtime, files=files),
+            workdir=request.workdir or WORKDIR,
             env=environment(image is not None),
             contents=list(contents.values()),
-            disk=bwrap.disk_of(layout),
+            disk=bwrap.disk_of(request, str(mount)),
             written=_resolver() if request.network and image is not None else {},
         )
 

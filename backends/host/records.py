@@ -47,10 +47,9 @@ class Record:
     """Where its owner runs: several machines may share the folder of all."""
 
     @classmethod
-    def new(cls, backend: str, id: str, spec: SandboxSpec, detail: str) -> Record:
-        labels = spec.labels
-        run_id, task_id = labels.get("run_id", ""), labels.get("task_id", "")
-        return cls(backend, id, run_id, task_id, this_owner(), time.time(), detail, machine=this_machine())
+    def new(cls, backend: str, id: str, spec: SandboxSpec, detail: str, groups: tuple[str, ...] = ()) -> Record:
+        run_id, task_id = spec.labels.get("run_id", ""), spec.labels.get("task_id", "")
+        return cls(backend, id, run_id, task_id, this_owner(), time.time(), detail, groups, machine=this_machine())
 
     @property
     def orphan(self) -> bool:

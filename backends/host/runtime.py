@@ -182,7 +182,7 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
             py_compile.compile(file, str(place), f"{name}.py", doraise=True, invalidation_mode=mode)
         elif ".so" in path.suffixes and "." not in name:
             extensions.add(path.resolve())
-            (dynamic / path.name).write_bytes(_library(path))
+            (dynamic / path.name).write_bytes(_read(path).library())
         else:
             raise _not_portable(python, f"its module {name} is {file}, which is not a file of a standard installation")
     mapped = [path for path in _mapped(found["maps"]) if path.resolve() not in extensions]
@@ -200,23 +200,25 @@ def _place(
 
     `placed` has the files that other programs needed, by name: the same file is not copied again.
     """
-    loader = Path(_read(program).interpreter or "").resolve()
+    linked = _read(program)
+    asked = Path(linked.interpreter or "")
+    loader = asked.resolve()
     if loader.name.startswith(("ld-musl", "libc.musl")):
         raise _not_portable(program, "it is made for the C library musl")
-    places = {_loader_name(program): loader}
+    places = {asked.name: loader}
     for path in mapped:
         if path not in (program, loader) and _is_elf(path):
             places[_read(path).soname or path.name] = path
     for soname, path in places.items():
         if placed.get(soname) == path:
             continue
-        data = path.read_bytes().replace(_PRELOAD, _NO_PRELOAD) if path == loader else _library(path)
+        data = path.read_bytes().replace(_PRELOAD, _NO_PRELOAD) if path == loader else _read(path).library()
         (folder / libraries[0] / soname).write_bytes(data)
         placed.setdefault(soname, path)
-    home = libraries[0] if (folder / libraries[0] / _loader_name(program)).exists() else libraries[-1]
+    home = libraries[0] if (folder / libraries[0] / asked.name).exists() else libraries[-1]
     try:
-        data = _read(program).program(
-            interpreter=f"{RUNTIME}/{home}/{_loader_name(program)}",
+        data = linked.program(
+            interpreter=f"{RUNTIME}/{home}/{asked.name}",
             library_path=":".join(f"{RUNTIME}/{library}" for library in libraries),
         )
     except elf.NotPortable as error:
@@ -224,19 +226,11 @@ def _place(
     (folder / name).write_bytes(data)
 
 
-def _loader_name(program: Path) -> str:
-    return Path(_read(program).interpreter or "").name
-
-
 def _read(path: Path) -> elf.Elf:
     try:
         return elf.Elf(path.read_bytes())
     except elf.NotPortable as error:
         raise _not_portable(path, error) from error
-
-
-def _library(path: Path) -> bytes:
-    return _read(path).library()
 
 
 def _is_elf(path: Path) -> bool:

@@ -14,10 +14,9 @@ import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from backends.base import BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
@@ -109,7 +108,7 @@ class _Launched:
     child: Child
     stream: socket.socket
     errors: int
-    group: cgroups.Cgroup | None
+    group: cgroups.Cgroup
     marked: bool
 
 
@@ -207,18 +206,17 @@ class HostSandboxes:
     ) -> _Launched:
         available = self.available()
         limits = cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids)
-        allotment = available.allot(id, limits, countable=countable, tracked=self._marked)
-        record = replace(Record.new(self._backend, id, spec, detail), groups=allotment.folders)
+        group, limits, counted = available.allot(id, limits, countable=countable, tracked=self._marked)
+        groups = tuple(map(str, group.folders))
+        record = Record.new(self._backend, id, spec, detail, groups)
         with contextlib.ExitStack() as undo, contextlib.ExitStack() as passed:
             records.prepare()
             undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id, allotment.counted)
-            joined: list[int] = []
-            if allotment.group is not None:
-                joined = available.create(id, allotment.limits).open()
-                for fd in joined:
-                    passed.callback(os.close, fd)
+            plan = make_plan(id, counted)
+            joined = available.create(id, limits).open() if groups else []
+            for fd in joined:
+                passed.callback(os.close, fd)
             files: list[int] = []
             for content in plan.contents:
                 files.append(memory_file("file", content))
@@ -249,7 +247,7 @@ class HostSandboxes:
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, allotment.group, self._marked)
+        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
 
     def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
         removed = []
@@ -300,7 +298,7 @@ class HostSandbox(ExecutorSandbox):
             self._threads.submit(_finish, launched)
             raise
         self.last_words = _tail(launched.errors)
-        starved = launched.group is not None and launched.group.out_of_memory() > 0
+        starved = launched.group.out_of_memory() > 0
         await asyncio.wrap_future(self._threads.submit(_finish, launched))
         if reason is None:
             reason = executor_death(launched.child.code, self.last_words, starved)
@@ -336,20 +334,12 @@ def _kill_first(record: Record) -> None:
     """Kill its first process and wait for its end: the kernel ends its PID namespace with it."""
     if not record.runs:
         return
-    try:
-        handle = os.pidfd_open(record.pid)
-    except ProcessLookupError:
-        return
-    try:
-        end = time.monotonic() + _ENDING
+    with contextlib.suppress(ProcessLookupError), open(os.pidfd_open(record.pid), "rb") as handle:
         if record.runs:  # still: the handle is not one of another process with the same number
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
-        while record.runs and time.monotonic() < end:
-            time.sleep(0.002)
-    except ProcessLookupError:
-        pass
-    finally:
-        os.close(handle)
+            signal.pidfd_send_signal(handle.fileno(), signal.SIGKILL)
+            ended = select.poll()
+            ended.register(handle, select.POLLIN)
+            ended.poll(_ENDING * 1000)
 
 
 def _tail(errors: int) -> str:

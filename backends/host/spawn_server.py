@@ -1,8 +1,8 @@
 """From fork to exec; and a small process that forks for a large one and ends with it, which `spawner.py` uses.
 
 It is started as `python3 -I -S spawn_server.py SOCKET OWNER`: descriptors of a SOCK_SEQPACKET socket and of its owner's
-process. A request is one message with descriptors: a file with the job (JSON, see `become`), the reply socket, then
-those of `become`. The reply is `{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`,
+process. A request is one message, the job (JSON, see `become`), with descriptors: the reply socket, then those of
+`become`. The reply is `{"pid": ...}` with a descriptor of the new process, and later `{"exit": code}`,
 negative for a signal; or `{"error": text}` if it cannot be started.
 
 It imports nothing of the project and has one thread: between fork and exec, anything may be done.
@@ -86,12 +86,15 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         job: `argv`; `env` (empty if missing); `disk`, a `plan.Disk` or None; `groups`, the number of cgroups to join;
             `files`, the numbers of descriptors to pass on; `signal`, sent when the parent dies (SIGKILL if missing).
         fds: standard input and output, standard error (which also gets the reason of a failure), `cgroup.procs` of the
-            groups, files. All are `SCRATCH` or higher.
+            groups, files.
         parent: the process that has forked this one.
     """
     what = "starting"
-    stream, errors, *others = fds
     try:
+        for place, fd in enumerate(fds):
+            fds[place] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH)
+            os.close(fd)
+        stream, errors, *others = fds
         os.setsid()
         libc.prctl(PR_SET_PDEATHSIG, job.get("signal", signal.SIGKILL), 0, 0, 0)
         if os.getppid() != parent:
@@ -120,7 +123,7 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
         os.execve(job["argv"][0], job["argv"], job.get("env", {}))
     except BaseException as error:
-        os.write(errors, f"{what}: {error}".encode())
+        os.write(fds[1], f"{what}: {error}".encode())
     finally:
         os._exit(126)
 
@@ -136,88 +139,68 @@ def privileged() -> bool:
 class Server:
     def __init__(self, requests: socket.socket) -> None:
         self.requests = requests
-        self.replies: dict[int, socket.socket] = {}
+        self.poll = select.poll()
+        self.children: dict[int, tuple[int, socket.socket]] = {}
+        """Descriptor of a child, which can be read once it has ended -> its number, and where its end is reported."""
 
     def serve(self) -> bool:
         """Answer one request. False when the owner has closed the socket."""
-        message, fds, flags, _ = socket.recv_fds(self.requests, 64, 250, socket.MSG_CMSG_CLOEXEC)
+        message, fds, flags, _ = socket.recv_fds(self.requests, 1 << 18, 250)
         if not message:
             return False
-        moved: list[int] = []
+        for fd in fds:
+            os.set_inheritable(fd, False)  # MSG_CMSG_CLOEXEC would not do: `recv_fds` ignores it
+        if not fds:
+            return True  # the table is full, also for the reply socket: the caller sees its end
+        reply, pid, handle = socket.socket(fileno=fds[0]), 0, -1
         try:
-            if flags & socket.MSG_CTRUNC:
+            if flags & socket.MSG_CTRUNC:  # the table is full: this request fails, and what runs goes on
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            moved.extend(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH) for fd in fds)
-        except OSError as error:  # the table is full: this request fails, and what runs goes on
-            with contextlib.suppress(OSError, IndexError), socket.socket(fileno=os.dup(fds[1])) as reply:
-                reply.send(json.dumps({"error": str(error)}).encode())
-            for fd in moved:
-                os.close(fd)
-            return True
-        finally:
-            for fd in fds:
-                os.close(fd)
-        reply, pid = socket.socket(fileno=moved[1]), 0
-        try:
-            with open(moved[0], "rb", closefd=False) as file:
-                job = json.load(file)
-            parent = os.getpid()
+            job, parent = json.loads(message), os.getpid()
             pid = os.fork()
             if pid == 0:
-                become(job, moved[2:], parent)
-            self.replies[pid] = reply
+                become(job, fds[1:], parent)
             handle = os.pidfd_open(pid)
-            try:
-                socket.send_fds(reply, [json.dumps({"pid": pid}).encode()], [handle])
-            finally:
-                os.close(handle)
+            self.children[handle] = pid, reply
+            self.poll.register(handle, select.POLLIN)
+            socket.send_fds(reply, [json.dumps({"pid": pid}).encode()], [handle])
         except OSError as error:
-            if pid > 0:  # the caller has gone
+            if pid > 0:  # the caller has gone, or there is no descriptor for the handle
                 os.kill(pid, signal.SIGKILL)
+                if handle < 0:
+                    os.waitpid(pid, 0)
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
         finally:
-            for fd in [moved[0], *moved[2:]]:
+            for fd in fds[1:]:
                 os.close(fd)
         return True
 
-    def reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            reply = self.replies.pop(pid, None)
-            if reply is not None:
-                with contextlib.suppress(OSError), reply:
-                    reply.send(json.dumps({"exit": os.waitstatus_to_exitcode(status)}).encode())
+    def reap(self, handle: int) -> None:
+        pid, reply = self.children.pop(handle)
+        self.poll.unregister(handle)
+        os.close(handle)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(OSError), reply:
+            reply.send(json.dumps({"exit": code}).encode())
 
 
 def main() -> None:
-    with contextlib.suppress(ValueError, OSError):  # each that runs takes one
+    with contextlib.suppress(ValueError, OSError):  # each that runs takes two
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
     server = Server(socket.socket(fileno=int(sys.argv[1])))
     owner = int(sys.argv[2])
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would let the kernel forget how children end
+    # The owner's end of the socket may live on in processes that it has forked, so its death is watched as well.
     for fd in (server.requests.fileno(), owner):
         os.set_inheritable(fd, False)
-    signals, wakeup = os.pipe()
-    for fd in (signals, wakeup):
-        os.set_blocking(fd, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
-    # The owner's end of the socket may live on in processes that it has forked, so its death is watched as well.
-    poll = select.poll()
-    for fd in (server.requests.fileno(), owner, signals):
-        poll.register(fd, select.POLLIN)
+        server.poll.register(fd, select.POLLIN)
     gc.collect()
     gc.freeze()
     while True:
-        ready = {fd for fd, _ in poll.poll()}
-        if signals in ready:
-            os.read(signals, 4096)
-            server.reap()
+        ready = {fd for fd, _ in server.poll.poll()}
+        for handle in ready & server.children.keys():
+            server.reap(handle)
         if owner in ready or (server.requests.fileno() in ready and not server.serve()):
             return  # its children are killed with it
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from backends.base import BackendError
 
-from .plan import Disk, memory_file, numbers
+from .plan import Disk, numbers
 
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
@@ -40,15 +40,11 @@ class Child:
         self.pid = pid
         self._handle, self._replies = handle, replies
         self._spawner: Spawner | None = spawner
-        self._code: int | None = None
-
-    @property
-    def code(self) -> int | None:
+        self.code: int | None = None
         """Exit code, negative for a signal; None while it runs, or until somebody has waited."""
-        return self._code
 
     def kill(self) -> None:
-        if self._code is None:
+        if self.code is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, signal.SIGKILL)
 
@@ -93,7 +89,7 @@ class Child:
 
     def _look(self) -> bool:
         """Read the helper's report. If the helper is gone, its children are being killed."""
-        if self._code is not None:
+        if self.code is not None:
             return True
         if self._replies.fileno() >= 0:
             try:
@@ -103,14 +99,14 @@ class Child:
             except OSError:
                 message = b""
             if message:
-                self._code = int(json.loads(message)["exit"])
+                self.code = int(json.loads(message)["exit"])
                 return True
             self._replies.close()
         poll = select.poll()
         poll.register(self._handle, select.POLLIN)
         if poll.poll(0):
-            self._code = -signal.SIGKILL
-        return self._code is not None
+            self.code = -signal.SIGKILL
+        return self.code is not None
 
 
 class Spawner:
@@ -146,26 +142,22 @@ class Spawner:
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
         described.update(disk=disk and asdict(disk), env=dict(env or {}))
-        job = memory_file("job", json.dumps(described).encode())
-        try:
-            return self._ask(job, [stream, errors, *groups, *files])
-        finally:
-            os.close(job)
-
-    def _ask(self, job: int, fds: list[int]) -> Child:
+        job = json.dumps(described).encode()
+        fds = [stream, errors, *groups, *files]
         requests: socket.socket | None = None
         for _ in range(2):  # the helper may have been killed since it was last used
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 with theirs:
                     requests = self._helper(instead_of=requests)
-                    socket.send_fds(requests, [b"spawn"], [job, theirs.fileno(), *fds])
+                    socket.send_fds(requests, [job], [theirs.fileno(), *fds])
                 ours.settimeout(_PATIENCE)
-                message, handles, _, _ = socket.recv_fds(ours, 4096, 1, socket.MSG_CMSG_CLOEXEC)
+                message, handles, _, _ = socket.recv_fds(ours, 4096, 1)
                 if message:
                     answer = json.loads(message)
                     if "error" in answer:
                         raise BackendError(f"a process could not be started: {answer['error']}")
+                    os.set_inheritable(handles[0], False)
                     ours.setblocking(False)
                     return Child(answer["pid"], handles[0], ours, self)
                 reason = "the helper process has ended"

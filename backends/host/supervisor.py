@@ -58,7 +58,7 @@ def supervise(
     folder: Path,
     job: dict[str, Any],
     fds: list[int],
-    group: Cgroup | None,
+    group: Cgroup,
     lock: int,
     events: int,
     lifetime: float,
@@ -104,9 +104,9 @@ def supervise(
             break
         kill_tree(os.getpid())
         time.sleep(0.001)
-    starved = group is not None and group.out_of_memory() > 0
+    starved = group.out_of_memory() > 0
     text = os.pread(log, 2000, max(0, os.fstat(log).st_size - 2000)).decode(errors="replace").strip()
-    remove_sandbox(folder, group.folders if group is not None else ())
+    remove_sandbox(folder, group.folders)
     remove_base(folder.parent, own_base)
     event = {"ended": folder.name, "code": code, "log": text, "starved": starved}
     while len(json.dumps(event)) >= EVENT:

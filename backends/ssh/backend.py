@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Literal
 
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
@@ -31,17 +31,6 @@ _OVERTIME = 30.0
 """Seconds beyond lifetime and grace after which the far machine ends even an executor that hangs."""
 _CLOSE_PATIENCE = 20.0
 """Seconds for which an unreachable machine is tried before the sandbox is left to end itself after `grace`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """A far machine that was examined."""
-
-    availability: Availability
-    bwrap: dict[str, Any] | None = None
-    """The fields of the `Bubblewrap` that works there."""
-    file_systems: int = 1
-    """How many file systems in memory a sandbox has there."""
 
 
 class SshBackend:
@@ -104,7 +93,8 @@ class SshBackend:
             python=python,
             folder=folder,
         )
-        self._facts: _Facts | None = None
+        self._facts: dict[str, Any] | None = None
+        """The answer to the hub's request `facts`, of a machine that can make sandboxes."""
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()  # for the links: several threads may have event loops
 
@@ -113,34 +103,31 @@ class SshBackend:
 
     async def check(self) -> Availability:
         try:
-            link = self._link()
-            with link.used():
-                return (await self._examine(link)).availability
+            with self._link().used() as link:
+                return (await self._examine(link))[0]
         except BackendError as error:
             reason, _, fix = str(error).partition(". Next step: ")
             return Availability(False, reason, fix or f"try: {self._target.command} true")
 
     async def create(self, spec: SandboxSpec) -> SshSandbox:
         request_of(spec, walled=self._walled)
-        link = self._link()
-        with link.used():
-            facts = self._facts or await self._examine(link)
-            if not facts.availability.ok:
-                raise BackendUnavailable(
-                    f"backend 'ssh' cannot make sandboxes: {facts.availability.detail}. "
-                    f"Next step: {facts.availability.fix}"
-                )
+        with self._link().used() as link:
+            facts = self._facts
+            if facts is None:
+                found, facts = await self._examine(link)
+                if not found.ok:
+                    raise BackendUnavailable(
+                        f"backend 'ssh' cannot make sandboxes: {found.detail}. Next step: {found.fix}"
+                    )
             with explained(spec):
                 return await self._create(link, facts, spec)
 
     async def sandboxes(self) -> list[SandboxInfo]:
-        link = self._link()
-        with link.used():
+        with self._link().used() as link:
             return await self._list(link)
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
-        link = self._link()
-        with link.used():
+        with self._link().used() as link:
             found = [info for info in await self._list(link) if everyone or info.orphan]
             removed = [info for info in found if run_id is None or info.run_id == run_id]
             if removed:
@@ -155,22 +142,22 @@ class SshBackend:
                 link = self._links[loop] = Link(self._target)
             return link
 
-    async def _examine(self, link: Link) -> _Facts:
+    async def _examine(self, link: Link) -> tuple[Availability, dict[str, Any]]:
         """Raises `BackendUnavailable` when the machine cannot be asked."""
         hub = await link.hub()
-        found = await hub.request("facts", walled=self._walled, bwrap=self._bwrap)
+        facts = await hub.request("facts", walled=self._walled, bwrap=self._bwrap)
         host = self._target.name
-        if found["system"] != "Linux":
-            return _Facts(Availability(False, f"{host} runs {found['system']}", "use a machine with Linux"))
-        if not found["bash"]:
-            return _Facts(Availability(False, f"bash is not installed on {host}", "apt-get install bash there"))
-        if found["fix"]:
-            fix = f"on {host}: {found['fix']}; for trusted code only: isolation 'none'"
-            return _Facts(Availability(False, f"{host}: {found['detail']}", fix))
-        detail = f"{host}: {found['detail']}" + ("" if self._walled else ", unsandboxed")
+        if facts["system"] != "Linux":
+            return Availability(False, f"{host} runs {facts['system']}", "use a machine with Linux"), facts
+        if not facts["bash"]:
+            return Availability(False, f"bash is not installed on {host}", "apt-get install bash there"), facts
+        if facts["fix"]:
+            fix = f"on {host}: {facts['fix']}; for trusted code only: isolation 'none'"
+            return Availability(False, f"{host}: {facts['detail']}", fix), facts
+        detail = f"{host}: {facts['detail']}" + ("" if self._walled else ", unsandboxed")
         detail += ", it forwards no sockets: every sandbox takes one of its MaxSessions" if link.relayed else ""
-        self._facts = _Facts(Availability(True, detail), found.get("bwrap"), found.get("file_systems", 1))
-        return self._facts
+        self._facts = facts
+        return Availability(True, detail), facts
 
     async def _list(self, link: Link) -> list[SandboxInfo]:
         try:
@@ -191,11 +178,11 @@ class SshBackend:
             for entry in found
         ]
 
-    async def _create(self, link: Link, facts: _Facts, spec: SandboxSpec) -> SshSandbox:
+    async def _create(self, link: Link, facts: dict[str, Any], spec: SandboxSpec) -> SshSandbox:
         id = new_id()
         name = sandbox_name(id, spec)
-        death = _Death()
-        link.on_ended[id] = death.report
+        death: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        link.deaths[id] = death
         try:
             made = await self._start(link, facts, spec, id)
 
@@ -203,8 +190,9 @@ class SshBackend:
                 try:
                     return await link.open(made["socket"])
                 except ConnectionRefusedError:
-                    if await death.known(0.5) or not await _alive(link, id):
-                        raise SandboxLost(death.reason) from None
+                    await asyncio.wait([death], timeout=0.5)
+                    if death.done() or not (await (await link.hub()).request("alive", id=id))["alive"]:
+                        raise SandboxLost(_cause(death)) from None
                     raise
 
             try:
@@ -218,12 +206,12 @@ class SshBackend:
             await write_inside(ExecutorSandbox(connection, **fields), written)
             return SshSandbox(connection, link, name=name, **fields)
         except BaseException:
-            link.on_ended.pop(id, None)
+            link.deaths.pop(id, None)
             with contextlib.suppress(Exception):  # a sandbox that cannot be ended now ends itself
                 await finish(link.end([id], _CLOSE_PATIENCE))
             raise
 
-    async def _start(self, link: Link, facts: _Facts, spec: SandboxSpec, id: str) -> dict[str, Any]:
+    async def _start(self, link: Link, facts: dict[str, Any], spec: SandboxSpec, id: str) -> dict[str, Any]:
         request = {
             "id": id,
             "meta": {
@@ -232,45 +220,23 @@ class SshBackend:
                 "owner": this_owner(),
                 "created": time.time(),
             },
-            "request": asdict(request_of(spec, walled=self._walled, file_systems=facts.file_systems)),
-            "bwrap": facts.bwrap,
+            "request": asdict(request_of(spec, walled=self._walled, file_systems=facts.get("file_systems", 1))),
+            "bwrap": facts.get("bwrap"),
             "lifetime": spec.lifetime + self.grace + _OVERTIME,
         }
-        for attempt in (1, 2):
-            try:
-                return await (await link.hub()).request("create", **request)
-            except LinkLost:
-                if attempt == 2:
-                    raise
-                await link.end([id], _CLOSE_PATIENCE)  # it may have been made
-        raise AssertionError
+        try:
+            return await (await link.hub()).request("create", **request)
+        except LinkLost:
+            await link.end([id], _CLOSE_PATIENCE)  # it may have been made
+            return await (await link.hub()).request("create", **request)
 
 
-async def _alive(link: Link, id: str) -> bool:
-    """Whether the sandbox still exists. Raises `BackendError` when the far machine cannot be asked."""
-    return bool((await (await link.hub()).request("alive", id=id))["alive"])
-
-
-class _Death:
-    """The far machine's report of the end of a sandbox."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-        self.reason = "its executor has ended"
-
-    def report(self, event: dict[str, Any]) -> None:
-        code, log = event["code"], event["log"]
-        if code:
-            self.reason = executor_death(code, log, event["starved"])
-        elif log:
-            self.reason += f": {log}"
-        self._event.set()
-
-    async def known(self, seconds: float) -> bool:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._event.wait()
-        return self._event.is_set()
+def _cause(death: asyncio.Future[dict[str, Any]]) -> str:
+    """Why a sandbox has ended, as far as its supervisor has told."""
+    event: dict[str, Any] = death.result() if death.done() else {"code": 0, "log": ""}
+    if event["code"]:
+        return executor_death(event["code"], event["log"], event["starved"])
+    return "its executor has ended" + (f": {event['log']}" if event["log"] else "")
 
 
 class SshSandbox(ExecutorSandbox):
@@ -299,5 +265,5 @@ class SshSandbox(ExecutorSandbox):
             with contextlib.suppress(LinkLost, BackendUnavailable):
                 await self._link.end([self._id], _CLOSE_PATIENCE)
         finally:
-            self._link.on_ended.pop(self._id, None)
+            self._link.deaths.pop(self._id, None)
             self._link.release()

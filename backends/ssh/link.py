@@ -13,7 +13,7 @@ import os
 import secrets
 import shlex
 import socket
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -160,10 +160,8 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
         reason = f"it rejects this user and these keys ({detail})"
         fix = f"ssh-copy-id {port}{target.command.rpartition(' ')[2]}, or name the right username and client_keys"
     elif isinstance(error, asyncssh.KeyImportError | asyncssh.KeyEncryptionError):
-        reason, fix = (
-            f"a private key cannot be used ({detail})",
-            "load it into the agent with ssh-add, or name another one",
-        )
+        reason = f"a private key cannot be used ({detail})"
+        fix = "load it into the agent with ssh-add, or name another one"
     elif isinstance(error, socket.gaierror):
         reason, fix = f"there is no such host ({detail})", "correct `host`, or name it in ~/.ssh/config"
     elif isinstance(error, asyncssh.Error):
@@ -172,31 +170,26 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
         reason, fix = detail, "correct the option, or the ssh configuration"
     else:
         late = f"no answer within {CONNECT_TIMEOUT:g} s" if isinstance(error, TimeoutError) else detail
-        reason, fix = (
-            f"it cannot be reached ({late})",
-            f"start sshd there, or check host and port with: {target.command} true",
-        )
+        reason = f"it cannot be reached ({late})"
+        fix = f"start sshd there, or check host and port with: {target.command} true"
     return BackendUnavailable(f"{target.name}: {reason.rstrip('.')}. Next step: {fix}")
 
 
 class Hub:
     """The near end of `backends/host/hub.py`."""
 
-    def __init__(self, target: Target, process: Any, on_ended: Callable[[dict[str, Any]], None]) -> None:
-        self._target, self._process, self._on_ended = target, process, on_ended
+    def __init__(self, target: Target, process: Any, deaths: Mapping[str, asyncio.Future[dict[str, Any]]]) -> None:
+        self._target, self._process, self._deaths = target, process, deaths
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._last = 0
-        self._lost = ""
+        self.lost = ""
+        """Why it cannot be used any more."""
         self._task = asyncio.create_task(self._read())
-
-    @property
-    def lost(self) -> bool:
-        return bool(self._lost)
 
     async def request(self, op: str, **fields: Any) -> dict[str, Any]:
         """Raises `LinkLost`, `BackendUnavailable` for what the far machine cannot do, `BackendError` for the rest."""
-        if self._lost:
-            raise LinkLost(self._lost)
+        if self.lost:
+            raise LinkLost(self.lost)
         self._last += 1
         number = self._last
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
@@ -220,19 +213,17 @@ class Hub:
         try:
             while line := await self._process.stdout.readline():
                 message = json.loads(line)
-                if "ended" in message:
-                    self._on_ended(message)
-                    continue
-                answer = self._answers.get(message["n"])
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                ended = "ended" in message
+                waiting = self._deaths.get(message["ended"]) if ended else self._answers.get(message["n"])
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
         except (asyncssh.Error, OSError, ValueError) as error:
             reason = f"the ssh connection broke ({error})"
         finally:
-            self._lost = f"{self._target.name}: {reason}"
+            self.lost = f"{self._target.name}: {reason}"
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(LinkLost(self._lost))
+                    answer.set_exception(LinkLost(self.lost))
 
     def close(self) -> None:
         self._task.cancel()
@@ -247,7 +238,8 @@ class Link:
         self.target = target
         self.relayed: bool | None = None
         """Whether the server forwards no sockets, so that every stream takes a session. None before it is known."""
-        self.on_ended: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.deaths: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        """Sandbox -> what the far machine reports of its end."""
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting: asyncio.Task[asyncssh.SSHClientConnection] | None = None
         self._hub: Hub | None = None
@@ -257,11 +249,11 @@ class Link:
         self._idle: asyncio.TimerHandle | None = None
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
+    def used(self) -> Iterator[Link]:
         """Keeps the connection open for a block."""
         self.hold()
         try:
-            yield
+            yield self
         finally:
             self.release()
 
@@ -324,7 +316,7 @@ class Link:
             if failed:
                 process.close()
                 raise BackendUnavailable(f"{self.target.name}: its folder for sandboxes cannot be used: {failed}")
-            self._hub = Hub(self.target, process, self._ended)
+            self._hub = Hub(self.target, process, self.deaths)
             if self.relayed is None:
                 self.relayed = not await self._forwards(self._hub)
             return self._hub
@@ -381,11 +373,6 @@ class Link:
         else:
             fix = f"let the user run commands there; try: {self.target.command} python3 --version"
         return BackendUnavailable(f"{self.target.name}: it cannot run Python ({detail}). Next step: {fix}")
-
-    def _ended(self, event: dict[str, Any]) -> None:
-        report = self.on_ended.get(event["ended"])
-        if report is not None:
-            report(event)
 
     async def open(self, path: str) -> ByteStream:
         """A stream to the far socket `path`.
