@@ -16,7 +16,13 @@ from lachesis.trajectories.advantages import (
     token_advantages,
 )
 from lachesis.trajectories.editing import StaleMessage
-from lachesis.trajectories.entries import to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.entries import (
+    load_trajectories,
+    save_trajectory,
+    to_batch_entry,
+    to_dataset_entry,
+    to_trajectory_entry,
+)
 from lachesis.trajectories.errors import (
     DuplicateCallId,
     MalformedMessage,
@@ -29,11 +35,10 @@ from lachesis.trajectories.errors import (
 from lachesis.trajectories.history import MessageHistory
 from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.trajectories.markup import convert_scratchpad_to_think, has_incomplete_scratchpad
+from lachesis.trajectories.markup import convert_scratchpad_to_think
 from lachesis.trajectories.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, Usage
 from lachesis.trajectories.nodes import Node
 from lachesis.trajectories.samples import MalformedSample, NoTokens, TokenSample, samples
-from lachesis.trajectories.saving import load_trajectories, save_trajectory
 from lachesis.trajectories.sharegpt import WarningKind, system_prompt, to_conversations
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of, sampling_problem
 from lachesis.trajectories.validation import validate_messages
@@ -74,7 +79,6 @@ __all__ = [
     "convert_scratchpad_to_think",
     "digest_of",
     "from_sharegpt",
-    "has_incomplete_scratchpad",
     "load_trajectories",
     "read_lines",
     "rollout_advantages",
