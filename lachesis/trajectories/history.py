@@ -315,21 +315,16 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         sampled = isinstance(origin, ChatResponse) and self._is_sampled_here(origin)
         node = Node.after(head, written.message, origin, sampled=sampled, source=written.source)
         self._nodes.append(node)
-        self._note(node)
-        return node
-
-    def _push(self, written: _Written) -> None:
-        self._path.append(self._made(written))
-
-    def _note(self, node: Node) -> None:
-        origin = node.origin
-        if origin is None:
-            return
-        self._homes.setdefault(id(origin), node)  # the node keeps it alive, so the id is not reused
+        if origin is not None:
+            self._homes.setdefault(id(origin), node)  # the node keeps it alive, so the id is not reused
         if isinstance(origin, ChatResponse) and origin.tokens is not None:
             self._homes.setdefault(id(origin.tokens.after), node)
             if node.sampled:
                 self._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
+        return node
+
+    def _push(self, written: _Written) -> None:
+        self._path.append(self._made(written))
 
     def _is_sampled_here(self, response: ChatResponse) -> bool:
         """Whether `response` was sampled in the context of the head, as far as identities show."""
