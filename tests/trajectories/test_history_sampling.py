@@ -174,7 +174,7 @@ def test_a_prompt_that_shares_nothing_counts_only_on_record():
     assert history.head.sampled
 
 
-def test_turns_with_other_tools_start_anew_and_are_gone_on_from_later():
+def test_turns_with_other_tools_start_anew_and_are_continued_later():
     history = MessageHistory([USER])
     first = sampled(TokenPrefix([5]), context="two tools")
     other = sampled(TokenPrefix([5, 9, 1, 2]), context="no tools")
