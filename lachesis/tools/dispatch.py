@@ -7,8 +7,9 @@ unchanged: the loop ends the rollout as `infra_error` and retries it, so that no
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -197,18 +198,16 @@ def _infrastructure(error: BaseException) -> BackendError | None:
     return None if error.__cause__ is None else _infrastructure(error.__cause__)
 
 
-def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> list[list[Any]]:
-    batches: list[list[Any]] = []
-    open_batch = False
-    for call in calls:
+def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> Iterator[list[tuple[str, Arguments]]]:
+    def safe(call: tuple[str, Arguments]) -> bool:
         tool = registry.get(call[0]) if isinstance(call[0], str) else None
-        safe = tool is None or tool.concurrency_safe  # an unknown tool has no effect
-        if safe and open_batch:
-            batches[-1].append(call)
+        return tool is None or tool.concurrency_safe  # an unknown tool has no effect
+
+    for together, neighbours in itertools.groupby(calls, safe):
+        if together:
+            yield list(neighbours)
         else:
-            batches.append([call])
-        open_batch = safe
-    return batches
+            yield from ([call] for call in neighbours)
 
 
 def _failed(message: str, began: float) -> ToolResult:
