@@ -4,14 +4,7 @@ from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.dispatch import ToolResult, call_tool, call_tools
 from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry, ToolUnavailable, tool
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
-from lachesis.tools.toolsets import (
-    TOOLSETS,
-    Toolset,
-    ToolsetError,
-    get_tool_definitions,
-    resolve_tools,
-    resolve_toolset,
-)
+from lachesis.tools.toolsets import TOOLSETS, Toolset, ToolsetError, get_tool_definitions, resolve_toolset
 
 __all__ = [
     "BUILTIN_TOOLS",
@@ -29,7 +22,6 @@ __all__ = [
     "call_tool",
     "call_tools",
     "get_tool_definitions",
-    "resolve_tools",
     "resolve_toolset",
     "tool",
 ]

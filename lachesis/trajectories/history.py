@@ -102,10 +102,6 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def __radd__(self, other: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [*other, *self]
 
-    def __iadd__(self, other: Iterable[MessageLike]) -> MessageHistory:
-        self.extend(other)
-        return self
-
     def __repr__(self) -> str:
         dropped = f", {len(self._discarded)} discarded branches" if self._discarded else ""
         return f"<MessageHistory of {len(self)} messages{dropped}>"
