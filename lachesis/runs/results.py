@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lachesis.runs.summary import Summary
-from lachesis.trajectories.saving import COMPLETED_FILE, FAILED_FILE
+from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 
 Row = tuple[str, str]
 

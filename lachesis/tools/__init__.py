@@ -1,22 +1,10 @@
 """The tools of agents: functions with schemas, toolsets, and one session for each rollout."""
 
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.dispatch import ToolResult, call_tool, call_tools, handle_function_call
+from lachesis.tools.dispatch import ToolResult, call_tool, call_tools
 from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry, ToolUnavailable, tool
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
-from lachesis.tools.toolsets import (
-    TOOLSETS,
-    Toolset,
-    ToolsetError,
-    create_custom_toolset,
-    get_tool_definitions,
-    get_toolset_info,
-    get_toolset_names,
-    resolve_multiple_toolsets,
-    resolve_tools,
-    resolve_toolset,
-    validate_toolset,
-)
+from lachesis.tools.toolsets import TOOLSETS, Toolset, ToolsetError, get_tool_definitions, resolve_toolset
 
 __all__ = [
     "BUILTIN_TOOLS",
@@ -33,14 +21,7 @@ __all__ = [
     "ToolsetError",
     "call_tool",
     "call_tools",
-    "create_custom_toolset",
     "get_tool_definitions",
-    "get_toolset_info",
-    "get_toolset_names",
-    "handle_function_call",
-    "resolve_multiple_toolsets",
-    "resolve_tools",
     "resolve_toolset",
     "tool",
-    "validate_toolset",
 ]

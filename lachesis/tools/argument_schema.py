@@ -7,12 +7,15 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic.fields import FieldInfo
 
 from lachesis.tools.text import did_you_mean, shortened, to_json, valid_utf8
+
+Parameters: TypeAlias = Mapping[str, tuple[Any, FieldInfo]]
+"""The parameters of a tool that a model may set: type, and default and description, by name."""
 
 _PREFIX = "argument_"
 """Prefix of field names, not of aliases: a parameter may be called `copy` or `json`, as methods of BaseModel are."""
@@ -48,15 +51,6 @@ def parse_docstring(label: str, docstring: str | None) -> tuple[str, dict[str, s
     return description, entries
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """A declared parameter of a tool. `default` is `...` where there is none."""
-
-    annotation: Any
-    default: Any
-    description: str | None
-
-
 def read_parameters(
     label: str,
     function: Callable[..., Any],
@@ -64,13 +58,13 @@ def read_parameters(
     documented: Mapping[str, str],
     *,
     skip: str | None,
-) -> dict[str, Parameter]:
+) -> Parameters:
     """The parameters of a function by name, without `skip`.
 
     Raises:
         TypeError: a parameter cannot be part of a schema.
     """
-    found: dict[str, Parameter] = {}
+    found: dict[str, tuple[Any, FieldInfo]] = {}
     for name, parameter in inspect.signature(function).parameters.items():
         if name == skip:
             continue
@@ -79,22 +73,19 @@ def read_parameters(
         if name not in hints:
             raise TypeError(f"tool {label!r}: parameter {name!r} needs a type annotation")
         default = ... if parameter.default is parameter.empty else parameter.default
-        found[name] = Parameter(hints[name], default, documented.get(name))
+        found[name] = hints[name], Field(default, alias=name, description=documented.get(name))
     if strangers := [name for name in documented if name not in found and name != skip]:
         raise TypeError(f"tool {label!r}: its docstring describes {strangers}, which are not parameters")
     return found
 
 
-def arguments_model(label: str, parameters: Mapping[str, Parameter]) -> tuple[type[BaseModel], dict[str, Any]]:
+def arguments_model(label: str, parameters: Parameters) -> tuple[type[BaseModel], dict[str, Any]]:
     """The pydantic model and the JSON schema of a tool's arguments.
 
     Raises:
         TypeError: a type has no JSON schema.
     """
-    fields: dict[str, Any] = {
-        _PREFIX + name: (each.annotation, Field(each.default, alias=name, description=each.description))
-        for name, each in parameters.items()
-    }
+    fields: dict[str, Any] = {_PREFIX + name: field for name, field in parameters.items()}
     try:
         model = create_model(f"{label}_arguments", __config__=_CONFIG, **fields)
         schema = model.model_json_schema(by_alias=True)

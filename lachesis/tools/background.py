@@ -26,11 +26,8 @@ KILL_WAIT = 5.0
 _READ = 65_536
 
 
-class Cursors:
+class Cursors(dict[str, int]):
     """The position in bytes up to which the model has read each process' output, by process id."""
-
-    def __init__(self) -> None:
-        self.position: dict[str, int] = {}
 
 
 @tool(
@@ -115,7 +112,7 @@ async def _new_output(each: Process, cursors: Cursors, wait: float) -> str:
     """The output since the last call; with `wait`, until the process ends or that many seconds have passed."""
     deadline = time.monotonic() + wait
     kept = HeadTail(2 * OUTPUT_CHARS, 3 * OUTPUT_CHARS)
-    position = cursors.position.get(each.id, 0)
+    position = cursors.get(each.id, 0)
     # Without a target, a process that writes faster than we read would never let a poll return.
     target = (await each.status()).output_size
     while True:
@@ -125,7 +122,7 @@ async def _new_output(each: Process, cursors: Cursors, wait: float) -> str:
             kept.skip(chunk.offset - position)
         kept.add(chunk.data)
         position = max(position, chunk.offset + len(chunk.data))
-        cursors.position[each.id] = position
+        cursors[each.id] = position
         drained = len(chunk.data) < _READ
         if drained and (chunk.exit_code is not None or left == 0):
             break

@@ -7,8 +7,9 @@ unchanged: the loop ends the rollout as `infra_error` and retries it, so that no
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
 from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry
-from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
+from lachesis.tools.tool_session import SessionClosed, ToolSession
 
 Arguments = Mapping[str, Any] | str | None
 """The arguments of a call: an object, or JSON text, possibly invalid."""
@@ -109,27 +110,6 @@ async def call_tools(
     return results
 
 
-async def handle_function_call(
-    name: str,
-    args: Arguments,
-    *,
-    task_id: str,
-    sessions: ToolSessions,
-    registry: ToolRegistry = BUILTIN_TOOLS,
-    allowed: Collection[str] | None = None,
-) -> str:
-    """`call_tool` for callers that identify a rollout by its task id. Returns a string, errors included.
-
-    Raises:
-        BackendError: the infrastructure failed. No other error is raised.
-    """
-    try:
-        session = sessions.get(task_id)
-    except KeyError as error:
-        return to_json({"error": str(error.args[0])})
-    return (await call_tool(name, args, session, registry=registry, allowed=allowed)).content
-
-
 def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) -> Tool:
     names = [known for known in registry if allowed is None or known in allowed]
     tool = registry.get(name) if isinstance(name, str) else None
@@ -190,18 +170,16 @@ def _infrastructure(error: BaseException) -> BackendError | None:
     return None if error.__cause__ is None else _infrastructure(error.__cause__)
 
 
-def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> list[list[Any]]:
-    batches: list[list[Any]] = []
-    open_batch = False
-    for call in calls:
+def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> Iterator[list[tuple[str, Arguments]]]:
+    def safe(call: tuple[str, Arguments]) -> bool:
         tool = registry.get(call[0]) if isinstance(call[0], str) else None
-        safe = tool is None or tool.concurrency_safe  # an unknown tool has no effect
-        if safe and open_batch:
-            batches[-1].append(call)
+        return tool is None or tool.concurrency_safe  # an unknown tool has no effect
+
+    for together, neighbours in itertools.groupby(calls, safe):
+        if together:
+            yield list(neighbours)
         else:
-            batches.append([call])
-        open_batch = safe
-    return batches
+            yield from ([call] for call in neighbours)
 
 
 def _failed(message: str, began: float) -> ToolResult:

@@ -23,7 +23,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 MAX_DIFF_LINES = 2000
@@ -146,9 +146,10 @@ def _body_line(operation: Operation, line: str, number: int) -> None:
 
 def _settle_blank_lines(operation: Operation) -> None:
     """Models omit the space of an empty context line; between two files, however, an empty line is layout."""
-    for hunk in operation.hunks[-1:]:
-        while hunk.lines and hunk.lines[-1] == ("", "") and not hunk.at_end:
-            hunk.lines.pop()
+    if operation.hunks and not operation.hunks[-1].at_end:
+        last = operation.hunks[-1].lines
+        while last and last[-1] == ("", ""):
+            last.pop()
     for hunk in operation.hunks:
         hunk.lines = [(sign or " ", text) for sign, text in hunk.lines]
 
@@ -202,7 +203,7 @@ def _find(lines: list[str], hunk: Hunk, start: int, label: str) -> int:
         if hunk.near is not None:  # a unified diff's "-N,0": after line N
             return max(start, min(hunk.near, len(lines)))
         return start if hunk.anchors and not hunk.at_end else len(lines)
-    if hunk.anchors and not hunk.at_end and start > 0 and _same(lines[start - 1], old[0]):
+    if hunk.anchors and not hunk.at_end and start > 0 and lines[start - 1].rstrip() == old[0].rstrip():
         start -= 1  # the anchor was repeated as the first line of context
     if hunk.at_end:
         start = max(start, len(lines) - len(old))
@@ -219,10 +220,6 @@ def _find(lines: list[str], hunk: Hunk, start: int, label: str) -> int:
         f"{label} fits {len(places)} places, at lines {numbers(place + 1 for place in places)}; "
         f"add lines of context, or a line '@@ <a line above it>'"
     )
-
-
-def _same(line: str, other: str) -> bool:
-    return line.rstrip() == other.rstrip()
 
 
 def _places(lines: Sequence[str], old: Sequence[str], start: int, most: int | None, *, exact: bool) -> list[int]:
@@ -256,10 +253,8 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str)
         )
     # Overlapping places count as well: two closing braces are ambiguous within three.
     if not replace_all and text.find(old, text.find(old) + 1) >= 0:
-        starts: list[int] = []
-        at = -1
-        while len(starts) <= MAX_SHOWN_PLACES and (at := text.find(old, at + 1)) >= 0:
-            starts.append(text.count("\n", 0, at) + 1)
+        places = (found.start() for found in re.finditer(f"(?={re.escape(old)})", text))
+        starts = [text.count("\n", 0, place) + 1 for place in itertools.islice(places, MAX_SHOWN_PLACES + 1)]
         raise EditError(
             f"old_string is in {path} {max(count, len(starts))} times, at lines {numbers(starts)}; "
             f"add the lines around it until it is unique, or set replace_all"
@@ -267,8 +262,8 @@ def replace_text(text: str, old: str, new: str, *, replace_all: bool, path: str)
     return text.replace(old, new), count
 
 
-def numbers(values: object) -> str:
-    listed = [str(value) for value in values]  # type: ignore[attr-defined]
+def numbers(values: Iterable[int]) -> str:
+    listed = [str(value) for value in values]
     more = f" and {len(listed) - MAX_SHOWN_PLACES} more" if len(listed) > MAX_SHOWN_PLACES else ""
     return ", ".join(listed[:MAX_SHOWN_PLACES]) + more
 

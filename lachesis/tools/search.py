@@ -10,11 +10,11 @@ import asyncio
 import posixpath
 import re
 import shlex
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from backends.base import ExecResult
 from lachesis.tools.files import file_error
 from lachesis.tools.text import printable
 from lachesis.tools.tool_registry import ToolFailure, tool
@@ -54,15 +54,6 @@ scan() {
 
 _RECORD = re.compile(rb"--\n|([^\0]+)\0(\d+)([:-])([^\n]*)(?:\n|\Z)")
 _COUNT = re.compile(rb"([^\0]+)\0(\d+)\n")
-
-
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """The entries of one page; an entry may have several lines."""
-
-    entries: list[str]
-    total: int
-    complete: bool
 
 
 @tool(toolset="file", concurrency_safe=True)
@@ -129,7 +120,6 @@ async def search_files(
         raise ToolFailure("this sandbox has no grep and find; search_files needs them")
     if done.exit_code != 0 and not done.timed_out:
         raise ToolFailure(f"the search failed: {printable(done.stderr).strip() or f'exit code {done.exit_code}'}")
-    complete = not done.timed_out and len(done.stdout) < _MAX_BYTES
     if target == "files" or output_mode == "files_only":
         found = [_name(each, base) for each in done.stdout.split(b"\0")[:-1]]
     elif output_mode == "count":
@@ -137,12 +127,10 @@ async def search_files(
         found = [f"{_name(name, base)}: {count}" for name, count in counts if count]
     else:  # in a thread: there may be 100,000 of them
         found = await asyncio.to_thread(_matches, done.stdout, base)
-    page = _Page(found[offset : offset + limit], len(found), complete)
-    answer = _render(page, offset, done.timed_out, "\n--\n" if context and output_mode == "content" else "\n")
-    trouble = printable(done.stderr).strip()
-    if trouble and len(done.stdout) < _MAX_BYTES:  # else it is the closed pipe of the cut-off output
-        answer += f"\n[not everything was searched: {trouble[:MAX_LINE_CHARS]}]"
-    return answer
+    notes = _notes(found, offset, offset + limit, done)
+    separator = "\n--\n" if context and output_mode == "content" else "\n"
+    body = separator.join(found[offset : offset + limit])
+    return "\n".join(([body] if body else []) + notes)
 
 
 def _name_tests(globs: list[str]) -> list[str]:
@@ -182,20 +170,25 @@ def _matches(output: bytes, base: str) -> list[str]:
     return ["\n".join(entry) for entry in entries]
 
 
-def _render(page: _Page, offset: int, timed_out: bool, separator: str) -> str:
+def _notes(found: list[str], start: int, stop: int, done: ExecResult) -> list[str]:
+    """What the page from `start` to before `stop` does not show."""
     notes = []
-    last = offset + len(page.entries)
-    total = f"{page.total}" if page.complete else f"more than {page.total}"
-    if not page.total:
+    cut_off = len(done.stdout) >= _MAX_BYTES
+    complete = not done.timed_out and not cut_off
+    total = f"{len(found)}" if complete else f"more than {len(found)}"
+    last = min(stop, len(found))
+    if not found:
         notes.append("[no matches]")
-    elif not page.entries:
-        notes.append(f"[offset {offset} is past the last of {total} results]")
-    elif offset or last < page.total or not page.complete:
-        more = f"; continue with offset={last}" if last < page.total else ""
-        notes.append(f"[results {offset + 1}-{last} of {total}{more}]")
-    if timed_out:
+    elif start >= len(found):
+        notes.append(f"[offset {start} is past the last of {total} results]")
+    elif start or last < len(found) or not complete:
+        more = f"; continue with offset={last}" if last < len(found) else ""
+        notes.append(f"[results {start + 1}-{last} of {total}{more}]")
+    if done.timed_out:
         notes.append(f"[the search was stopped after {_TIMEOUT:g} s and is not complete; choose a smaller path]")
-    elif not page.complete:
+    elif cut_off:
         notes.append("[too much output, the rest was not searched; narrow the pattern, path or file_glob]")
-    body = separator.join(page.entries)
-    return "\n".join(([body] if body else []) + notes)
+    trouble = printable(done.stderr).strip()
+    if trouble and not cut_off:  # else it is the closed pipe of the cut-off output
+        notes.append(f"[not everything was searched: {trouble[:MAX_LINE_CHARS]}]")
+    return notes

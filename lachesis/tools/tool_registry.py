@@ -6,6 +6,7 @@ diverge. A `ToolRegistry` is an immutable mapping; there is no global one.
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import re
@@ -16,7 +17,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from lachesis.errors import LachesisError
-from lachesis.tools.argument_schema import Parameter, arguments_model, parse_docstring, read_parameters
+from lachesis.tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
 from lachesis.tools.tool_session import ToolSession
 
 MAX_RESULT_CHARS = 50_000
@@ -51,8 +52,7 @@ class Tool:
     toolset: str
     description: str
     function: Callable[..., Awaitable[Any]]
-    declared: Mapping[str, Parameter] = field(repr=False)
-    """The parameters that the model may set."""
+    declared: Parameters = field(repr=False)
     session_parameter: str | None
     """The name of the parameter for the `ToolSession`; None where the function has none."""
     concurrency_safe: bool
@@ -77,7 +77,7 @@ class Tool:
 
     def definition(self) -> dict[str, Any]:
         """A new OpenAI tool definition for `tools=`."""
-        function = {"name": self.name, "description": self.description, "parameters": _copy(self.parameters)}
+        function = {"name": self.name, "description": self.description, "parameters": copy.deepcopy(self.parameters)}
         return {"type": "function", "function": function}
 
     def missing(self) -> str | None:
@@ -205,10 +205,3 @@ class ToolRegistry(Mapping[str, Tool]):
 
     def __repr__(self) -> str:
         return f"ToolRegistry({', '.join(self._tools)})"
-
-
-def _copy(schema: Any) -> Any:
-    """A deep copy of JSON data, so that callers may edit their definitions."""
-    if isinstance(schema, Mapping):
-        return {key: _copy(value) for key, value in schema.items()}
-    return [_copy(value) for value in schema] if isinstance(schema, list) else schema

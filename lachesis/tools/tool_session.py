@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import dataclasses
 import posixpath
-import shlex
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from types import TracebackType
@@ -38,14 +37,12 @@ class ToolSession:
         create: Callable[[], Awaitable[Sandbox]],
         *,
         terminal_timeout: float = DEFAULT_TERMINAL_TIMEOUT,
-        workdir: str | None = None,
     ) -> None:
         """
         Args:
             task_id: The name of the rollout.
             create: Creates the sandbox. It is called once, and again only after a failure.
             terminal_timeout: The default time limit of a command in seconds.
-            workdir: The start of the shell and of relative paths, created if missing. By default that of the sandbox.
         """
         self.task_id = task_id
         self.terminal_timeout = terminal_timeout
@@ -54,7 +51,6 @@ class ToolSession:
         self.start_ended = float("-inf")
         """When the last start of the sandbox ended, on the clock of the event loop. Time limits begin then."""
         self._create = create
-        self._workdir = workdir
         self._home: str | None = None
         self._starting: asyncio.Task[Sandbox] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -103,34 +99,17 @@ class ToolSession:
 
     async def _start(self) -> Sandbox:
         try:
-            return await self._make()
+            return await self._create()
         except LachesisError:
             raise
         except Exception as error:  # the agent had no part in it, so no tool may report it as a failed call
-            raise BackendError(f"the sandbox cannot be created: {type(error).__name__}: {error}") from error
+            what = f"the sandbox of task {self.task_id!r} cannot be created"
+            raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self.start_ended = asyncio.get_running_loop().time()
 
-    async def _make(self) -> Sandbox:
-        try:
-            sandbox = await self._create()
-        except OSError as error:  # of this machine; as an error of the tool, the model would be trained on it
-            raise BackendError(f"the sandbox of task {self.task_id!r} cannot be created: {error}") from error
-        if self._workdir is None:
-            return sandbox
-        try:
-            where = shlex.quote(posixpath.join(sandbox.workdir, self._workdir))
-            entered = await sandbox.exec(f"mkdir -p -- {where} && cd -- {where}", timeout=30)
-            if entered.exit_code != 0:
-                reason = entered.stderr.decode(errors="replace").strip()
-                raise BackendError(f"task {self.task_id!r}: the working folder {where} cannot be used: {reason}")
-        except BaseException:
-            await sandbox.close()
-            raise
-        return sandbox
-
     async def path(self, path: str) -> str:
-        """`path` as an absolute path in the sandbox. A relative path starts at the working folder of the session.
+        """`path` as an absolute path in the sandbox. A relative path starts at the working folder of the sandbox.
 
         `~` and `~/...` mean the home folder, as in the shell.
         """
@@ -142,8 +121,7 @@ class ToolSession:
                 done = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # the agent may export another
                 self._home = done.stdout.decode()
             path = self._home + path[1:]
-        base = posixpath.join(sandbox.workdir, self._workdir or "")
-        return posixpath.normpath(posixpath.join(base, path))
+        return posixpath.normpath(posixpath.join(sandbox.workdir, path))
 
     def state(self, kind: type[State]) -> State:
         """The session's instance of `kind`, created without arguments at first use: the state of a tool."""
@@ -188,14 +166,12 @@ class ToolSessions:
         *,
         run_id: str | None = None,
         terminal_timeout: float = DEFAULT_TERMINAL_TIMEOUT,
-        workdir: str | None = None,
     ) -> None:
         """`backend` creates a sandbox for every session; a pool leases a ready one."""
         self.lessor: Lessor = backend if isinstance(backend, Lessor) else SandboxPerLease(backend)
         self.spec = spec or SandboxSpec()
         self.run_id = run_id or uuid.uuid4().hex[:12]
         self._terminal_timeout = terminal_timeout
-        self._workdir = workdir
         self._sessions: dict[str, ToolSession] = {}
 
     def open(self, task_id: str, *, spec: SandboxSpec | None = None) -> ToolSession:
@@ -217,20 +193,9 @@ class ToolSessions:
         async def lease() -> Sandbox:
             return (await self.lessor.lease(labelled)).sandbox
 
-        session = ToolSession(
-            task_id,
-            lease,
-            terminal_timeout=self._terminal_timeout,
-            workdir=self._workdir,
-        )
+        session = ToolSession(task_id, lease, terminal_timeout=self._terminal_timeout)
         self._sessions[task_id] = session
         return session
-
-    def get(self, task_id: str) -> ToolSession:
-        """The open session of a task. Raises `KeyError` where there is none."""
-        if task_id not in self._sessions:
-            raise KeyError(f"no open session for task {task_id!r}")
-        return self._sessions[task_id]
 
     async def close(self, task_id: str) -> None:
         """Close the session of a task, if any. Its id may be used again afterwards."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -51,82 +51,24 @@ def resolve_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> li
     Raises:
         ToolsetError: the name, or one that it includes, is unknown, or a toolset includes itself.
     """
-    if name in ALL and name not in toolsets:
-        return resolve_multiple_toolsets(toolsets, toolsets)
-    found: dict[str, None] = {}
-    _collect(name, toolsets, (), set(), found)
-    return list(found)
+    names = toolsets if _means_all(name, toolsets) else [name]
+    return list(dict.fromkeys(tool for each in names for tool in _tools_of(each, toolsets, ())))
 
 
-def _collect(
-    name: str, toolsets: Mapping[str, Toolset], path: tuple[str, ...], done: set[str], found: dict[str, None]
-) -> None:
+def _tools_of(name: str, toolsets: Mapping[str, Toolset], path: tuple[str, ...]) -> Iterator[str]:
+    """The tools of a toolset, which the toolsets of `path` include in turn. A tool may come more than once."""
     if name in path:
         raise ToolsetError(f"toolsets include each other: {' -> '.join([*path[path.index(name) :], name])}")
-    if name in done:
-        return
     if name not in toolsets:
         origin = f", which {path[-1]!r} includes," if path else ""
         raise ToolsetError(f"unknown toolset {name!r}{origin}{_known(name, toolsets)}")
-    found.update(dict.fromkeys(toolsets[name].tools))
+    yield from toolsets[name].tools
     for included in toolsets[name].includes:
-        _collect(included, toolsets, (*path, name), done, found)
-    done.add(name)
+        yield from _tools_of(included, toolsets, (*path, name))
 
 
 def _known(name: str, names: Collection[str]) -> str:
     return f"{did_you_mean(name, names) or ';'} known are: {', '.join(names)}".replace("? known", "? Known")
-
-
-def resolve_multiple_toolsets(names: Iterable[str], toolsets: Mapping[str, Toolset] = TOOLSETS) -> list[str]:
-    """The tools of several toolsets, each once. Raises `ToolsetError` as `resolve_toolset` does."""
-    return list(dict.fromkeys(tool for name in names for tool in resolve_toolset(name, toolsets)))
-
-
-def validate_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> bool:
-    """Whether the name can be resolved: it and its included toolsets are known and have no cycle."""
-    try:
-        resolve_toolset(name, toolsets)
-    except ToolsetError:
-        return False
-    return True
-
-
-def get_toolset_names(toolsets: Mapping[str, Toolset] = TOOLSETS) -> list[str]:
-    return list(toolsets)
-
-
-def get_toolset_info(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> dict[str, Any]:
-    """`name`, `description`, `tools` and `includes` as declared, and `resolved_tools`. Raises `ToolsetError`."""
-    resolved = resolve_toolset(name, toolsets)
-    declared = toolsets.get(name, Toolset("Every tool.", includes=tuple(toolsets)))
-    return {
-        "name": name,
-        "description": declared.description,
-        "tools": list(declared.tools),
-        "includes": list(declared.includes),
-        "resolved_tools": resolved,
-    }
-
-
-def create_custom_toolset(
-    name: str,
-    description: str,
-    tools: Iterable[str] = (),
-    includes: Iterable[str] = (),
-    *,
-    toolsets: Mapping[str, Toolset] = TOOLSETS,
-) -> Mapping[str, Toolset]:
-    """A new mapping: `toolsets` and one more.
-
-    Raises:
-        ToolsetError: the name is taken, or an included toolset cannot be resolved.
-    """
-    if name in toolsets or name in ALL:
-        raise ToolsetError(f"there is a toolset {name!r} already; choose another name")
-    extended = MappingProxyType({**toolsets, name: Toolset(description, tuple(tools), tuple(includes))})
-    resolve_toolset(name, extended)
-    return extended
 
 
 def resolve_tools(
@@ -152,9 +94,9 @@ def resolve_tools(
     if isinstance(enabled, str) or isinstance(disabled, str):
         raise TypeError("enabled and disabled are lists of names, not one string")
     known = _with_registry(registry, toolsets)
-    excluded = set(_expand(disabled or (), registry, known))
+    excluded = _expand(disabled or (), registry, known)
     names = [*enabled] if enabled is not None else ["all"]
-    wanted = set(_expand((name for name in names if not _means_all(name, known)), registry, known)) - excluded
+    wanted = _expand((name for name in names if not _means_all(name, known)), registry, known) - excluded
     if strangers := sorted(wanted - set(registry)):
         raise ToolsetError(f"tools {strangers} are not in this registry, which has: {', '.join(registry)}")
     missing = registry.unavailable()
@@ -192,16 +134,16 @@ def _with_registry(registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> M
     return merged
 
 
-def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> list[str]:
+def _expand(names: Iterable[str], registry: ToolRegistry, toolsets: Mapping[str, Toolset]) -> set[str]:
     """The tools of toolsets and single tools. A name that is both (`terminal`) means the toolset."""
-    found: dict[str, None] = {}
+    found: set[str] = set()
     for name in names:
         if name in toolsets:
-            found.update(dict.fromkeys(resolve_toolset(name, toolsets)))
+            found.update(resolve_toolset(name, toolsets))
         elif name in registry:
-            found[name] = None
+            found.add(name)
         elif name in ALL:
-            found.update(dict.fromkeys(registry))
+            found.update(registry)
         else:
             raise ToolsetError(f"unknown toolset or tool {name!r}{_known(name, dict.fromkeys([*toolsets, *registry]))}")
-    return list(found)
+    return found

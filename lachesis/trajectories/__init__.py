@@ -16,7 +16,13 @@ from lachesis.trajectories.advantages import (
     token_advantages,
 )
 from lachesis.trajectories.editing import StaleMessage
-from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.entries import (
+    load_trajectories,
+    save_trajectory,
+    to_batch_entry,
+    to_dataset_entry,
+    to_trajectory_entry,
+)
 from lachesis.trajectories.errors import (
     DuplicateCallId,
     MalformedMessage,
@@ -29,44 +35,20 @@ from lachesis.trajectories.errors import (
 from lachesis.trajectories.history import MessageHistory
 from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
-from lachesis.trajectories.markup import convert_scratchpad_to_think, has_incomplete_scratchpad
-from lachesis.trajectories.messages import (
-    ChatResponse,
-    FinishReason,
-    Message,
-    MessageLike,
-    OpenAIMessage,
-    ToolCall,
-    ToolResponse,
-    Usage,
-)
-from lachesis.trajectories.nodes import Discarded, Node
-from lachesis.trajectories.samples import (
-    SAMPLE_SCHEMA,
-    MalformedSample,
-    NoTokens,
-    SampledHistory,
-    SampledSpan,
-    TokenSample,
-    logprobs_digest,
-    samples,
-)
-from lachesis.trajectories.saving import load_trajectories, save_trajectory
-from lachesis.trajectories.sharegpt import Conversion, ConversionWarning, WarningKind, system_prompt, to_conversations
+from lachesis.trajectories.markup import convert_scratchpad_to_think
+from lachesis.trajectories.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, Usage
+from lachesis.trajectories.nodes import Node
+from lachesis.trajectories.samples import MalformedSample, NoTokens, TokenSample, samples
+from lachesis.trajectories.sharegpt import WarningKind, system_prompt, to_conversations
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of, sampling_problem
 from lachesis.trajectories.validation import validate_messages
-from lachesis.trajectories.verification import Problem, RecordVerifier, Totals, verify, verify_records
+from lachesis.trajectories.verification import RecordVerifier, Totals, verify, verify_records
 
 __all__ = [
     "LARGEST_REWARD",
     "MASKED",
     "MASKED_LOGPROB",
-    "SAMPLE_SCHEMA",
     "ChatResponse",
-    "Conversion",
-    "ConversionWarning",
-    "ConvertedEntry",
-    "Discarded",
     "DuplicateCallId",
     "FinishReason",
     "JsonlError",
@@ -77,15 +59,10 @@ __all__ = [
     "Message",
     "MessageError",
     "MessageHistory",
-    "MessageLike",
     "NoTokens",
     "Node",
-    "OpenAIMessage",
-    "Problem",
     "RecordVerifier",
     "RoleOrder",
-    "SampledHistory",
-    "SampledSpan",
     "SampledTokens",
     "StaleMessage",
     "TokenPrefix",
@@ -102,9 +79,7 @@ __all__ = [
     "convert_scratchpad_to_think",
     "digest_of",
     "from_sharegpt",
-    "has_incomplete_scratchpad",
     "load_trajectories",
-    "logprobs_digest",
     "read_lines",
     "rollout_advantages",
     "sample_advantage",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from lachesis.trajectories.messages import ChatResponse, Message, ToolResponse
 from lachesis.trajectories.nodes import Node
@@ -14,17 +14,20 @@ if TYPE_CHECKING:
     from lachesis.trajectories.history import MessageHistory
 
 
-class Kind(Enum):
-    """The kind of a box; the value is its Mermaid class."""
-
-    MESSAGE = "messageNode"
-    """A message that was written into the conversation."""
-    RESPONSE = "responseNode"
-    """A completion or a tool result, with inner boxes."""
-    METADATA = "metadataNode"
-    """A part of a completion or tool result."""
-    BRANCH = "branchNode"
-    """A discarded branch with its nodes."""
+_STYLES = {
+    "messageNode": "fill:#eef3fb,stroke:#4a6fa5",
+    "responseNode": "fill:#eef7ee,stroke:#4c8c4a",
+    "metadataNode": "fill:#fafafa,stroke:#999999",
+    "branchNode": "fill:#fff8ec,stroke:#b8860b,stroke-dasharray:4 3",
+}
+"""By kind of box, which is its Mermaid class: a message that was written into the conversation; a completion or a tool
+result, with inner boxes; a part of one of these; a discarded branch with its nodes."""
+_TITLES = {
+    "system": "📋 System Message",
+    "user": "👤 User Message",
+    "assistant": "🤖 Assistant Message",
+    "tool": "🔧 Tool Message",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,40 +36,45 @@ class Box:
 
     id: str
     lines: tuple[str, ...]
-    kind: Kind
+    kind: str
     parts: tuple[Box, ...] = ()
 
+    def walk(self) -> Iterator[Box]:
+        """This box and those inside it, in the order of writing."""
+        yield self
+        for part in self.parts:
+            yield from part.walk()
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """A line between two boxes, by id."""
+
+class Edge(NamedTuple):
+    """A line between two boxes, by id; dashed with a label."""
 
     tail: str
     head: str
     label: str = ""
-    dashed: bool = False
 
 
 def to_mermaid(history: MessageHistory, *, width: int = 60) -> str:
     """A Mermaid flowchart; see `MessageHistory.to_mermaid`."""
     boxes, edges = _picture(history, width)
-    lines = ["graph TD"]
-    for depth, box, closes in _walk(boxes):
-        margin = "    " * (depth + 1)
-        if closes:
-            lines.append(f"{margin}end")
-        elif box.parts:
-            lines.append(f'{margin}subgraph {box.id}["{_mermaid_text(box.lines)}"]')
-        else:
-            lines.append(f'{margin}{box.id}["{_mermaid_text(box.lines)}"]')
-    for edge in edges:
-        label = f'|"{_mermaid_text((edge.label,))}"|' if edge.label else ""
-        lines.append(f"    {edge.tail} {'-.->' if edge.dashed else '-->'}{label} {edge.head}")
+    lines = ["graph TD", *(line for box in boxes for line in _mermaid_box(box, "    "))]
+    for tail, head, label in edges:
+        arrow = f'-.->|"{label}"|' if label else "-->"
+        lines.append(f"    {tail} {arrow} {head}")
     for kind, style in _STYLES.items():
-        ids = [box.id for _, box, closes in _walk(boxes) if box.kind is kind and not closes]
+        ids = [box.id for outer in boxes for box in outer.walk() if box.kind == kind]
         if ids:
-            lines += [f"    classDef {kind.value} {style}", f"    class {','.join(ids)} {kind.value}"]
+            lines += [f"    classDef {kind} {style}", f"    class {','.join(ids)} {kind}"]
     return "\n".join(lines) + "\n"
+
+
+def _mermaid_box(box: Box, margin: str) -> Iterator[str]:
+    frame = "subgraph " if box.parts else ""
+    yield f'{margin}{frame}{box.id}["{_mermaid_text(box.lines)}"]'
+    for part in box.parts:
+        yield from _mermaid_box(part, margin + "    ")
+    if box.parts:
+        yield f"{margin}end"
 
 
 def to_dot(history: MessageHistory, *, width: int = 60) -> str:
@@ -74,41 +82,32 @@ def to_dot(history: MessageHistory, *, width: int = 60) -> str:
     boxes, edges = _picture(history, width)
     lines = ["digraph history {", "    compound=true;", '    node [shape=box, fontname="Helvetica"];']
     lines.append('    graph [fontname="Helvetica"];')
-    frames: dict[str, Box] = {}
-    for depth, box, closes in _walk(boxes):
-        margin = "    " * (depth + 1)
-        if closes:
-            lines.append(f"{margin}}}")
-        elif box.parts:
-            frames[box.id] = box
-            style = " style=dashed;" if box.kind is Kind.BRANCH else ""
-            lines.append(f'{margin}subgraph cluster_{box.id} {{ label="{_dot_text(box.lines)}";{style}')
-        else:
-            lines.append(f'{margin}{box.id} [label="{_dot_text(box.lines)}"];')
-    for edge in edges:
+    lines += (line for box in boxes for line in _dot_box(box, "    "))
+    frames = {box.id: box for outer in boxes for box in outer.walk() if box.parts}
+    for tail, head, label in edges:
+        marks = [f'label="{label}"', "style=dashed", "constraint=false"] if label else []
         # Graphviz draws edges between boxes only; ltail and lhead cut them off at the frames.
-        tail, head = _last(frames.get(edge.tail)), _first(frames.get(edge.head))
-        marks = [f'label="{_dot_text((edge.label,))}"'] if edge.label else []
-        marks += ["style=dashed", "constraint=false"] if edge.dashed else []
-        marks += [f"ltail=cluster_{edge.tail}"] if tail else []
-        marks += [f"lhead=cluster_{edge.head}"] if head else []
+        if tail in frames:
+            marks.append(f"ltail=cluster_{tail}")
+            tail = [box.id for box in frames[tail].walk() if not box.parts][-1]
+        if head in frames:
+            marks.append(f"lhead=cluster_{head}")
+            head = next(box.id for box in frames[head].walk() if not box.parts)
         attributes = f" [{', '.join(marks)}]" if marks else ""
-        lines.append(f"    {tail or edge.tail} -> {head or edge.head}{attributes};")
+        lines.append(f"    {tail} -> {head}{attributes};")
     return "\n".join([*lines, "}"]) + "\n"
 
 
-_STYLES = {
-    Kind.MESSAGE: "fill:#eef3fb,stroke:#4a6fa5",
-    Kind.RESPONSE: "fill:#eef7ee,stroke:#4c8c4a",
-    Kind.METADATA: "fill:#fafafa,stroke:#999999",
-    Kind.BRANCH: "fill:#fff8ec,stroke:#b8860b,stroke-dasharray:4 3",
-}
-_TITLES = {
-    "system": "📋 System Message",
-    "user": "👤 User Message",
-    "assistant": "🤖 Assistant Message",
-    "tool": "🔧 Tool Message",
-}
+def _dot_box(box: Box, margin: str) -> Iterator[str]:
+    label = f'label="{_dot_text(box.lines)}"'
+    if not box.parts:
+        yield f"{margin}{box.id} [{label}];"
+        return
+    style = " style=dashed;" if box.kind == "branchNode" else ""
+    yield f"{margin}subgraph cluster_{box.id} {{ {label};{style}"
+    for part in box.parts:
+        yield from _dot_box(part, margin + "    ")
+    yield f"{margin}}}"
 
 
 def _picture(history: MessageHistory, width: int) -> tuple[list[Box], list[Edge]]:
@@ -126,12 +125,12 @@ def _boxes(history: MessageHistory, prefix: str, width: int, edges: list[Edge], 
     boxes = [box(node) for node in history.nodes()]
     for number, dropped in enumerate(history.discarded):
         title = f"Discarded: {_shortened(dropped.reason, width)}"
-        boxes.append(Box(f"{prefix}d{number}", (title,), Kind.BRANCH, tuple(box(node) for node in dropped.nodes)))
+        boxes.append(Box(f"{prefix}d{number}", (title,), "branchNode", tuple(box(node) for node in dropped.nodes)))
     for node in history.all_nodes():
         if node.parent is not None:
             edges.append(Edge(ids[id(node.parent)], ids[id(node)]))
         if node.source is not None:
-            edges.append(Edge(ids[id(node)], ids[id(node.source)], _relation(node, node.source), dashed=True))
+            edges.append(Edge(ids[id(node)], ids[id(node.source)], _relation(node, node.source)))
     return boxes
 
 
@@ -144,27 +143,27 @@ def _relation(node: Node, source: Node) -> str:
 def _node(node: Node, name: str, width: int, edges: list[Edge], drawn: set[int]) -> Box:
     if isinstance(node.origin, ChatResponse):
         title = "💬 Chat Response" if node.sampled else "💬 Chat Response (as context)"
-        metadata = Box(f"{name}_meta", ("📊 Metadata", *_metadata(node.origin, width)), Kind.METADATA)
-        text = Box(f"{name}_text", ("📝 Response", *_said(node.message, width)), Kind.METADATA)
-        return Box(name, (title,), Kind.RESPONSE, (metadata, text))
+        metadata = Box(f"{name}_meta", ("📊 Metadata", *_metadata(node.origin, width)), "metadataNode")
+        text = Box(f"{name}_text", ("📝 Response", *_said(node.message, width)), "metadataNode")
+        return Box(name, (title,), "responseNode", (metadata, text))
     content = _said(node.message, width)
     if isinstance(node.origin, ToolResponse):
         result = node.origin
         facts = [f"Length: {result.length}", f"Duration: {result.duration:.3g} s"]
         if result.error is not None:
             facts.append(f"Error: {_shortened(result.error, width)}")
-        metadata = Box(f"{name}_meta", ("📊 Tool Metadata", *facts), Kind.METADATA)
+        metadata = Box(f"{name}_meta", ("📊 Tool Metadata", *facts), "metadataNode")
         if result.chat is not None and id(result.chat) not in drawn:
             drawn.add(id(result.chat))
             inner = _boxes(result.chat, f"{name}_", width, edges, drawn)
             if inner:
-                chat = Box(f"{name}_chat", ("💭 Subagent Chat",), Kind.METADATA, tuple(inner))
-                known = Box(f"{name}_facts", tuple(facts), Kind.METADATA)
-                metadata = Box(f"{name}_meta", ("📊 Tool Metadata",), Kind.METADATA, (known, chat))
-        text = Box(f"{name}_text", content, Kind.METADATA)
-        return Box(name, (f"🔧 Tool Response: {_shortened(result.tool, width)}",), Kind.RESPONSE, (metadata, text))
+                chat = Box(f"{name}_chat", ("💭 Subagent Chat",), "metadataNode", tuple(inner))
+                known = Box(f"{name}_facts", tuple(facts), "metadataNode")
+                metadata = Box(f"{name}_meta", ("📊 Tool Metadata",), "metadataNode", (known, chat))
+        text = Box(f"{name}_text", content, "metadataNode")
+        return Box(name, (f"🔧 Tool Response: {_shortened(result.tool, width)}",), "responseNode", (metadata, text))
     role = node.message.role
-    return Box(name, (_TITLES[role], f"Role: {role.capitalize()}", *content), Kind.MESSAGE)
+    return Box(name, (_TITLES[role], f"Role: {role.capitalize()}", *content), "messageNode")
 
 
 def _said(message: Message, width: int) -> tuple[str, ...]:
@@ -197,44 +196,17 @@ def _shortened(text: str, width: int) -> str:
     return line if len(line) <= width and len(text) <= 4 * width else line[: width - 1].rstrip() + "…"
 
 
-def _walk(boxes: Iterable[Box]) -> Iterator[tuple[int, Box, bool]]:
-    """(depth, box, whether its frame closes here) in the order of writing."""
-    left = [(0, box, False) for box in reversed([*boxes])]
-    while left:
-        depth, box, closes = left.pop()
-        yield depth, box, closes
-        if box.parts and not closes:
-            left.append((depth, box, True))
-            left += [(depth + 1, part, False) for part in reversed(box.parts)]
-
-
-def _first(box: Box | None) -> str | None:
-    while box is not None and box.parts:
-        box = box.parts[0]
-    return box.id if box is not None else None
-
-
-def _last(box: Box | None) -> str | None:
-    while box is not None and box.parts:
-        box = box.parts[-1]
-    return box.id if box is not None else None
-
-
 def _mermaid_text(lines: Iterable[str]) -> str:
     """Characters that Mermaid or HTML could interpret are written as character codes."""
-    return "<br/>".join("".join(_mermaid_character(c) for c in line) for line in lines)
+    return "<br/>".join(_MARKUP.sub(lambda found: f"#{ord(found[0])};", _printable(line)) for line in lines)
 
 
-def _mermaid_character(character: str) -> str:
-    if character.isalnum() or character in " .,:-/()_…" or ord(character) > 0x2000:
-        return character if _can_be_drawn(character) else "�"
-    return f"#{ord(character)};" if _can_be_drawn(character) else "�"
+_MARKUP = re.compile(r"[^\w .,:\-/()…\u2001-\U0010ffff]")
 
 
 def _dot_text(lines: Iterable[str]) -> str:
-    kept = ("".join(c if _can_be_drawn(c) else "�" for c in line) for line in lines)
-    return "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in kept)
+    return "\\n".join(_printable(line).replace("\\", "\\\\").replace('"', '\\"') for line in lines)
 
 
-def _can_be_drawn(character: str) -> bool:
-    return character == " " or (character.isprintable() and not "\ud800" <= character <= "\udfff")
+def _printable(line: str) -> str:
+    return "".join(character if character.isprintable() else "\ufffd" for character in line)

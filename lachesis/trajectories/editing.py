@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 from lachesis.errors import LachesisError
 from lachesis.trajectories.errors import MalformedMessage
-from lachesis.trajectories.frozen import thaw
+from lachesis.trajectories.frozen import PlainCopies, thaw
 from lachesis.trajectories.nodes import Node, Origin
 
 Rewrite: TypeAlias = Callable[[Node, int, dict[str, Any]], Node]
@@ -32,7 +32,7 @@ def _writing(operation: Callable[..., Any]) -> Callable[..., Any]:
     return write
 
 
-class _EditableDict(dict[str, Any]):
+class _EditableDict(PlainCopies, dict[str, Any]):
     __slots__ = ("_view",)
     _view: MessageView
 
@@ -45,17 +45,11 @@ class _EditableDict(dict[str, Any]):
     setdefault = _writing(dict.setdefault)
     update = _writing(dict.update)
 
-    def __copy__(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return thaw(self)
-
     def __reduce__(self) -> tuple[object, ...]:
         return (dict, (thaw(self),))
 
 
-class _EditableList(list[Any]):
+class _EditableList(PlainCopies, list[Any]):
     __slots__ = ("_view",)
     _view: MessageView
 
@@ -71,12 +65,6 @@ class _EditableList(list[Any]):
     remove = _writing(list.remove)
     reverse = _writing(list.reverse)
     sort = _writing(list.sort)
-
-    def __copy__(self) -> list[Any]:
-        return list(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return thaw(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return (list, (thaw(self),))

@@ -1,4 +1,4 @@
-"""Lines of trajectory files: the three variants of Hermes Agent.
+"""Trajectory files, with the file names and the three variants of lines of Hermes Agent's trajectory format.
 
 A conversation with a tool call whose arguments had to be replaced is never marked completed.
 """
@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from lachesis.trajectories.jsonl import StrPath, append_line, read_lines
 from lachesis.trajectories.markup import dump_json
 from lachesis.trajectories.messages import MessageLike
-from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, Tools, to_conversations, tool_function
+from lachesis.trajectories.sharegpt import (
+    Conversion,
+    ConversionWarning,
+    SystemTurn,
+    Tools,
+    to_conversations,
+    tool_function,
+)
+
+COMPLETED_FILE = "trajectory_samples.jsonl"
+FAILED_FILE = "failed_trajectories.jsonl"
 
 
 class ConvertedEntry(NamedTuple):
@@ -57,8 +69,8 @@ def to_trajectory_entry(
     `timestamp` defaults to now, in local time without a zone, as in the format.
     """
     conversion = to_conversations(messages, tools, completed=completed, system=system)
-    entry = trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
-    return ConvertedEntry(merge(entry, metadata), conversion.warnings)
+    entry = _trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
+    return ConvertedEntry(_merge(entry, metadata), conversion.warnings)
 
 
 def to_batch_entry(
@@ -97,10 +109,42 @@ def to_batch_entry(
         "tool_stats": stats,
         "tool_error_counts": {name: row["failure"] for name, row in stats.items()},
     }
-    return ConvertedEntry(merge(entry, extra), conversion.warnings)
+    return ConvertedEntry(_merge(entry, extra), conversion.warnings)
 
 
-def trajectory_entry(
+def save_trajectory(
+    trajectory: Conversion | Sequence[Mapping[str, str]],
+    model: str,
+    completed: bool,
+    filename: StrPath | None = None,
+    *,
+    directory: StrPath = ".",
+    timestamp: datetime | str | None = None,
+    fsync: bool = False,
+    **metadata: Any,
+) -> Path:
+    """Appends one line and returns the path of its file.
+
+    `trajectory` is the result of `to_conversations`, or its ShareGPT turns. Completed trajectories go to
+    `trajectory_samples.jsonl` in `directory`, others to `failed_trajectories.jsonl`, all to `filename` if it is given.
+    A malformed `Conversion` counts as failed. `metadata` are further keys.
+    """
+    if isinstance(trajectory, Conversion):
+        completed = completed and not trajectory.malformed
+        trajectory = trajectory.conversations
+    entry = _merge(_trajectory_entry(trajectory, model, completed, timestamp), metadata)
+    path = Path(directory) / (filename if filename is not None else COMPLETED_FILE if completed else FAILED_FILE)
+    append_line(path, entry, fsync=fsync)
+    return path
+
+
+def load_trajectories(path: StrPath, *, completed: bool | None = None, torn_tail: bool = False) -> list[dict[str, Any]]:
+    """The entries of a file; with `completed`, only the completed ones, or only the others."""
+    entries = read_lines(path, torn_tail=torn_tail)
+    return [entry for entry in entries if completed is None or bool(entry.get("completed")) is completed]
+
+
+def _trajectory_entry(
     conversations: Sequence[Mapping[str, str]], model: str, completed: bool, timestamp: datetime | str | None = None
 ) -> dict[str, Any]:
     """The four keys of every trajectory line, for existing turns."""
@@ -116,7 +160,7 @@ def trajectory_entry(
     }
 
 
-def merge(entry: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(entry: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     """`entry` with further keys; ValueError where one would replace a key of the entry."""
     taken = sorted(set(entry) & set(extra))
     if taken:

@@ -20,7 +20,19 @@ def _reject(self: object, *args: Any, **kwargs: Any) -> NoReturn:
     raise TypeError(_HINT)
 
 
-class FrozenDict(dict[str, Any]):
+class PlainCopies:
+    """A dict or list whose copies are plain and editable."""
+
+    __slots__ = ()
+
+    def __copy__(self) -> Any:
+        return self.copy()  # type: ignore[attr-defined]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return thaw(self)
+
+
+class FrozenDict(PlainCopies, dict[str, Any]):
     """A dict whose mutations raise TypeError. `freeze` builds one and copies the values."""
 
     __slots__ = ()
@@ -28,29 +40,17 @@ class FrozenDict(dict[str, Any]):
     __setitem__ = __delitem__ = __ior__ = _reject
     clear = pop = popitem = setdefault = update = _reject
 
-    def __copy__(self) -> dict[str, Any]:
-        return dict(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return {key: thaw(value) for key, value in self.items()}
-
     def __reduce__(self) -> tuple[object, ...]:
         return (FrozenDict, (dict(self),))
 
 
-class FrozenList(list[Any]):
+class FrozenList(PlainCopies, list[Any]):
     """A list whose mutations raise TypeError. `freeze` builds one and copies the items."""
 
     __slots__ = ()
 
     __setitem__ = __delitem__ = __iadd__ = __imul__ = _reject
     append = clear = extend = insert = pop = remove = reverse = sort = _reject
-
-    def __copy__(self) -> list[Any]:
-        return list(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> list[Any]:
-        return [thaw(value) for value in self]
 
     def __reduce__(self) -> tuple[object, ...]:
         return (FrozenList, (list(self),))

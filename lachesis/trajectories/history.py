@@ -102,10 +102,6 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
     def __radd__(self, other: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         return [*other, *self]
 
-    def __iadd__(self, other: Iterable[MessageLike]) -> MessageHistory:
-        self.extend(other)
-        return self
-
     def __repr__(self) -> str:
         dropped = f", {len(self._discarded)} discarded branches" if self._discarded else ""
         return f"<MessageHistory of {len(self)} messages{dropped}>"
@@ -315,21 +311,16 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         sampled = isinstance(origin, ChatResponse) and self._is_sampled_here(origin)
         node = Node.after(head, written.message, origin, sampled=sampled, source=written.source)
         self._nodes.append(node)
-        self._note(node)
-        return node
-
-    def _push(self, written: _Written) -> None:
-        self._path.append(self._made(written))
-
-    def _note(self, node: Node) -> None:
-        origin = node.origin
-        if origin is None:
-            return
-        self._homes.setdefault(id(origin), node)  # the node keeps it alive, so the id is not reused
+        if origin is not None:
+            self._homes.setdefault(id(origin), node)  # the node keeps it alive, so the id is not reused
         if isinstance(origin, ChatResponse) and origin.tokens is not None:
             self._homes.setdefault(id(origin.tokens.after), node)
             if node.sampled:
                 self._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
+        return node
+
+    def _push(self, written: _Written) -> None:
+        self._path.append(self._made(written))
 
     def _is_sampled_here(self, response: ChatResponse) -> bool:
         """Whether `response` was sampled in the context of the head, as far as identities show."""

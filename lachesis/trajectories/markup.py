@@ -72,11 +72,6 @@ def convert_scratchpad_to_think(text: str) -> str:
     return text.replace("<REASONING_SCRATCHPAD>", "<think>").replace("</REASONING_SCRATCHPAD>", "</think>")
 
 
-def has_incomplete_scratchpad(text: str) -> bool:
-    """Whether the last scratchpad is not closed: the model was cut off while it reasoned."""
-    return text.rfind("<REASONING_SCRATCHPAD>") > text.rfind("</REASONING_SCRATCHPAD>")
-
-
 def think_block(reasoning: str) -> str:
     """The block that holds `reasoning`, with the newline that follows it."""
     return f"<think>\n{escape_text(reasoning, think=True)}\n</think>\n"

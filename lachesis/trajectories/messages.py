@@ -12,29 +12,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from lachesis.trajectories.errors import MalformedMessage, MessageError, UnknownRole
+from lachesis.trajectories.errors import MalformedMessage, UnknownRole
 from lachesis.trajectories.frozen import FrozenDict, freeze, freeze_dict, thaw
 from lachesis.trajectories.tokens import SampledTokens
 
 if TYPE_CHECKING:
     from lachesis.trajectories.history import MessageHistory
-
-__all__ = [
-    "REASONING_FIELDS",
-    "ROLES",
-    "ChatResponse",
-    "FinishReason",
-    "Message",
-    "MessageError",
-    "MessageLike",
-    "Messages",
-    "OpenAIMessage",
-    "Role",
-    "ToolCall",
-    "ToolResponse",
-    "Usage",
-    "as_message",
-]
 
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")

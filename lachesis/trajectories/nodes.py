@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -30,7 +29,7 @@ class Item(FrozenDict):
 class Node:
     """One message in its context. Nodes are compared by identity: two completions with the same text are two nodes.
 
-    `item`, `digest` and `address` are computed at first use, which for most nodes is late or never.
+    `item` and `digest` are computed at first use, which for most nodes is late or never.
     """
 
     parent: Node | None = field(repr=False)
@@ -46,7 +45,6 @@ class Node:
     """The node that this node copies, edits or replaces."""
     _item: Item | None = field(default=None, repr=False)
     _digest: str | None = field(default=None, init=False, repr=False)
-    _address: str | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def after(
@@ -94,23 +92,6 @@ class Node:
             known = (before or "").encode() + _digest_of(node.message)
             before = blake2b(known, digest_size=16).hexdigest()
             object.__setattr__(node, "_digest", before)
-        assert before is not None
-        return before
-
-    @property
-    def address(self) -> str:
-        """The address of the node with its metadata: a hash over the parent's address, the message, the origin's
-        metadata, token ids and logprobs, without a sub-agent's chat, which can still grow."""
-        line: list[Node] = []
-        node: Node | None = self
-        while node is not None and node._address is None:
-            line.append(node)
-            node = node.parent
-        before = node._address if node is not None else None
-        for node in reversed(line):
-            known = f"{before or ''}|{node.digest}|{int(node.sampled)}|{_described(node.origin)}"
-            before = blake2b(known.encode(), digest_size=16).hexdigest()
-            object.__setattr__(node, "_address", before)
         assert before is not None
         return before
 
@@ -177,28 +158,3 @@ def _digest_of(message: Message) -> bytes:
     plain = message.to_openai(reasoning_field="reasoning")
     # A model can write half of a surrogate pair.
     return blake2b(_canonical(plain).encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-def _described(origin: Origin) -> str:
-    if origin is None:
-        return ""
-    if isinstance(origin, ToolResponse):
-        return json.dumps([origin.tool, origin.duration, origin.error])
-    tokens = origin.tokens
-    sampled = None
-    if tokens is not None:
-        logprobs = blake2b(struct.pack(f"<{len(tokens)}d", *tokens.logprobs), digest_size=16).hexdigest()
-        sampled = [tokens.prompt.digest, tokens.after.digest, logprobs, tokens.end_of_turn, tokens.context]
-    known = {
-        "model": origin.model,
-        "model_version": origin.model_version,
-        "sampling": dict(origin.sampling),
-        "finish_reason": [origin.finish_reason, origin.raw_finish_reason],
-        "usage": asdict(origin.usage),
-        "latency": origin.latency,
-        "attempts": origin.attempts,
-        "server": origin.server,
-        "malformed_calls": origin.malformed_calls,
-        "tokens": sampled,
-    }
-    return json.dumps(known, sort_keys=True, default=str)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from hashlib import blake2b
 from typing import Any, Final, Protocol
 
@@ -269,32 +269,22 @@ def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> SampledSp
     )
 
 
-_TEXT_OR_NULL: Final = (str, type(None))
-_SPAN_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "turn": (int,),
-    "start": (int,),
-    "end": (int,),
-    "prefix_digest": (str,),
-    "digest": (str,),
-    "logprobs_digest": (str,),
-    "model": _TEXT_OR_NULL,
-    "model_version": _TEXT_OR_NULL,
-    "finish_reason": (str,),
-    "sampling": (dict,),
+_JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
+    "int": (int,),
+    "float": (float, int),
+    "str": (str,),
+    "str | None": (str, type(None)),
+    "Mapping[str, Any]": (dict,),
 }
-_SAMPLE_FIELDS: Final[Mapping[str, tuple[type, ...]]] = {
-    "rollout_id": (str,),
-    "index": (int,),
-    "count": (int,),
-    "sampled": (int,),
-    "weight": (float, int),
-    "outcome": (str,),
-    "end_of_turn": (list,),
-    "spans": (list,),
-    "tokens": (list,),
-    "masks": (list,),
-    "logprobs": (list,),
-}
+"""By the type of a field; the others are lists."""
+
+
+def _json_types(kind: type) -> dict[str, tuple[type, ...]]:
+    return {field.name: _JSON_TYPES.get(str(field.type), (list,)) for field in fields(kind)}
+
+
+_SPAN_FIELDS: Final = _json_types(SampledSpan)
+_SAMPLE_FIELDS: Final = _json_types(TokenSample)
 
 
 def _read(record: Mapping[str, Any], name: str, types: tuple[type, ...], at: str) -> Any:

@@ -17,12 +17,11 @@ from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, TokenPrefix, sa
 
 def verify(sample: TokenSample | Mapping[str, Any]) -> list[str]:
     """The reasons to reject a sample, or its record. Empty for a valid one."""
-    if isinstance(sample, TokenSample):
-        return _examine(sample).reasons
     try:
-        return _examine(TokenSample.from_record(sample)).reasons
+        reasons, _ = _examine(sample if isinstance(sample, TokenSample) else TokenSample.from_record(sample))
     except MalformedSample as error:
         return [str(error)]
+    return reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +160,8 @@ class RecordVerifier:
             self._rejected += 1
             self.reject(f"{at}{error}", line)
             return
-        examined = _examine(sample)
-        self._wrong_prefix += examined.wrong_prefix
-        reasons = list(examined.reasons)
+        reasons, wrong_prefix = _examine(sample)
+        self._wrong_prefix += wrong_prefix
         if not sample.rollout_id:
             reasons.append("rollout_id is empty, so its other samples are unknown; pass rollout_id= to samples()")
         else:
@@ -203,21 +201,12 @@ class RecordVerifier:
                 self.reject("undelivered names this rollout a second time", line, rollout_id)
 
 
-@dataclass(slots=True)
-class _Examined:
-    reasons: list[str] = field(default_factory=list)
-    wrong_prefix: int = 0
-
-
-def _examine(sample: TokenSample) -> _Examined:
-    """Each check relies on the ones before it, so the first error is the one that is reported."""
-    found = _Examined(_list_problems(sample) or _span_problems(sample))
-    if not found.reasons:
-        _check_digests(sample, found)
-        found.reasons += _mask_problems(sample)
-        found.reasons += _turn_problems(sample)
-        found.reasons += _weight_problems(sample)
-    return found
+def _examine(sample: TokenSample) -> tuple[list[str], int]:
+    """The problems, and the number of tokens after a wrong prefix. Digests can be checked where lists and spans fit."""
+    if unreadable := _list_problems(sample) or _span_problems(sample):
+        return unreadable, 0
+    misplaced, wrong_prefix = _digest_problems(sample)
+    return misplaced + _mask_problems(sample) + _turn_problems(sample) + _weight_problems(sample), wrong_prefix
 
 
 def _list_problems(sample: TokenSample) -> list[str]:
@@ -258,9 +247,10 @@ def _span_problems(sample: TokenSample) -> list[str]:
     return []
 
 
-def _check_digests(sample: TokenSample, found: _Examined) -> None:
+def _digest_problems(sample: TokenSample) -> tuple[list[str], int]:
     misplaced: list[int] = []
     altered: list[int] = []
+    wrong_prefix = 0
     prefix = TokenPrefix()
     for span in sample.spans:
         prefix = prefix.extend(sample.tokens[prefix.length : span.start])
@@ -268,13 +258,12 @@ def _check_digests(sample: TokenSample, found: _Examined) -> None:
         prefix = prefix.extend(sample.tokens[span.start : span.end])
         if not in_place:
             misplaced.append(span.turn)
-            found.wrong_prefix += len(span)
+            wrong_prefix += len(span)
         elif prefix.digest != span.digest:
             altered.append(span.turn)
-    if misplaced:
-        found.reasons.append(f"{_listed(misplaced)} after another prefix than when it was sampled")
-    if altered:
-        found.reasons.append(f"{_listed(altered)} with other ids than those that were sampled")
+    found = [f"{_listed(misplaced)} after another prefix than when it was sampled"] if misplaced else []
+    found += [f"{_listed(altered)} with other ids than those that were sampled"] if altered else []
+    return found, wrong_prefix
 
 
 def _mask_problems(sample: TokenSample) -> list[str]:

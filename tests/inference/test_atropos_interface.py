@@ -116,7 +116,7 @@ def as_mappings(message: Any) -> Any:
     "sent_back", [as_objects, itself, dumped, without_reasoning, without_content, reserialised, as_mappings]
 )
 async def test_a_caller_of_dicts_goes_on_from_the_sampled_ids(sent_back: Callable[[Any], Any]) -> None:
-    """Whatever clients do to a message that still says the same: the model sees what it sampled, and it is one node."""
+    """Clients may rewrite a message that still says the same: the model sees what it sampled, and it is one node."""
     async with stack() as world, world.tokens.managed_server() as managed:
         messages: list[Any] = [QUESTION]
         for _ in range(3):
@@ -156,12 +156,12 @@ async def test_choice_and_node_have_the_same_place() -> None:
         assert [world.text(trained(node)) for node in nodes] == [f"{text}<|im_end|>" for text in texts]
 
 
-async def test_a_choice_that_was_gone_on_with_keeps_its_place() -> None:
+async def test_a_choice_that_was_continued_keeps_its_place() -> None:
     async with stack() as world, world.tokens.managed_server() as managed:
         world.says.next = ["First.", "Second.", "Third."]
         await managed.chat_completion(messages=[QUESTION], n=3)
         for said in ("Second.", "First."):
-            world.says.next = [f"Behind {said}"]
+            world.says.next = [f"After {said}"]
             await managed.chat_completion(messages=[QUESTION, {"role": "assistant", "content": said}, QUESTION])
         nodes = assert_nodes(world, managed)
         assert [world.text(trained(node)).partition("<")[0] for node in nodes] == ["First.", "Second.", "Third."]
@@ -258,7 +258,7 @@ async def test_the_settings_of_a_server_count_where_a_call_says_nothing() -> Non
             assert response.message.text == "one two STOP three" and "stop" not in response.sampling
 
 
-def test_servers_of_one_model_are_told_to_sample_alike() -> None:
+def test_servers_of_one_model_that_sample_differently_are_rejected() -> None:
     engines = [
         create_engine("vllm", ServerSettings(f"http://{name}/v1", "m", extra_body=said))
         for name, said in (("a", {"top_p": 0.5}), ("b", {"priority": 1}))
@@ -289,7 +289,7 @@ async def test_the_model_is_shown_the_conversation_that_is_passed_and_no_other_l
         assert_nodes(world, managed)
 
 
-async def test_reasoning_tells_which_of_several_completions_is_gone_on_with() -> None:
+async def test_reasoning_shows_which_of_several_completions_is_continued() -> None:
     async with stack() as world, world.tokens.managed_server() as managed:
         thoughts = ["Six sevens.", "40 + 2."]
         world.says.next = [f"<think>\n{thought}\n</think>\n\n42" for thought in thoughts]

@@ -41,7 +41,7 @@ FEW = settings(
     max_examples=3,
     deadline=None,
     derandomize=True,
-    phases=[Phase.generate],  # a failure that is shrunk for minutes tells no more
+    phases=[Phase.generate],  # shrinking a failure takes minutes and shows nothing more
     suppress_health_check=list(HealthCheck),
 )
 

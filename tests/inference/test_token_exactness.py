@@ -35,7 +35,7 @@ FEW = settings(
     max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
-    phases=[Phase.generate],  # a failure that is shrunk for minutes tells no more
+    phases=[Phase.generate],  # shrinking a failure takes minutes and shows nothing more
     suppress_health_check=list(HealthCheck),
 )
 TOOLS = [

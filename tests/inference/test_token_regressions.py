@@ -43,7 +43,7 @@ def result(call_id: str, content: str = "noon") -> dict[str, str]:
 async def turn(
     world: Stack, managed: ManagedServer, history: MessageHistory, said: Any, *following: str, **more: Any
 ) -> Any:
-    """A completion, gone on with: results for its calls, or user messages."""
+    """A completion and what follows it: results for its calls, or user messages."""
     world.says.next = [said]
     response = await managed.chat(history, **more)
     history.append(response)
@@ -256,7 +256,7 @@ async def test_a_template_that_strips_thinking_leaves_sampled_thoughts_in_their_
         assert [trained.count(f"Thought {number}.") for number in range(4)] == [1] * 4
 
 
-async def test_prompts_that_were_rendered_anew_are_gone_on_with() -> None:
+async def test_prompts_that_were_rendered_anew_are_continued() -> None:
     """Other tools make another prompt, once: what is sampled from there on is one sample again."""
     async with stack() as world:
         managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])
@@ -507,7 +507,7 @@ async def test_logprobs_of_another_distribution_are_rejected_by_the_certificate(
         assert "top_p" in reason
 
 
-async def test_a_failed_request_leaves_nothing_behind() -> None:
+async def test_a_failed_request_leaves_no_trace() -> None:
     faults = {"cut_body": [1], "server_error": [3], "rate_limited": [4], "disconnect": [6]}
     async with stack(faults=faults, retry_after=0.01) as world:
         managed, history = world.tokens.for_rollout(), MessageHistory([QUESTION])

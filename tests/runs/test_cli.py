@@ -29,7 +29,7 @@ from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.testing.fake_server import FakeServer
-from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, create_custom_toolset, get_tool_definitions
+from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
 from lachesis.trajectories import JsonlError
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import ROOT, SortWords, served, sorts
@@ -241,13 +241,13 @@ def test_a_wrong_key_is_found_before_anything_is_played(tmp_path: Path, capsys: 
 
 
 def test_a_cycle_in_toolsets_names_the_way_around() -> None:
-    extended = create_custom_toolset("mine", "Mine.", includes=["terminal"])
+    extended = {**TOOLSETS, "mine": Toolset("Mine.", includes=("terminal",))}
     assert [tool["function"]["name"] for tool in get_tool_definitions(["mine"], toolsets=extended)] == [
         "terminal",
         "process",
     ]
     with pytest.raises(ToolsetError, match="unknown toolset 'later', which 'mine' includes"):
-        create_custom_toolset("mine", "Mine.", includes=["later"])
+        get_tool_definitions(["mine"], toolsets={**TOOLSETS, "mine": Toolset("Mine.", includes=("later",))})
     circle = {**TOOLSETS, "a": Toolset("A.", includes=("b",)), "b": Toolset("B.", includes=("a",))}
     with pytest.raises(ToolsetError, match="a -> b -> a"):
         get_tool_definitions(["a"], toolsets=circle)

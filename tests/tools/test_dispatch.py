@@ -121,7 +121,7 @@ DEFAULTS = {"text": "a", "count": 1, "flag": False, "mode": "x", "entries": None
         ({"text": '["json", "text"]'}, {"text": '["json", "text"]'}),
     ],
 )
-async def test_harmless_slips_in_arguments_are_mended(
+async def test_harmless_slips_in_arguments_are_corrected(
     session: ToolSession, arguments: Any, expected: dict[str, Any] | None
 ) -> None:
     result = await run(session, "echo", arguments)

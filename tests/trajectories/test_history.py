@@ -252,22 +252,10 @@ def _outcome(target, name, index, given):
 
 
 def _shape(history):
-    """The graph by numbers, addresses and, for what was sampled, by identity within the graph."""
+    """The graph by numbers and digests, with the very records of what was sampled."""
     number = {id(node): place for place, node in enumerate(history.all_nodes())}
-    pieces: dict[int, int] = {}
-    for completion in history.completions():
-        for piece in completion.tokens.after.lineage() if completion.tokens else ():
-            pieces.setdefault(id(piece), len(pieces))
     nodes = [
-        (
-            number.get(id(node.parent)),
-            number.get(id(node.source)),
-            node.sampled,
-            node.address,
-            [pieces[id(piece)] for piece in node.origin.tokens.after.lineage()]
-            if isinstance(node.origin, ChatResponse) and node.origin.tokens
-            else None,
-        )
+        (number.get(id(node.parent)), number.get(id(node.source)), node.sampled, node.digest, id(node.origin))
         for node in history.all_nodes()
     ]
     dropped = [(left.reason, left.at, [number[id(node)] for node in left.nodes]) for left in history.discarded]

@@ -18,7 +18,6 @@ from lachesis.trajectories import (
     WarningKind,
     convert_scratchpad_to_think,
     from_sharegpt,
-    has_incomplete_scratchpad,
     system_prompt,
     to_batch_entry,
     to_conversations,
@@ -304,11 +303,8 @@ def test_a_batch_entry_has_a_row_for_every_tool():
     assert entry["tool_error_counts"] == {"terminal": 1, "read_file": 0, "unlisted": 0}
 
 
-def test_scratchpads_are_converted_and_unclosed_ones_found():
+def test_scratchpads_are_converted():
     assert convert_scratchpad_to_think("<REASONING_SCRATCHPAD>a</REASONING_SCRATCHPAD>") == "<think>a</think>"
-    assert has_incomplete_scratchpad("<REASONING_SCRATCHPAD>a")
-    assert not has_incomplete_scratchpad("<REASONING_SCRATCHPAD>a</REASONING_SCRATCHPAD>")
-    assert not has_incomplete_scratchpad("a")
 
 
 @given(hostile_text, st.booleans())

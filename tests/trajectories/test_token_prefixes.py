@@ -1,4 +1,4 @@
-"""Token ids read the same in whatever form a prefix holds them."""
+"""Token ids read the same in every form in which a prefix holds them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_branches_of_a_sent_prompt_have_separate_digests() -> None:
     assert root.digest == digest_of([1, 2])
 
 
-def test_the_text_of_a_long_prompt_is_shared_by_all_that_go_on_from_it() -> None:
+def test_the_text_of_a_long_prompt_is_shared_by_all_that_continue_it() -> None:
     prompt = TokenPrefix(range(100_000))
     texts = [max(prompt.extend([turn]).json_pieces(), key=len) for turn in range(3)]
     assert len(texts[0]) > 500_000

@@ -1,4 +1,4 @@
-"""The certificate: whatever is changed in a record is noticed, whatever is no record is named, and nothing raises."""
+"""The certificate: every change of a record is noticed, what is no record is named, and nothing raises."""
 
 from __future__ import annotations
 
