@@ -24,9 +24,8 @@ from lachesis.agent.loop import ExecuteTools, HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
-from lachesis.agent.reward_log import RewardCall
 from lachesis.agent.scorer import Scorer
-from lachesis.agent.tool_context import ToolContext
+from lachesis.agent.tool_context import RewardCall, ToolContext
 from lachesis.inference import RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
