@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.summary import BUILTIN_FIGURES
 from lachesis.tasks import run_all
+
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ class PlayedGroup:
 class GroupPlayer:
     """Plays the groups of one run."""
 
-    env: Environment
+    env: HermesAgentBaseEnv
     group_size: int
     rounds: int = 1
     """How often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only."""
@@ -77,7 +79,7 @@ class GroupPlayer:
         return PlayedGroup(item, item_key, tools, measured)
 
 
-def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+def _metrics(env: HermesAgentBaseEnv, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
     metrics = env.rollout_metrics(item, result, reward)
     for name in map(str, metrics):
         if name in BUILTIN_FIGURES or name.startswith(("reward/", "outcome/")):
