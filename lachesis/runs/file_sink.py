@@ -58,35 +58,23 @@ class FileSink(Sink[PlayedGroup]):
         self.system = system
         self.console = console
         self.ledger = Ledger(files.groups, settings, key="item_key")
+        self.done = self.ledger.done
+        self.workers = max(1, workers)
         self.played = 0
         self.failed_groups = 0
         self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
         """Of the whole run; known once the sink is closed."""
-        self._workers = max(1, workers)
-        self._limit = 0
         self._writing = asyncio.Lock()
         self._last = ""
-
-    @property
-    def done(self) -> set[str]:
-        return self.ledger.done
-
-    @property
-    def limit(self) -> int:
-        return self._limit
-
-    @property
-    def workers(self) -> int:
-        return self._workers
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
         with ExitStack() as stack:
             stack.callback(self.ledger.close)
             await _to_its_end(self._open, stack)
-            self._limit = self.total - len(self.ledger.done)
+            self.limit = self.total - len(self.ledger.done)
             if self.ledger.done:
                 line = f"continuing {self.files.groups}: {len(self.ledger.done)} groups are done"
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -42,25 +42,16 @@ _TICK = 1.0
 class Sink(ABC, Generic[G]):
     """Where finished groups go, and how fast they are wanted."""
 
+    done: Container[str]
+    """Keys of items that are not to be played again."""
+    workers: int
+    """Groups in flight at most."""
+    limit: int | None = None
+    """Groups that this start begins at most; None for any number. Known once the sink is open."""
     step: int = 0
     """The trainer's step, for groups that begin now."""
     retry_pause: float | None = None
     """Seconds before a broken group is played again (`Retries`); None leaves it to the next start."""
-
-    @property
-    @abstractmethod
-    def done(self) -> Container[str]:
-        """Keys of items that are not to be played again."""
-
-    @property
-    def limit(self) -> int | None:
-        """Groups that this start begins at most; None for any number. Known once the sink is open."""
-        return None
-
-    @property
-    @abstractmethod
-    def workers(self) -> int:
-        """Groups in flight at most."""
 
     @abstractmethod
     def opened(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:

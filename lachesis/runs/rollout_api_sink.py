@@ -87,6 +87,8 @@ class RolloutApiSink(Sink[G]):
         self.settings = settings
         self.console = console
         self.on_step = on_step
+        self.done = outbox.state.keys
+        self.workers = settings.max_workers
         self.retry_pause = settings.item_pause
         self.evaluations = EvaluationSchedule(evaluate, every=settings.steps_per_eval, tell=self.tell)
         self.relay = OutboxRelay(
@@ -108,14 +110,6 @@ class RolloutApiSink(Sink[G]):
 
     def tell(self, line: str) -> None:
         self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-    @property
-    def done(self) -> set[str]:
-        return self.outbox.state.keys
-
-    @property
-    def workers(self) -> int:
-        return self.settings.max_workers
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
