@@ -20,7 +20,7 @@ from lachesis.runs.item_keys import item_digest
 from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfigError, describe, token_engine
 from lachesis.runs.pipeline import NextItem, Pipeline
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
-from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
+from lachesis.runs.rollout_api_sink import RolloutApiSink
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import evaluation_metrics
@@ -201,6 +201,8 @@ def _rollout_api_sink(env: HermesAgentBaseEnv) -> RolloutApiSink[PlayedGroup]:
         await env.wandb_log()
 
     return RolloutApiSink(
+        config,
+        workers=env.max_num_workers,
         build=lambda group, trainer: decide_for_training(group, config, trainer),
         api=RolloutApi(config.rollout_server_url),
         env=EnvDescription(
@@ -212,14 +214,6 @@ def _rollout_api_sink(env: HermesAgentBaseEnv) -> RolloutApiSink[PlayedGroup]:
         ),
         outbox=Outbox(folder, _about_content(env, evaluation=False)),
         refused=folder / "refused.jsonl",
-        settings=ServeSettings(
-            max_workers=env.max_num_workers,
-            max_batches_offpolicy=config.max_batches_offpolicy,
-            total_steps=config.total_steps,
-            steps_per_eval=config.steps_per_eval,
-            eval_handling=config.eval_handling.value,
-            eval_limit_ratio=config.eval_limit_ratio,
-        ),
         console=env.console,
         evaluate=evaluate_step,
         on_step=on_step,

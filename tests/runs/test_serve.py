@@ -225,7 +225,7 @@ async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancel
 
     async with run_api.wiped() as server:
         await started(server)
-        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, max_workers=6)
+        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, workers=6)
         task = asyncio.create_task(run.serve())
         await until(lambda: len(run._playing) == 6, task)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -283,7 +283,7 @@ async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 100, play=counted, max_workers=50, max_batches_offpolicy=3)
+        run = make_run(server.url, tmp_path, 100, play=counted, workers=50, max_batches_offpolicy=3)
         task = asyncio.create_task(run.serve())
         await until(lambda: run.sink.outbox.state.undelivered == 12, task)
         await asyncio.sleep(1.0)
@@ -418,7 +418,7 @@ async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 17, play=flaky, max_workers=4)
+        run = make_run(server.url, tmp_path, 17, play=flaky, workers=4)
         task = asyncio.create_task(run.serve())
         await until(lambda: tries.total() > 4, task)
         assert len(run._playing) <= 1
@@ -440,7 +440,7 @@ async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 10, build=decide, max_workers=2)
+        run = make_run(server.url, tmp_path, 10, build=decide, workers=2)
         result, _ = await asyncio.gather(run.serve(), trainer.take(8))
         assert result.refused == {"same scores": 1, "failed": 1}
         lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
@@ -476,7 +476,7 @@ async def test_groups_that_fail_without_end_end_the_run(tmp_path, run_api, broke
     async with run_api.wiped() as server:
         await started(server)
         console = Console(file=io.StringIO(), width=200)
-        run = make_run(server.url, tmp_path, 60, play=fails, timeout=0.1, console=console, max_workers=1)
+        run = make_run(server.url, tmp_path, 60, play=fails, timeout=0.1, console=console, workers=1)
         run.brake = FailureBrake(console, 3)
         with pytest.raises(RunStopped, match=f"3 groups in a row without a scored rollout(.|\n)*{problem}"):
             await asyncio.wait_for(run.serve(), LIVENESS)
