@@ -17,15 +17,21 @@ import orjson
 import pytest
 from rich.console import Console
 
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.rollout import Rollout
 from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError
-from lachesis.runs.training_decision import decision_of
-from lachesis.training.groups import RejectedGroup, RejectReason
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.training.rollout_api import RolloutApi
+from lachesis.trajectories import TokenPrefix
+from lachesis.trajectories import samples as token_samples
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
+from tests.support.token_trees import Tree
 
 __all__ = ["run_api"]
 
@@ -575,10 +581,19 @@ async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
 
 
 def test_refused_groups_keep_the_builders_words():
-    refused = RejectedGroup(RejectReason.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
-    decision = decision_of(refused, rewards=[1.0, 1.0])
-    assert (decision.reason, decision.detail, decision.tokens) == ("same scores", "all 2 rewards are 1", 70)
-    assert not decision.again
+    def rollout(name, tokens):
+        tree = Tree()
+        tree.sample(TokenPrefix([1, 2]), [4] * tokens)
+
+        class Sampled(Rollout):
+            samples = token_samples(tree, rollout_id=name)
+
+        return Sampled(name, "key", 0, Outcome.COMPLETED, "the model answered", 1.0, result=None)
+
+    group = PlayedGroup({"number": 0}, "key", [], [rollout("a", 30), rollout("b", 40)])
+    decision = decide_for_training(group, HermesAgentEnvConfig(group_size=2), ANY_TRAINER)
+    assert (decision.reason, decision.tokens, decision.again) == ("same scores", 70, False)
+    assert decision.detail == "all 2 rewards are 1; env.ensure_scores_are_not_same allows it"
 
 
 def test_the_fake_environment_is_what_it_says():
