@@ -71,12 +71,6 @@ async def _run(command: str, env: HermesAgentBaseEnv) -> int:
     return int(result.failed)
 
 
-def build(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, HermesAgentBaseEnv]:
-    """The command and the environment that the arguments describe. Raises `SettingsError` as `read_settings` does."""
-    command, settings = read_settings(env_cls, argv)
-    return command, env_cls(**settings)
-
-
 def read_settings(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The command, and the arguments of the environment's constructor.
 
