@@ -232,15 +232,7 @@ async def collect_group(env: HermesAgentBaseEnv, item: Any) -> dict[str, Any] | 
 
 
 def _record(env: HermesAgentBaseEnv, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
-    return group_record(
-        environment=env.run_name,
-        item=group.item,
-        item_key=group.item_key,
-        tools=group.tools,
-        model=describe(env.server_configs),
-        rollouts=group.rollouts,
-        with_samples=with_samples,
-    )
+    return group_record(group, environment=env.run_name, model=describe(env.server_configs), with_samples=with_samples)
 
 
 def _about_content(env: HermesAgentBaseEnv, *, evaluation: bool) -> dict[str, Any]:

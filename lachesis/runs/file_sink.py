@@ -17,7 +17,7 @@ from rich.console import Console
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.group_records import group_record, stored_messages, trajectories_of
+from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
@@ -26,6 +26,7 @@ from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
+from lachesis.trajectories.exports import stored_messages
 
 T = TypeVar("T")
 
@@ -98,14 +99,7 @@ class FileSink(Sink[PlayedGroup]):
         return Standing(len(self.ledger.done), self.total, "groups", note)
 
     def decide(self, group: PlayedGroup) -> Decision:
-        record = group_record(
-            environment=self.environment,
-            item=group.item,
-            item_key=group.item_key,
-            tools=group.tools,
-            model=self.model,
-            rollouts=group.rollouts,
-        )
+        record = group_record(group, environment=self.environment, model=self.model)
         if record["scores"]:
             return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
         return LeftOut(
@@ -140,9 +134,8 @@ class FileSink(Sink[PlayedGroup]):
 
     def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:
         """The record of a group that an exception ended before it had rollouts."""
-        record = group_record(
-            environment=self.environment, item=job.item, item_key=job.key, tools=[], model=self.model, rollouts=[]
-        )
+        group = PlayedGroup(job.item, job.key, tools=[], rollouts=[])
+        record = group_record(group, environment=self.environment, model=self.model)
         return {**record, "traceback": "".join(decision.tracebacks) or decision.detail}
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -448,8 +448,6 @@ async def test_a_history_is_serialised_once_for_all_of_its_records(
             monkeypatch.setattr(MessageHistory, "to_openai", counted)
             decide_for_training(group, env.config, ANY_TRAINER)
             for _ in range(2):
-                record = group_record(
-                    environment="e", item="b a", item_key="key", tools=[], model="m", rollouts=group.rollouts
-                )
+                record = group_record(group, environment="e", model="m")
     assert [len(messages) for messages in record["messages"]] == [4, 4]
     assert len(serialised) == len(finished) == 2

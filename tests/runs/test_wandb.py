@@ -15,6 +15,7 @@ import pytest
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
+from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.model_servers import ServerConfig
 from lachesis.runs.summary import training_metrics
@@ -99,7 +100,7 @@ class Group(dict[str, Any]):
 
 def record(reward: float) -> Group:
     rollout = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward, result=None)
-    return Group(group_record(environment="e", item="i", item_key="key", tools=[], model="m", rollouts=[rollout]))
+    return Group(group_record(PlayedGroup("i", "key", [], [rollout]), environment="e", model="m"))
 
 
 def test_groups_are_counted_until_they_are_logged_and_none_is_kept() -> None:
@@ -123,9 +124,9 @@ async def test_the_record_of_a_served_group_is_made_for_w_and_b_only_and_beside_
 ) -> None:
     threads = []
 
-    def noted(**given: Any) -> Any:
+    def noted(*args: Any, **given: Any) -> Any:
         threads.append(threading.get_ident())
-        return group_record(**given)
+        return group_record(*args, **given)
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
