@@ -58,7 +58,7 @@ class FileSink(Sink[PlayedGroup]):
         self.total = total
         self.system = system
         self.console = console
-        self.ledger = Ledger(files.groups, settings, key="item_key")
+        self.ledger = Ledger(files.groups, settings)
         self.done = self.ledger.done
         self.workers = max(1, workers)
         self.played = 0
