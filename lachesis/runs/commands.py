@@ -17,11 +17,10 @@ from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import GroupPlayer, PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import item_digest
-from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfigError, describe, token_engine
 from lachesis.runs.pipeline import NextItem, Pipeline
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError, describe, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training

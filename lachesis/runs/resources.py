@@ -16,7 +16,8 @@ from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
 from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.flags import close_names
-from lachesis.runs.model_servers import ServerConfigError, needs_start, start_servers, token_engine
+from lachesis.runs.model_servers import start_servers
+from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools

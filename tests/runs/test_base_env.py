@@ -17,8 +17,8 @@ from aiohttp import web
 from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
-from lachesis.runs.model_servers import Phase1CannotTrain
 from lachesis.runs.results import RunResult
+from lachesis.runs.server_settings import Phase1CannotTrain
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ROOT,

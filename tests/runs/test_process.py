@@ -28,9 +28,9 @@ from lachesis.runs.failures import RunStopped
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import GroupPlayer, PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest, plain
-from lachesis.runs.model_servers import ServerConfig
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
+from lachesis.runs.server_settings import ServerConfig
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,

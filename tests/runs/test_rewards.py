@@ -402,7 +402,7 @@ async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, 
             return Reward(value, turn_rewards=[value / 2] * result.turns_used)
 
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        from lachesis.runs.model_servers import ServerConfig
+        from lachesis.runs.server_settings import ServerConfig
 
         model.tokenizer.save_pretrained(tmp_path / "tokenizer")
         server = ServerConfig(

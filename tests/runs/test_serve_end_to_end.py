@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError
+from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
 from tests.support.training_runs import proven, serving, trained

@@ -17,7 +17,7 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis.testing.fake_server import FakeServer, ToolUser
