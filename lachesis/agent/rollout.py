@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends import BackendError, SandboxSpec
-from lachesis.agent.loop import ExecuteTools, HermesAgentLoop, LoopLimits
+from lachesis.agent.loop import ExecuteTools, HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
@@ -153,34 +153,26 @@ class Rollout:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """How every rollout of a run is played."""
-
-    max_turns: int = 30
-    max_tokens: int | None = None
-    """Of one completion."""
-    extra_body: Mapping[str, Any] | None = None
-    ephemeral_system_prompt: str | None = None
-    prefill_messages: Sequence[Mapping[str, Any]] = ()
-    limits: LoopLimits = field(default_factory=LoopLimits)
-    max_infra_retries: int = 2
-    """New starts of a rollout that the infrastructure broke."""
-
-
 class RolloutPlayer:
-    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once."""
+    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once.
+
+    Args:
+        make_loop: `HermesAgentLoop` with the settings of the run.
+        max_infra_retries: new starts of a rollout that the infrastructure broke.
+    """
 
     def __init__(
         self,
-        settings: RolloutSettings,
+        make_loop: Callable[..., HermesAgentLoop],
         *,
+        max_infra_retries: int,
         server: Router | TokenServer,
         sessions: ToolSessions,
         registry: ToolRegistry,
         scorer: Scorer,
     ) -> None:
-        self.settings = settings
+        self.make_loop = make_loop
+        self.max_infra_retries = max_infra_retries
         self.server = server
         self.sessions = sessions
         self.registry = registry
@@ -207,7 +199,6 @@ class RolloutPlayer:
             spec: the sandbox of this rollout, where it differs from the run's.
         """
         started = time.monotonic()
-        settings = self.settings
         rollout_id = uuid.uuid4().hex
         names = [schema["function"]["name"] for schema in tools]
         attempts = 0
@@ -225,19 +216,12 @@ class RolloutPlayer:
             reward: Reward | None = None
             trace: str | None = None
             try:
-                loop = HermesAgentLoop(
+                loop = self.make_loop(
                     self.server.for_rollout(),
                     tools,
-                    names,
-                    settings.max_turns,
-                    task_id,
-                    temperature,
-                    settings.max_tokens,
-                    settings.extra_body,
+                    task_id=task_id,
+                    temperature=temperature,
                     execute=self.executor(session, names),
-                    limits=settings.limits,
-                    ephemeral_system_prompt=settings.ephemeral_system_prompt,
-                    prefill_messages=settings.prefill_messages,
                     split=split,
                 )
                 result = await loop.run(messages)
@@ -259,7 +243,7 @@ class RolloutPlayer:
             finally:
                 if held is None:
                     await release()
-            if outcome is not Outcome.INFRA_ERROR or attempts > settings.max_infra_retries:
+            if outcome is not Outcome.INFRA_ERROR or attempts > self.max_infra_retries:
                 break
             if isinstance(error, _REPEATS):
                 break

@@ -7,11 +7,12 @@ import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
-from lachesis.agent.loop import LoopLimits
-from lachesis.agent.rollout import RolloutPlayer, RolloutSettings
+from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.agent.rollout import RolloutPlayer
 from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
 from lachesis.runs.class_settings import source_of, without_effect
@@ -78,7 +79,8 @@ async def run_resources(
         if isinstance(server, TokenServer):
             await _check_template(env, server)
         player = RolloutPlayer(
-            _rollout_settings(config, training=training),
+            _loop_of_run(config, training=training),
+            max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
             registry=env.tools,
@@ -124,11 +126,12 @@ def _check_model_names(env: HermesAgentBaseEnv, server: Router | TokenServer, li
         env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _rollout_settings(config: HermesAgentEnvConfig, *, training: bool) -> RolloutSettings:
+def _loop_of_run(config: HermesAgentEnvConfig, *, training: bool) -> partial[HermesAgentLoop]:
     seconds = config.rollout_timeout
     if training and config.worker_timeout > 0:  # a rollout of `serve` ends itself before the group is given up
         seconds = min(float(config.worker_timeout), seconds or float(config.worker_timeout))
-    return RolloutSettings(
+    return partial(
+        HermesAgentLoop,
         max_turns=config.max_agent_turns,
         max_tokens=config.max_token_length,
         extra_body=config.extra_body,
@@ -141,7 +144,6 @@ def _rollout_settings(config: HermesAgentEnvConfig, *, training: bool) -> Rollou
             max_resamples=config.max_resamples,
             max_faulty_turns=config.max_faulty_turns,
         ),
-        max_infra_retries=config.max_infra_retries,
     )
 
 
