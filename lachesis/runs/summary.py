@@ -37,9 +37,6 @@ class Summary:
     """Share of rollouts with at least one tool call."""
     completion_tokens: int
     uncounted_requests: int
-    exceptions: int
-    retried: int
-    """Rollouts that needed more than one start."""
     discarded: int
     """Completions that were rolled back."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -69,8 +66,6 @@ class Summariser:
                 tool_users=rollout["tool_calls"] > 0,
                 completion_tokens=rollout.get("completion_tokens", 0),
                 uncounted_requests=rollout.get("uncounted_requests", 0),
-                exceptions=rollout["traceback"] is not None,
-                retried=rollout["attempts"] > 1,
                 discarded=_completions(rollout["discarded"]),
             )
             for name, value in rollout["metrics"].items():
@@ -106,8 +101,6 @@ class Summariser:
             tool_use_rate=totals["tool_users"] / count,
             completion_tokens=totals["completion_tokens"],
             uncounted_requests=totals["uncounted_requests"],
-            exceptions=totals["exceptions"],
-            retried=totals["retried"],
             discarded=totals["discarded"],
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
