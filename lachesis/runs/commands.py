@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import GroupPlayer, PlayedGroup
+from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import item_digest
 from lachesis.runs.pipeline import NextItem, Pipeline
@@ -50,7 +51,7 @@ async def process(env: HermesAgentBaseEnv) -> RunResult:
             next_item=env.get_next_item,
             total=env.n_groups_to_process,
             workers=env.max_num_workers,
-            player=GroupPlayer(env, env.group_size_to_process),
+            group_size=env.group_size_to_process,
             on_group=on_group,
         )
 
@@ -78,7 +79,8 @@ async def evaluate(env: HermesAgentBaseEnv) -> RunResult:
         next_item=next_item,
         total=config.eval_items,
         workers=config.max_eval_workers,
-        player=GroupPlayer(env, 1, evaluation=True),
+        group_size=1,
+        evaluation=True,
     )
     metrics = evaluation_metrics(result.summary)
     await env.evaluate_log(
@@ -100,17 +102,18 @@ async def _into_files(
     next_item: NextItem,
     total: int,
     workers: int,
-    player: GroupPlayer,
+    group_size: int,
+    evaluation: bool = False,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
 ) -> RunResult:
     config = env.config
     started = time.monotonic()
-    settings = _about_content(env, evaluation=player.evaluation)
+    settings = _about_content(env, evaluation=evaluation)
     sink = FileSink(
         files,
         environment=env.run_name,
         model=describe(env.server_configs),
-        settings={**settings, "evaluation": player.evaluation, "group_size": player.group_size},
+        settings={**settings, "evaluation": evaluation, "group_size": group_size},
         total=total,
         workers=workers,
         system=config.trajectory_system_prompt,
@@ -120,7 +123,7 @@ async def _into_files(
     pipeline = Pipeline(
         title=env.run_name,
         next_item=next_item,
-        play=player.play,
+        play=partial(play_group, env, size=group_size, evaluation=evaluation),
         sink=sink,
         console=env.console,
         brake=brake,
@@ -169,7 +172,7 @@ async def serve(env: HermesAgentBaseEnv, *, hold_out: bool) -> ServeResult:
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
-            play=GroupPlayer(env, config.group_size, rounds=1 + config.max_infra_retries).play,
+            play=partial(play_group, env, size=config.group_size, rounds=1 + config.max_infra_retries),
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups),
@@ -221,12 +224,13 @@ def _rollout_api_sink(env: HermesAgentBaseEnv) -> RolloutApiSink[PlayedGroup]:
 
 async def collect_group(env: HermesAgentBaseEnv, item: Any) -> dict[str, Any] | None:
     """One group in Atropos' shape, in Phase 2 as `serve` would send it. None when it is not complete or not scored."""
-    config, key = env.config, item_digest(item)
+    config = env.config
+    play = partial(play_group, env, item, item_digest(item), size=config.group_size)
     if isinstance(env.server, TokenServer):
-        group = await GroupPlayer(env, config.group_size, rounds=1 + config.max_infra_retries).play(item, key)
+        group = await play(rounds=1 + config.max_infra_retries)
         decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
         return dict(decision.content) if isinstance(decision, Kept) else None
-    record = _record(env, await GroupPlayer(env, config.group_size).play(item, key))
+    record = _record(env, await play())
     return record if record["scores"] else None
 
 

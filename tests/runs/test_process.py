@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import GroupPlayer, PlayedGroup
+from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.item_keys import ItemError, item_digest, plain
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
@@ -386,7 +387,7 @@ async def test_a_second_signal_loses_no_group_that_is_played(tmp_path: Path) -> 
 
         async def run() -> None:
             async with env.running():
-                play = GroupPlayer(env, 1).play
+                play = partial(play_group, env, size=1)
                 await Pipeline(title="e", next_item=env.get_next_item, play=play, sink=sink, console=env.console).run()
 
         task = asyncio.create_task(run())

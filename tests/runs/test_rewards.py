@@ -16,7 +16,7 @@ from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.decisions import LeftOut
-from lachesis.runs.group_player import GroupPlayer
+from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import BUILTIN_FIGURES, Summariser, evaluation_metrics, training_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
@@ -320,7 +320,7 @@ async def test_metrics_that_raise_do_not_keep_a_broken_group_from_another_attemp
     async with ScriptedServer(does_nothing) as server:
         env = make(Broken, server, tmp_path, group_size=1)
         async with env.running():
-            group = await GroupPlayer(env, 1).play("b a", "key")
+            group = await play_group(env, "b a", "key", size=1)
     decision = decide_for_training(group, env.config, ANY_TRAINER)
     assert isinstance(decision, LeftOut)
     assert decision.again
@@ -440,10 +440,10 @@ async def test_a_history_is_serialised_once_for_all_of_its_records(
     async with ScriptedServer(sorts) as server:
         env = make(SortWords, server, tmp_path, include_messages=True)
         async with env.running():
-            from lachesis.runs.group_player import GroupPlayer
+            from lachesis.runs.group_player import play_group
             from lachesis.runs.group_records import group_record
 
-            group = await GroupPlayer(env, 2).play("b a", "key")
+            group = await play_group(env, "b a", "key", size=2)
             finished.extend(group.rollouts)
             monkeypatch.setattr(MessageHistory, "to_openai", counted)
             decide_for_training(group, env.config, ANY_TRAINER)
