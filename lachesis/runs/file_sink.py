@@ -26,7 +26,6 @@ from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
-from lachesis.trajectories.exports import stored_messages
 
 T = TypeVar("T")
 
@@ -182,18 +181,3 @@ class FileSink(Sink[PlayedGroup]):
 async def _to_its_end(function: Callable[..., T], *args: Any) -> T:
     """Run `function` in a thread, and await its end also if this task is cancelled meanwhile."""
     return await finish(asyncio.to_thread(function, *args))
-
-
-def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]]:
-    """The best and the worst scored rollout of a run, as (group, rollout, messages)."""
-    found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]] = {}
-    for group in read_lines(files.groups):
-        for rollout in group["rollouts"]:
-            if rollout["reward"] is None:
-                continue
-            entry = (group, rollout, stored_messages(group, rollout))
-            if "best" not in found or rollout["reward"] > found["best"][1]["reward"]:
-                found["best"] = entry
-            if "worst" not in found or rollout["reward"] < found["worst"][1]["reward"]:
-                found["worst"] = entry
-    return found
