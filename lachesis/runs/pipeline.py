@@ -111,7 +111,7 @@ class Pipeline(Generic[G]):
         play: PlayGroup[G],
         sink: Sink[G],
         console: Console,
-        brake: FailureBrake | None = None,
+        brake: FailureBrake,
         on_group: Callable[[G, Decision], Awaitable[None]] | None = None,
         timeout: float = -1.0,
         grace_period: float = 0.0,
@@ -294,20 +294,16 @@ class Pipeline(Generic[G]):
             decision = await asyncio.to_thread(self.sink.decide, group)
         settled = await self._settle(job, decision, step)
         if settled is None:
-            if self.brake is not None:
-                self.brake.show(job.key, decision)
+            self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
         self.tally.add(settled.rewards)
         if self.on_group is not None:
             await self.on_group(group, settled)
-        if self.brake is not None:
-            self.brake.check(job.key, settled)
+        self.brake.check(job.key, settled)
 
     async def _fail(self, job: Job, decision: LeftOut, step: int, *, blameless: bool) -> None:
         settled = await self._settle(job, decision, step)
-        if self.brake is None:
-            return
         if settled is None and blameless:
             self.brake.show(job.key, decision)
         else:  # exceptions in the environment's code and groups without an end do not pass by themselves

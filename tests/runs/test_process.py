@@ -25,7 +25,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
 from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.item_keys import ItemError, item_digest, plain
@@ -388,7 +388,8 @@ async def test_a_second_signal_loses_no_group_that_is_played(tmp_path: Path) -> 
         async def run() -> None:
             async with env.running():
                 play = partial(play_group, env, size=1)
-                await Pipeline(title="e", next_item=env.get_next_item, play=play, sink=sink, console=env.console).run()
+                run = {"title": "e", "next_item": env.get_next_item, "play": play, "sink": sink, "console": env.console}
+                await Pipeline(**run, brake=FailureBrake(env.console, 1)).run()
 
         task = asyncio.create_task(run())
         await deciding.wait()

@@ -16,6 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from lachesis.runs.decisions import Kept
+from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
@@ -119,7 +120,8 @@ def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = Non
         "console": console,
         "pace": PACE,
     }
-    return ServeRun(title="fake", sink=RolloutApiSink(**(arguments | changes)), console=console, **pipeline)
+    sink, brake = RolloutApiSink(**(arguments | changes)), FailureBrake(console, count + 1)
+    return ServeRun(title="fake", sink=sink, console=console, brake=brake, **pipeline)
 
 
 def main() -> None:
