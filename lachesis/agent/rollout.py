@@ -153,30 +153,18 @@ class Rollout:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlayer:
-    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once.
+    """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once."""
 
-    Args:
-        make_loop: `HermesAgentLoop` with the settings of the run.
-        max_infra_retries: new starts of a rollout that the infrastructure broke.
-    """
-
-    def __init__(
-        self,
-        make_loop: Callable[..., HermesAgentLoop],
-        *,
-        max_infra_retries: int,
-        server: Router | TokenServer,
-        sessions: ToolSessions,
-        registry: ToolRegistry,
-        scorer: Scorer,
-    ) -> None:
-        self.make_loop = make_loop
-        self.max_infra_retries = max_infra_retries
-        self.server = server
-        self.sessions = sessions
-        self.registry = registry
-        self.scorer = scorer
+    make_loop: Callable[..., HermesAgentLoop]
+    """`HermesAgentLoop` with the settings of the run."""
+    max_infra_retries: int
+    """New starts of a rollout that the infrastructure broke."""
+    server: Router | TokenServer
+    sessions: ToolSessions
+    registry: ToolRegistry
+    scorer: Scorer
 
     async def play(
         self,
@@ -273,11 +261,13 @@ class RolloutPlayer:
         Rollouts without a reward stay without one, and the function does not see them. If a sandbox fails during the
         call, no rollout of the group has a reward, and another attempt may succeed.
         """
-        places = [at for at, rollout in enumerate(rollouts) if rollout.reward is not None and rollout.result]
-        scored = [(rollouts[at], result) for at in places if (result := rollouts[at].result) is not None]
-        finished = list(rollouts)
+        scored = [
+            (rollout, rollout.result)
+            for rollout in rollouts
+            if rollout.reward is not None and rollout.result is not None
+        ]
         if self.scorer.compute_group_reward is None or not scored:
-            return finished
+            return list(rollouts)
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
         changed: list[Rollout]
         try:
@@ -294,10 +284,11 @@ class RolloutPlayer:
                 replace(rollout.rewarded(reward), traceback=trace or rollout.traceback)
                 for (rollout, _), reward in zip(scored, given, strict=True)
             ]
-        for at, rollout, context in zip(places, changed, contexts, strict=True):
+        finished = {rollout.rollout_id: rollout for rollout in rollouts}
+        for rollout, context in zip(changed, contexts, strict=True):
             calls = context.calls if context is not None else rollout.reward_calls
-            finished[at] = replace(rollout, reward_calls=calls, held=None)
-        return finished
+            finished[rollout.rollout_id] = replace(rollout, reward_calls=calls, held=None)
+        return [finished[rollout.rollout_id] for rollout in rollouts]
 
     async def release(self, *task_ids: str) -> None:
         """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""

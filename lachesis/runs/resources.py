@@ -79,7 +79,7 @@ async def run_resources(
         if isinstance(server, TokenServer):
             await _check_template(env, server)
         player = RolloutPlayer(
-            _loop_of_run(config, training=training),
+            make_loop=_loop_of_run(config, training=training),
             max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
