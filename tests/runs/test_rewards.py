@@ -24,7 +24,7 @@ from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sandboxes, sorts
 from tests.support.stock_run_api import StockRunApi, run_api
-from tests.support.training_runs import CoinToss, serving, trained
+from tests.support.training_runs import CoinToss, serving, trained, with_tokens
 
 __all__ = ["run_api"]
 
@@ -402,15 +402,7 @@ async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, 
             return Reward(value, turn_rewards=[value / 2] * result.turns_used)
 
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        from lachesis.runs.server_settings import ServerConfig
-
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = ServerConfig(
-            base_url=model.base_url,
-            model_name="fake",
-            server_type="vllm",
-            tokenizer_name=str(tmp_path / "tokenizer"),
-        )
+        server = with_tokens(model, tmp_path)
         plain = serving(tmp_path, api, server, max_agent_turns=3, max_token_length=120)
         env = OfTurns(plain.config, plain.server_configs)
         env.console = plain.console

@@ -17,14 +17,13 @@ from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import SortWords, lines, make, process, served, sorts, start
 from tests.support.stock_run_api import StockRunApi, run_api
-from tests.support.training_runs import serving, trained
+from tests.support.training_runs import serving, trained, with_tokens
 
 __all__ = ["run_api"]
 
@@ -133,13 +132,7 @@ async def test_the_record_of_a_served_group_is_made_for_w_and_b_only_and_beside_
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr("lachesis.runs.commands.group_record", noted)
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = ServerConfig(
-            base_url=model.base_url,
-            model_name="fake",
-            server_type="vllm",
-            tokenizer_name=str(tmp_path / "tokenizer"),
-        )
+        server = with_tokens(model, tmp_path)
         await trained(serving(tmp_path, api, server, use_wandb=on), api, groups=2, steps=1)
     assert bool(threads) == on and threading.get_ident() not in threads
 
