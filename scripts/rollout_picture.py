@@ -17,7 +17,8 @@ from typing import Any
 from lachesis.agent.turn_check import check_turn
 from lachesis.inference import TokenServer
 from lachesis.inference.managed_server import ManagedServer
-from lachesis.runs.model_servers import ServerConfig, start_servers
+from lachesis.runs.model_servers import start_servers
+from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse, samples, verify
 

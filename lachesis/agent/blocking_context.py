@@ -6,12 +6,10 @@ import asyncio
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
-from backends import BackendError
-from lachesis.agent.reward_log import RewardCall
 from lachesis.agent.tool_context import ToolContext
 
 
@@ -34,30 +32,12 @@ class BlockingToolContext:
         self._verifiers: list[BlockingToolContext] = []
         self._over = False
 
-    @property
-    def missing(self) -> tuple[str, ...]:
-        return self._context.missing
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        return self._context.refused
-
-    @property
-    def failure(self) -> BackendError | None:
-        return self._context.failure
-
-    @property
-    def calls(self) -> tuple[RewardCall, ...]:
-        return self._context.calls
-
-    @property
-    def task_id(self) -> str:
-        return self._context.task_id
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("_") or not inspect.iscoroutinefunction(getattr(type(self._context), name, None)):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         method = getattr(self._context, name)
+        if not inspect.iscoroutinefunction(method):  # `failure`, for example
+            return method
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:

@@ -7,9 +7,9 @@ would then block the event loop that it itself waits for, and the end of the pro
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 
@@ -22,28 +22,16 @@ class RewardThreads:
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result, or its exception. When this is cancelled, the thread is left to itself."""
         async with self._free:
-            loop = asyncio.get_running_loop()
-            outcome: asyncio.Future[Any] = loop.create_future()
-
-            def settle(result: Any, error: BaseException | None) -> None:
-                if outcome.done():
-                    return
-                if error is None:
-                    outcome.set_result(result)
-                else:
-                    outcome.set_exception(error)
+            outcome: Future[Any] = Future()
+            outcome.set_running_or_notify_cancel()  # from now on, only the function ends it
 
             def work() -> None:
-                result: Any = None
-                error: BaseException | None = None
                 try:
-                    result = function(*args)
-                except StopIteration as stop:  # which a future does not take
-                    error = RuntimeError(f"the function raised {stop!r}")
-                except BaseException as raised:
-                    error = raised
-                with contextlib.suppress(RuntimeError):  # the loop is closed
-                    loop.call_soon_threadsafe(settle, result, error)
+                    outcome.set_result(function(*args))
+                except StopIteration as stop:  # which a coroutine does not raise
+                    outcome.set_exception(RuntimeError(f"the function raised {stop!r}"))
+                except BaseException as error:
+                    outcome.set_exception(error)
 
             threading.Thread(target=work, name=f"reward {id(outcome):x}", daemon=True).start()
-            return await outcome
+            return await asyncio.wrap_future(outcome)

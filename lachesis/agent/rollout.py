@@ -20,13 +20,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends import BackendError, SandboxSpec
-from lachesis.agent.loop import ExecuteTools, HermesAgentLoop, LoopLimits
+from lachesis.agent.loop import ExecuteTools, HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
-from lachesis.agent.reward_log import RewardCall
 from lachesis.agent.scorer import Scorer
-from lachesis.agent.tool_context import ToolContext
+from lachesis.agent.tool_context import RewardCall, ToolContext
 from lachesis.inference import RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
@@ -154,38 +153,18 @@ class Rollout:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class RolloutSettings:
-    """How every rollout of a run is played."""
-
-    max_turns: int = 30
-    max_tokens: int | None = None
-    """Of one completion."""
-    extra_body: Mapping[str, Any] | None = None
-    ephemeral_system_prompt: str | None = None
-    prefill_messages: Sequence[Mapping[str, Any]] = ()
-    limits: LoopLimits = field(default_factory=LoopLimits)
-    max_infra_retries: int = 2
-    """New starts of a rollout that the infrastructure broke."""
-
-
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlayer:
     """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once."""
 
-    def __init__(
-        self,
-        settings: RolloutSettings,
-        *,
-        server: Router | TokenServer,
-        sessions: ToolSessions,
-        registry: ToolRegistry,
-        scorer: Scorer,
-    ) -> None:
-        self.settings = settings
-        self.server = server
-        self.sessions = sessions
-        self.registry = registry
-        self.scorer = scorer
+    make_loop: Callable[..., HermesAgentLoop]
+    """`HermesAgentLoop` with the settings of the run."""
+    max_infra_retries: int
+    """New starts of a rollout that the infrastructure broke."""
+    server: Router | TokenServer
+    sessions: ToolSessions
+    registry: ToolRegistry
+    scorer: Scorer
 
     async def play(
         self,
@@ -208,7 +187,6 @@ class RolloutPlayer:
             spec: the sandbox of this rollout, where it differs from the run's.
         """
         started = time.monotonic()
-        settings = self.settings
         rollout_id = uuid.uuid4().hex
         names = [schema["function"]["name"] for schema in tools]
         attempts = 0
@@ -226,19 +204,12 @@ class RolloutPlayer:
             reward: Reward | None = None
             trace: str | None = None
             try:
-                loop = HermesAgentLoop(
+                loop = self.make_loop(
                     self.server.for_rollout(),
                     tools,
-                    names,
-                    settings.max_turns,
-                    task_id,
-                    temperature,
-                    settings.max_tokens,
-                    settings.extra_body,
+                    task_id=task_id,
+                    temperature=temperature,
                     execute=self.executor(session, names),
-                    limits=settings.limits,
-                    ephemeral_system_prompt=settings.ephemeral_system_prompt,
-                    prefill_messages=settings.prefill_messages,
                     split=split,
                 )
                 result = await loop.run(messages)
@@ -260,7 +231,7 @@ class RolloutPlayer:
             finally:
                 if held is None:
                     await release()
-            if outcome is not Outcome.INFRA_ERROR or attempts > settings.max_infra_retries:
+            if outcome is not Outcome.INFRA_ERROR or attempts > self.max_infra_retries:
                 break
             if isinstance(error, _REPEATS):
                 break
@@ -290,11 +261,13 @@ class RolloutPlayer:
         Rollouts without a reward stay without one, and the function does not see them. If a sandbox fails during the
         call, no rollout of the group has a reward, and another attempt may succeed.
         """
-        places = [at for at, rollout in enumerate(rollouts) if rollout.reward is not None and rollout.result]
-        scored = [(rollouts[at], result) for at in places if (result := rollouts[at].result) is not None]
-        finished = list(rollouts)
+        scored = [
+            (rollout, rollout.result)
+            for rollout in rollouts
+            if rollout.reward is not None and rollout.result is not None
+        ]
         if self.scorer.compute_group_reward is None or not scored:
-            return finished
+            return list(rollouts)
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
         changed: list[Rollout]
         try:
@@ -311,10 +284,11 @@ class RolloutPlayer:
                 replace(rollout.rewarded(reward), traceback=trace or rollout.traceback)
                 for (rollout, _), reward in zip(scored, given, strict=True)
             ]
-        for at, rollout, context in zip(places, changed, contexts, strict=True):
+        finished = {rollout.rollout_id: rollout for rollout in rollouts}
+        for rollout, context in zip(changed, contexts, strict=True):
             calls = context.calls if context is not None else rollout.reward_calls
-            finished[at] = replace(rollout, reward_calls=calls, held=None)
-        return finished
+            finished[rollout.rollout_id] = replace(rollout, reward_calls=calls, held=None)
+        return [finished[rollout.rollout_id] for rollout in rollouts]
 
     async def release(self, *task_ids: str) -> None:
         """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
-from lachesis.agent.reward_log import RewardCall, brief
 from lachesis.tools import ToolRegistry, ToolSession, call_tool
 
 MAX_TERMINAL_OUTPUT = 10_000_000
@@ -28,6 +27,8 @@ MAX_TERMINAL_OUTPUT = 10_000_000
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
 _CHUNK = 1 << 20
+_LONGEST = 500
+"""Characters of an argument in a `RewardCall`."""
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 """Errors of this machine. Reading the agent's files in a sandbox never raises them."""
 
@@ -38,6 +39,22 @@ T = TypeVar("T")
 
 class Sealed(RuntimeError):
     """The agent's sandbox is gone since `seal`: the reward goes on with the context that `seal` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """One use of a `ToolContext` by a reward, written down apart from what the agent did."""
+
+    method: str
+    arguments: tuple[str, ...]
+    """In short: a long value is cut, bytes are only counted."""
+    seconds: float
+    error: str = ""
+    """Of an exception that it raised."""
+
+    def to_record(self) -> dict[str, Any]:
+        record = {"method": self.method, "arguments": list(self.arguments), "seconds": self.seconds}
+        return {**record, "error": self.error} if self.error else record
 
 
 def _noted(
@@ -56,7 +73,7 @@ def _noted(
             problem = f"{type(error).__name__}: {error}"
             raise
         finally:
-            arguments = [brief(arg) for arg in args] + [f"{name}={brief(value)}" for name, value in kwargs.items()]
+            arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
             seconds = round(time.monotonic() - begin, 4)
             self._shared.calls.append(RewardCall(method.__name__, tuple(arguments), seconds, problem[:500]))
 
@@ -284,6 +301,14 @@ class ToolContext:
 
     async def _path(self, path: str) -> str:
         return await self._session.path(path)
+
+
+def _brief(value: Any) -> str:
+    """An argument in at most a few hundred characters."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
 def _as_dict(text: str) -> dict[str, Any]:

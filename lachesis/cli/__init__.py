@@ -44,7 +44,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return 130
     return code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

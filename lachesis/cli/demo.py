@@ -55,9 +55,10 @@ def _count(text: str) -> int:
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
     from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
-    from lachesis.runs.file_sink import example_rollouts
     from lachesis.runs.results import RunFiles, RunResult
     from lachesis.runs.server_settings import ServerConfig
+    from lachesis.trajectories import read_lines
+    from lachesis.trajectories.exports import stored_messages
 
     results: dict[str, RunResult] = {}
     for player, title in PLAYERS.items():
@@ -91,14 +92,14 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
         ):
             if path.exists() and path.stat().st_size:
                 console.print(f"  {label:<20}{path}", highlight=False, soft_wrap=True)
-    for player, which in (("reference", "best"), ("embedded", "worst")):
-        found = example_rollouts(results[player].files).get(which)
-        if found:
-            _, rollout, messages = found
+    for player, choose in (("reference", max), ("embedded", min)):
+        groups = read_lines(results[player].files.groups)
+        scored = [(group, one) for group in groups for one in group["rollouts"] if one["reward"] is not None]
+        if scored:
+            group, rollout = choose(scored, key=lambda pair: pair[1]["reward"])
+            title = f"{PLAYERS[player]}: reward {rollout['reward']:.1f}, {rollout['outcome']}"
             console.print()
-            console.print(
-                _trajectory(f"{PLAYERS[player]}: reward {rollout['reward']:.1f}, {rollout['outcome']}", messages)
-            )
+            console.print(_trajectory(title, stored_messages(group, rollout)))
     return 0 if all(result.summary.scored for result in results.values()) else 1
 
 

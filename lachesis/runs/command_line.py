@@ -26,14 +26,14 @@ from lachesis.runs.settings import as_env_config, chosen_values
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from lachesis.runs.environment import Environment
+    from lachesis.base_env import HermesAgentBaseEnv
 
 TOP_LEVEL = ("env", "openai", "slurm", "testing")
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
+def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
     """Run one command of an environment; the exit code."""
     console = Console(stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -57,7 +57,7 @@ def report_error(error: LachesisError, console: Console | None = None) -> int:
     return error.exit_code
 
 
-async def _run(command: str, env: Environment) -> int:
+async def _run(command: str, env: HermesAgentBaseEnv) -> int:
     from lachesis.runs.results import RunResult, ServeResult, print_result
 
     task = asyncio.current_task()
@@ -71,13 +71,7 @@ async def _run(command: str, env: Environment) -> int:
     return int(result.failed)
 
 
-def build(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, Environment]:
-    """The command and the environment that the arguments describe. Raises `SettingsError` as `read_settings` does."""
-    command, settings = read_settings(env_cls, argv)
-    return command, env_cls(**settings)
-
-
-def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def read_settings(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The command, and the arguments of the environment's constructor.
 
     Raises:

@@ -6,23 +6,22 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.inference import TokenServer
 from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import GroupPlayer, PlayedGroup
+from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import item_digest
-from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfigError, describe, token_engine
 from lachesis.runs.pipeline import NextItem, Pipeline
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
-from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.runs.rollout_api_sink import RolloutApiSink
+from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError, describe, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
@@ -30,8 +29,11 @@ from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
 from lachesis.trajectories import sampling_problem
 
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
 
-async def process(env: Environment) -> RunResult:
+
+async def process(env: HermesAgentBaseEnv) -> RunResult:
     """Play `total_steps` groups and write them down; continues what an earlier start left."""
     config = env.config
 
@@ -49,18 +51,18 @@ async def process(env: Environment) -> RunResult:
             next_item=env.get_next_item,
             total=env.n_groups_to_process,
             workers=env.max_num_workers,
-            player=GroupPlayer(env, env.group_size_to_process),
+            group_size=env.group_size_to_process,
             on_group=on_group,
         )
 
 
-async def evaluate_alone(env: Environment) -> Any:
+async def evaluate_alone(env: HermesAgentBaseEnv) -> Any:
     """`evaluate` as a command: whatever the environment's own method returns."""
     async with _tracking(env, "evaluate"), env.running():
         return await env.evaluate()
 
 
-async def evaluate(env: Environment) -> RunResult:
+async def evaluate(env: HermesAgentBaseEnv) -> RunResult:
     """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
     config = env.config
     items = iter(await env.get_eval_items())
@@ -77,7 +79,8 @@ async def evaluate(env: Environment) -> RunResult:
         next_item=next_item,
         total=config.eval_items,
         workers=config.max_eval_workers,
-        player=GroupPlayer(env, 1, evaluation=True),
+        group_size=1,
+        evaluation=True,
     )
     metrics = evaluation_metrics(result.summary)
     await env.evaluate_log(
@@ -93,23 +96,24 @@ async def evaluate(env: Environment) -> RunResult:
 
 
 async def _into_files(
-    env: Environment,
+    env: HermesAgentBaseEnv,
     files: RunFiles,
     *,
     next_item: NextItem,
     total: int,
     workers: int,
-    player: GroupPlayer,
+    group_size: int,
+    evaluation: bool = False,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
 ) -> RunResult:
-    config: HermesAgentEnvConfig = env.config
+    config = env.config
     started = time.monotonic()
-    settings = _about_content(env, evaluation=player.evaluation)
+    settings = _about_content(env, evaluation=evaluation)
     sink = FileSink(
         files,
         environment=env.run_name,
         model=describe(env.server_configs),
-        settings={**settings, "evaluation": player.evaluation, "group_size": player.group_size},
+        settings={**settings, "evaluation": evaluation, "group_size": group_size},
         total=total,
         workers=workers,
         system=config.trajectory_system_prompt,
@@ -119,7 +123,7 @@ async def _into_files(
     pipeline = Pipeline(
         title=env.run_name,
         next_item=next_item,
-        play=player.play,
+        play=partial(play_group, env, size=group_size, evaluation=evaluation),
         sink=sink,
         console=env.console,
         brake=brake,
@@ -140,7 +144,7 @@ async def _into_files(
     )
 
 
-async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
+async def serve(env: HermesAgentBaseEnv, *, hold_out: bool) -> ServeResult:
     """Play groups for a trainer at Atropos' rollout API, and send the tokens exactly as they were sampled.
 
     Args:
@@ -156,7 +160,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
     _reject_phase_1(env)
     async with _tracking(env, "serve"), env.running(training=True):
         _reject_off_policy(env)
-        config: HermesAgentEnvConfig = env.config
+        config = env.config
         if hold_out and config.steps_per_eval > 0:
             await _draw_eval_items(env)
 
@@ -168,7 +172,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
-            play=GroupPlayer(env, config.group_size, rounds=1 + config.max_infra_retries).play,
+            play=partial(play_group, env, size=config.group_size, rounds=1 + config.max_infra_retries),
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups),
@@ -180,13 +184,13 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         return sink.result(pipeline)
 
 
-def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
+def _tracking(env: HermesAgentBaseEnv, job: str) -> AbstractAsyncContextManager[None]:
     project, group = env.wandb_project or env.run_name, env.wandb_group
     return env.tracker.tracking(env.config, project=project, group=group, job=job)
 
 
-def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
-    config: HermesAgentEnvConfig = env.config
+def _rollout_api_sink(env: HermesAgentBaseEnv) -> RolloutApiSink[PlayedGroup]:
+    config = env.config
     folder = Path(config.spool_path or Path("data") / env.run_name / "spool")
     evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
 
@@ -199,6 +203,8 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
         await env.wandb_log()
 
     return RolloutApiSink(
+        config,
+        workers=env.max_num_workers,
         build=lambda group, trainer: decide_for_training(group, config, trainer),
         api=RolloutApi(config.rollout_server_url),
         env=EnvDescription(
@@ -210,44 +216,29 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
         ),
         outbox=Outbox(folder, _about_content(env, evaluation=False)),
         refused=folder / "refused.jsonl",
-        settings=ServeSettings(
-            max_workers=env.max_num_workers,
-            max_batches_offpolicy=config.max_batches_offpolicy,
-            total_steps=config.total_steps,
-            steps_per_eval=config.steps_per_eval,
-            eval_handling=config.eval_handling.value,
-            eval_limit_ratio=config.eval_limit_ratio,
-        ),
         console=env.console,
         evaluate=evaluate_step,
         on_step=on_step,
     )
 
 
-async def collect_group(env: Environment, item: Any) -> dict[str, Any] | None:
+async def collect_group(env: HermesAgentBaseEnv, item: Any) -> dict[str, Any] | None:
     """One group in Atropos' shape, in Phase 2 as `serve` would send it. None when it is not complete or not scored."""
-    config, key = env.config, item_digest(item)
+    config = env.config
+    play = partial(play_group, env, item, item_digest(item), size=config.group_size)
     if isinstance(env.server, TokenServer):
-        group = await GroupPlayer(env, config.group_size, rounds=1 + config.max_infra_retries).play(item, key)
+        group = await play(rounds=1 + config.max_infra_retries)
         decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
         return dict(decision.content) if isinstance(decision, Kept) else None
-    record = _record(env, await GroupPlayer(env, config.group_size).play(item, key))
+    record = _record(env, await play())
     return record if record["scores"] else None
 
 
-def _record(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
-    return group_record(
-        environment=env.run_name,
-        item=group.item,
-        item_key=group.item_key,
-        tools=group.tools,
-        model=describe(env.server_configs),
-        rollouts=group.rollouts,
-        with_samples=with_samples,
-    )
+def _record(env: HermesAgentBaseEnv, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
+    return group_record(group, environment=env.run_name, model=describe(env.server_configs), with_samples=with_samples)
 
 
-def _about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
+def _about_content(env: HermesAgentBaseEnv, *, evaluation: bool) -> dict[str, Any]:
     """The settings that decide what a run writes or sends: a second start must have the same."""
     settings = {
         "environment": env.run_name,
@@ -271,7 +262,7 @@ def _about_servers(configs: Sequence[ServerConfig]) -> dict[str, Any]:
     return {f"openai.{name}": [kind[at] for kind in kinds] for at, name in enumerate(names, 1)}
 
 
-async def _draw_eval_items(env: Environment) -> None:
+async def _draw_eval_items(env: HermesAgentBaseEnv) -> None:
     """Take the items of evaluations out of the stream."""
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
@@ -281,7 +272,7 @@ async def _draw_eval_items(env: Environment) -> None:
         )
 
 
-def _reject_phase_1(env: Environment) -> None:
+def _reject_phase_1(env: HermesAgentBaseEnv) -> None:
     for config in env.server_configs:
         if token_engine(config, training=True) is None:
             raise Phase1CannotTrain(
@@ -292,7 +283,7 @@ def _reject_phase_1(env: Environment) -> None:
             )
 
 
-def _reject_off_policy(env: Environment) -> None:
+def _reject_off_policy(env: HermesAgentBaseEnv) -> None:
     server, config = env.server, env.config
     assert isinstance(server, TokenServer)
     for engine in server.servers:

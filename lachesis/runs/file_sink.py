@@ -17,7 +17,7 @@ from rich.console import Console
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.group_records import group_record, stored_messages, trajectories_of
+from lachesis.runs.group_records import group_record, trajectories_of
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
@@ -57,36 +57,24 @@ class FileSink(Sink[PlayedGroup]):
         self.total = total
         self.system = system
         self.console = console
-        self.ledger = Ledger(files.groups, settings, key="item_key")
+        self.ledger = Ledger(files.groups, settings)
+        self.done = self.ledger.done
+        self.workers = max(1, workers)
         self.played = 0
         self.failed_groups = 0
         self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
         """Of the whole run; known once the sink is closed."""
-        self._workers = max(1, workers)
-        self._limit = 0
         self._writing = asyncio.Lock()
         self._last = ""
-
-    @property
-    def done(self) -> set[str]:
-        return self.ledger.done
-
-    @property
-    def limit(self) -> int:
-        return self._limit
-
-    @property
-    def workers(self) -> int:
-        return self._workers
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
         with ExitStack() as stack:
             stack.callback(self.ledger.close)
             await _to_its_end(self._open, stack)
-            self._limit = self.total - len(self.ledger.done)
+            self.limit = self.total - len(self.ledger.done)
             if self.ledger.done:
                 line = f"continuing {self.files.groups}: {len(self.ledger.done)} groups are done"
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -110,14 +98,7 @@ class FileSink(Sink[PlayedGroup]):
         return Standing(len(self.ledger.done), self.total, "groups", note)
 
     def decide(self, group: PlayedGroup) -> Decision:
-        record = group_record(
-            environment=self.environment,
-            item=group.item,
-            item_key=group.item_key,
-            tools=group.tools,
-            model=self.model,
-            rollouts=group.rollouts,
-        )
+        record = group_record(group, environment=self.environment, model=self.model)
         if record["scores"]:
             return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
         return LeftOut(
@@ -152,9 +133,8 @@ class FileSink(Sink[PlayedGroup]):
 
     def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:
         """The record of a group that an exception ended before it had rollouts."""
-        record = group_record(
-            environment=self.environment, item=job.item, item_key=job.key, tools=[], model=self.model, rollouts=[]
-        )
+        group = PlayedGroup(job.item, job.key, tools=[], rollouts=[])
+        record = group_record(group, environment=self.environment, model=self.model)
         return {**record, "traceback": "".join(decision.tracebacks) or decision.detail}
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -201,18 +181,3 @@ class FileSink(Sink[PlayedGroup]):
 async def _to_its_end(function: Callable[..., T], *args: Any) -> T:
     """Run `function` in a thread, and await its end also if this task is cancelled meanwhile."""
     return await finish(asyncio.to_thread(function, *args))
-
-
-def example_rollouts(files: RunFiles) -> dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]]:
-    """The best and the worst scored rollout of a run, as (group, rollout, messages)."""
-    found: dict[str, tuple[Mapping[str, Any], Mapping[str, Any], list[dict[str, Any]]]] = {}
-    for group in read_lines(files.groups):
-        for rollout in group["rollouts"]:
-            if rollout["reward"] is None:
-                continue
-            entry = (group, rollout, stored_messages(group, rollout))
-            if "best" not in found or rollout["reward"] > found["best"][1]["reward"]:
-                found["best"] = entry
-            if "worst" not in found or rollout["reward"] < found["worst"][1]["reward"]:
-                found["worst"] = entry
-    return found

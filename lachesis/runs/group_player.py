@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
-from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.summary import BUILTIN_FIGURES
 from lachesis.tasks import run_all
+
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,45 +41,39 @@ class PlayedGroup:
         return [traces for rollout in self.rollouts if (traces := rollout.tracebacks) is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPlayer:
-    """Plays the groups of one run."""
+async def play_group(
+    env: HermesAgentBaseEnv, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
+) -> PlayedGroup:
+    """The group of one item, of `size` scored rollouts where that was possible.
 
-    env: Environment
-    group_size: int
-    rounds: int = 1
-    """How often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only."""
-    evaluation: bool = False
+    Every run gets its groups here: an override of `collect_trajectories` will be called here.
 
-    async def play(self, item: Any, item_key: str) -> PlayedGroup:
-        """The group of one item, of `group_size` scored rollouts where that was possible.
+    Args:
+        rounds: how often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only.
 
-        Every run gets its groups here: an override of `collect_trajectories` will be called here.
-
-        Raises:
-            RunStopped: the server rejects the key, or knows no such model or route.
-        """
-        env, player = self.env, self.env.player
-        tools = env.tool_definitions()
-        rollouts: list[Rollout] = []
-        async with holding_sandboxes():
-            for _ in range(self.rounds):
-                scored = sum(rollout.reward is not None for rollout in rollouts)
-                if scored == self.group_size:
-                    break
-                rollouts += await run_all(
-                    env.play_rollout(item, item_key, index, tools, evaluation=self.evaluation)
-                    for index in range(len(rollouts), len(rollouts) + self.group_size - scored)
-                )
-                for rollout in rollouts:
-                    if _every_request_would_fail(rollout.error):
-                        raise RunStopped(str(rollout.error)) from rollout.error
-            rollouts = await player.score_group(item, rollouts)
-        measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
-        return PlayedGroup(item, item_key, tools, measured)
+    Raises:
+        RunStopped: the server rejects the key, or knows no such model or route.
+    """
+    tools = env.tool_definitions()
+    rollouts: list[Rollout] = []
+    async with holding_sandboxes():
+        for _ in range(rounds):
+            scored = sum(rollout.reward is not None for rollout in rollouts)
+            if scored == size:
+                break
+            rollouts += await run_all(
+                env.play_rollout(item, item_key, index, tools, evaluation=evaluation)
+                for index in range(len(rollouts), len(rollouts) + size - scored)
+            )
+            for rollout in rollouts:
+                if _every_request_would_fail(rollout.error):
+                    raise RunStopped(str(rollout.error)) from rollout.error
+        rollouts = await env.player.score_group(item, rollouts)
+    measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
+    return PlayedGroup(item, item_key, tools, measured)
 
 
-def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+def _metrics(env: HermesAgentBaseEnv, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
     metrics = env.rollout_metrics(item, result, reward)
     for name in map(str, metrics):
         if name in BUILTIN_FIGURES or name.startswith(("reward/", "outcome/")):

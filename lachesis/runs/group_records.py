@@ -7,17 +7,17 @@ null, since a rollout may have several samples: Phase 2 has them under `samples`
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
+from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import plain
 from lachesis.trajectories.builtin_exports import trajectory
 from lachesis.trajectories.exports import ExportLine
-from lachesis.trajectories.exports import stored_messages as stored_messages
 from lachesis.trajectories.sharegpt import SystemTurn
 
 SCHEMA = "lachesis.group/1"
@@ -37,32 +37,23 @@ _ATROPOS_NULLS = (
 )
 
 
-def group_record(
-    *,
-    environment: str,
-    item: Any,
-    item_key: str,
-    tools: Sequence[Mapping[str, Any]],
-    model: str,
-    rollouts: Sequence[Rollout],
-    with_samples: bool = True,
-) -> dict[str, Any]:
+def group_record(group: PlayedGroup, *, environment: str, model: str, with_samples: bool = True) -> dict[str, Any]:
     """One group, ready for JSON. CPU-bound where there are samples."""
-    scored = [rollout for rollout in rollouts if rollout.reward is not None and rollout.result is not None]
+    scored = [rollout for rollout in group.rollouts if rollout.reward is not None and rollout.result is not None]
     places = {rollout.rollout_id: place for place, rollout in enumerate(scored)}
     return {
         "schema": SCHEMA,
         "environment": environment,
-        "item_key": item_key,
-        "item": plain(item),
+        "item_key": group.item_key,
+        "item": plain(group.item),
         "model": model,
         "timestamp": datetime.now().isoformat(),
-        "tools": list(tools),
+        "tools": list(group.tools),
         "scores": [rollout.reward for rollout in scored],
         "messages": [_messages(rollout.result) for rollout in scored],
         **dict.fromkeys(_ATROPOS_NULLS),
         "samples": [sample.to_record() for rollout in scored for sample in rollout.samples] if with_samples else [],
-        "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in rollouts],
+        "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in group.rollouts],
     }
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
 from lachesis.inference.chat_template import TemplateError
@@ -17,34 +17,14 @@ from lachesis.inference.token_server import SettingsDiffer
 from lachesis.runs.server_settings import (
     EMBEDDED,
     REFERENCE,
-    Phase1CannotTrain,
     ServerConfig,
     ServerConfigError,
-    describe,
     is_local_model,
     key_for,
-    needs_start,
     token_engine,
 )
-from lachesis.runs.settings import is_chosen
+from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.testing.reference_server import Policy, ReferenceServer
-
-if TYPE_CHECKING:
-    from lachesis.runs.settings import HermesAgentEnvConfig
-
-__all__ = [
-    "Phase1CannotTrain",
-    "ServerConfig",
-    "ServerConfigError",
-    "describe",
-    "load_tokenizer",
-    "needs_start",
-    "server_of",
-    "settings_of",
-    "start_servers",
-    "token_engine",
-    "token_server",
-]
 
 
 def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:

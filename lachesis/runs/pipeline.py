@@ -14,7 +14,7 @@ import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -42,25 +42,16 @@ _TICK = 1.0
 class Sink(ABC, Generic[G]):
     """Where finished groups go, and how fast they are wanted."""
 
+    done: Container[str]
+    """Keys of items that are not to be played again."""
+    workers: int
+    """Groups in flight at most."""
+    limit: int | None = None
+    """Groups that this start begins at most; None for any number. Known once the sink is open."""
     step: int = 0
     """The trainer's step, for groups that begin now."""
     retry_pause: float | None = None
     """Seconds before a broken group is played again (`Retries`); None leaves it to the next start."""
-
-    @property
-    @abstractmethod
-    def done(self) -> Container[str]:
-        """Keys of items that are not to be played again."""
-
-    @property
-    def limit(self) -> int | None:
-        """Groups that this start begins at most; None for any number. Known once the sink is open."""
-        return None
-
-    @property
-    @abstractmethod
-    def workers(self) -> int:
-        """Groups in flight at most."""
 
     @abstractmethod
     def opened(self, changed: Callable[[], None]) -> AbstractAsyncContextManager[None]:
@@ -100,46 +91,33 @@ class Sink(ABC, Generic[G]):
         return set()
 
 
+@dataclass(kw_only=True, eq=False)
 class Pipeline(Generic[G]):
-    """One run.
+    """One run."""
 
-    Args:
-        play: the one place where a run asks the environment for a group. After an exception the group is played again,
-            except `RunStopped`, which ends the run.
-        brake: ends the run when no group gets a score.
-        on_group: awaited with every finished group and the decision about it, after it is on the disk.
-        timeout: seconds for one group, 0 or less for any. A last resort: rollouts end themselves before.
-        grace_period: seconds that groups in flight get to finish when the run is stopped.
-    """
+    title: str
+    next_item: NextItem
+    play: PlayGroup[G]
+    """The one place where a run asks the environment for a group. After an exception the group is played again, except
+    `RunStopped`, which ends the run."""
+    sink: Sink[G]
+    console: Console
+    brake: FailureBrake
+    """Ends the run when no group gets a score."""
+    on_group: Callable[[G, Decision], Awaitable[None]] | None = None
+    """Awaited with every finished group and the decision about it, after it is on the disk."""
+    timeout: float = -1.0
+    """Seconds for one group, 0 or less for any. A last resort: rollouts end themselves before."""
+    grace_period: float = 0.0
+    """Seconds that groups in flight get to finish when the run is stopped."""
 
-    def __init__(
-        self,
-        *,
-        title: str,
-        next_item: NextItem,
-        play: PlayGroup[G],
-        sink: Sink[G],
-        console: Console,
-        brake: FailureBrake | None = None,
-        on_group: Callable[[G, Decision], Awaitable[None]] | None = None,
-        timeout: float = -1.0,
-        grace_period: float = 0.0,
-    ) -> None:
-        self.title = title
-        self.next_item = next_item
-        self.play = play
-        self.sink = sink
-        self.console = console
-        self.brake = brake
-        self.on_group = on_group
-        self.timeout = timeout
-        self.grace_period = grace_period
+    def __post_init__(self) -> None:
         self.tally = Tally()
         self.exhausted = False
         """The environment has no more items."""
         self.reason = ""
         """Why the run ends; empty while it goes on."""
-        self._retries = Retries(sink.retry_pause or 0.0, self.tell)
+        self._retries = Retries(self.sink.retry_pause or 0.0, self.tell)
         self._keys = ItemKeys()
         self._begun = 0
         self._draw = asyncio.Lock()
@@ -303,20 +281,16 @@ class Pipeline(Generic[G]):
             decision = await asyncio.to_thread(self.sink.decide, group)
         settled = await self._settle(job, decision, step)
         if settled is None:
-            if self.brake is not None:
-                self.brake.show(job.key, decision)
+            self.brake.show(job.key, decision)
             return
         self._retries.succeeded()
         self.tally.add(settled.rewards)
         if self.on_group is not None:
             await self.on_group(group, settled)
-        if self.brake is not None:
-            self.brake.check(job.key, settled)
+        self.brake.check(job.key, settled)
 
     async def _fail(self, job: Job, decision: LeftOut, step: int, *, blameless: bool) -> None:
         settled = await self._settle(job, decision, step)
-        if self.brake is None:
-            return
         if settled is None and blameless:
             self.brake.show(job.key, decision)
         else:  # exceptions in the environment's code and groups without an end do not pass by themselves

@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 
-from lachesis.runs.group_records import stored_messages
 from lachesis.runs.summary import Summariser, Summary
+from lachesis.trajectories.exports import stored_messages
 
 HISTOGRAM_BINS = 10
 TITLE_LENGTH = 110
@@ -32,7 +32,7 @@ class Bar:
 
 def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]]) -> Summary:
     """Write the report of group records to `path`, whole or not at all; returns its figures."""
-    html, summary = _render(title, groups)
+    html, summary = render_report(title, groups)
     temporary = path.with_name(f"{path.name}.tmp")
     # Models write halves of surrogate pairs, which have no UTF-8.
     temporary.write_text(html, encoding="utf-8", errors="backslashreplace")
@@ -40,12 +40,8 @@ def write_report(path: Path, *, title: str, groups: Iterable[Mapping[str, Any]])
     return summary
 
 
-def render_report(*, title: str, groups: Iterable[Mapping[str, Any]]) -> str:
-    """The report as HTML text."""
-    return _render(title, groups)[0]
-
-
-def _render(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
+def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str, Summary]:
+    """The report as HTML text, and its figures."""
     summariser = Summariser()
     tools: dict[str, list[int]] = {}
     shown: list[dict[str, Any]] = []

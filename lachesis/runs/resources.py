@@ -7,20 +7,24 @@ import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
-from lachesis.agent.loop import LoopLimits
-from lachesis.agent.rollout import RolloutPlayer, RolloutSettings
+from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.agent.rollout import RolloutPlayer
 from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
 from lachesis.runs.class_settings import source_of, without_effect
-from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
-from lachesis.runs.model_servers import ServerConfigError, needs_start, start_servers, token_engine
+from lachesis.runs.model_servers import start_servers
+from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
+
+if TYPE_CHECKING:
+    from lachesis.base_env import HermesAgentBaseEnv
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +37,7 @@ class UnusableBackendSettings(BackendUnavailable):
 
 @asynccontextmanager
 async def run_resources(
-    env: Environment, server: Router | TokenServer | None, *, training: bool
+    env: HermesAgentBaseEnv, server: Router | TokenServer | None, *, training: bool
 ) -> AsyncIterator[tuple[Router | TokenServer, RolloutPlayer]]:
     """Start everything, in the order in which failures are cheapest, and end it again.
 
@@ -46,7 +50,7 @@ async def run_resources(
         InferenceError: no model server answers, or one rejects the key.
         ToolsetError: the toolsets name something that does not exist or is unavailable.
     """
-    config: HermesAgentEnvConfig = env.config
+    config = env.config
     for message in without_effect(env):
         log.warning(message)
     async with AsyncExitStack() as stack:
@@ -75,7 +79,8 @@ async def run_resources(
         if isinstance(server, TokenServer):
             await _check_template(env, server)
         player = RolloutPlayer(
-            _rollout_settings(config, training=training),
+            make_loop=_loop_of_run(config, training=training),
+            max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
             registry=env.tools,
@@ -84,7 +89,7 @@ async def run_resources(
         yield server, player
 
 
-def _tools(env: Environment) -> list[dict[str, Any]]:
+def _tools(env: HermesAgentBaseEnv) -> list[dict[str, Any]]:
     """The environment's tools. An unknown name is an error that says where it is written."""
     try:
         return env.tool_definitions()
@@ -101,7 +106,7 @@ def _tools(env: Environment) -> list[dict[str, Any]]:
         raise
 
 
-def _check_model_names(env: Environment, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:
+def _check_model_names(env: HermesAgentBaseEnv, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:
     """Compare the models' names with those that the servers list.
 
     vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
@@ -121,11 +126,12 @@ def _check_model_names(env: Environment, server: Router | TokenServer, listed: S
         env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _rollout_settings(config: HermesAgentEnvConfig, *, training: bool) -> RolloutSettings:
+def _loop_of_run(config: HermesAgentEnvConfig, *, training: bool) -> partial[HermesAgentLoop]:
     seconds = config.rollout_timeout
     if training and config.worker_timeout > 0:  # a rollout of `serve` ends itself before the group is given up
         seconds = min(float(config.worker_timeout), seconds or float(config.worker_timeout))
-    return RolloutSettings(
+    return partial(
+        HermesAgentLoop,
         max_turns=config.max_agent_turns,
         max_tokens=config.max_token_length,
         extra_body=config.extra_body,
@@ -138,11 +144,10 @@ def _rollout_settings(config: HermesAgentEnvConfig, *, training: bool) -> Rollou
             max_resamples=config.max_resamples,
             max_faulty_turns=config.max_faulty_turns,
         ),
-        max_infra_retries=config.max_infra_retries,
     )
 
 
-async def _check_template(env: Environment, server: TokenServer) -> None:
+async def _check_template(env: HermesAgentBaseEnv, server: TokenServer) -> None:
     """Print how the chat template continues conversations; a template that hides the tools is an error."""
     report = await asyncio.to_thread(lambda: server.prompts.template_report)
     env.console.print(report.describe(), markup=False, highlight=False, soft_wrap=True)

@@ -9,21 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.evaluation_schedule import EvaluationSchedule
 from lachesis.runs.failures import Job, RunStopped
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.results import ServeResult
+from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.training.outbox import Outbox, OutboxError
 from lachesis.training.outbox_state import Entry
 from lachesis.training.relay import OutboxRelay, Pace, RelayError
@@ -35,60 +35,99 @@ G = TypeVar("G")
 _FLUSH_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class ServeSettings:
-    """The pace of a run; nothing here decides the content of groups."""
+class EvaluationSchedule:
+    """Runs `evaluate` beside training.
 
-    max_workers: int
-    """Groups in flight."""
-    max_batches_offpolicy: int = 3
-    """Batches that may be on their way: in flight, in the outbox and at the API together."""
-    total_steps: int = -1
-    """The trainer's step at which the run ends; -1 asks the trainer."""
-    steps_per_eval: int = 100
-    """0 or less: no evaluation."""
-    eval_handling: Literal["STOP_TRAIN", "LIMIT_TRAIN", "NONE"] = "STOP_TRAIN"
-    """What an evaluation does to training: no new groups, `eval_limit_ratio` of them, or nothing."""
-    eval_limit_ratio: float = 0.5
-    item_pause: float = 5.0
-    """Seconds before an item whose group broke is played again; four times as long the next time."""
-    window: int = 1
-    """Batches that may wait at the API (see `lachesis.training.relay`)."""
+    Several boundaries that are crossed at once are one evaluation: the weights of the earlier ones are gone. A boundary
+    that is crossed during an evaluation is evaluated right after it.
+
+    Args:
+        every: steps between two evaluations; 0 or less for none.
+        tell: prints a line.
+    """
+
+    def __init__(
+        self, evaluate: Callable[[], Awaitable[Any]] | None, *, every: int, tell: Callable[[str], None]
+    ) -> None:
+        self._evaluate = evaluate
+        self._every = every
+        self._tell = tell
+        self._task: asyncio.Task[None] | None = None
+        self._boundary: int | None = None
+        self._step = 0
+        self._next = False
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """The evaluation that is running."""
+        return self._task if self._task is not None and not self._task.done() else None
+
+    def at_step(self, step: int, changed: Callable[[], None]) -> None:
+        """The trainer is at `step`. `changed` is called at the end of an evaluation that this begins."""
+        if self._evaluate is None or self._every <= 0:
+            return
+        boundary = step // self._every
+        if self._boundary is None or step < self._step:
+            self._boundary = boundary
+        elif boundary > self._boundary:
+            self._boundary, self._next = boundary, True
+            if self.task is None:
+                self._task = asyncio.create_task(self._run())
+                self._task.add_done_callback(lambda _: changed())
+        self._step = step
+
+    async def _run(self) -> None:
+        assert self._evaluate is not None
+        while self._next:
+            self._next = False
+            try:
+                await self._evaluate()
+            except Exception:
+                self._tell(f"the evaluation at step {self._step} failed:\n{traceback.format_exc()}")
 
 
 class RolloutApiSink(Sink[G]):
     """One `serve` run's side of the trainer.
 
     Args:
+        config: sets the pace; nothing that is read here decides the content of groups.
+        workers: groups in flight at most.
         build: decides about a finished group, for a trainer; runs in a thread.
         refused: JSONL file of the groups that are not sent, each with the reason.
         evaluate: awaited for every `steps_per_eval` boundary that the trainer crosses.
         on_step: awaited with the trainer's step whenever it has changed.
+        item_pause: seconds before an item whose group broke is played again; four times as long the next time.
+        window: batches that may wait at the API (see `lachesis.training.relay`).
     """
 
     def __init__(
         self,
+        config: HermesAgentEnvConfig,
         *,
+        workers: int,
         build: Callable[[G, TrainerInfo], Decision],
         api: RolloutApi,
         env: EnvDescription,
         outbox: Outbox,
         refused: Path,
-        settings: ServeSettings,
         console: Console,
         evaluate: Callable[[], Awaitable[Any]] | None = None,
         on_step: Callable[[int], Awaitable[None]] | None = None,
+        item_pause: float = 5.0,
+        window: int = 1,
         pace: Pace | None = None,
     ) -> None:
+        self.config = config
         self.build = build
         self.api = api
         self.env = env
         self.outbox = outbox
-        self.settings = settings
         self.console = console
         self.on_step = on_step
-        self.retry_pause = settings.item_pause
-        self.evaluations = EvaluationSchedule(evaluate, every=settings.steps_per_eval, tell=self.tell)
+        self.done = outbox.state.keys
+        self.workers = workers
+        self.retry_pause = item_pause
+        self.evaluations = EvaluationSchedule(evaluate, every=config.steps_per_eval, tell=self.tell)
         self.relay = OutboxRelay(
             api,
             outbox,
@@ -96,7 +135,7 @@ class RolloutApiSink(Sink[G]):
             on_refused=self._refuse_posted,
             report=self.tell,
             on_change=lambda: self._changed(),
-            window=settings.window,
+            window=window,
             pace=pace,
         )
         self._changed: Callable[[], None] = lambda: None
@@ -108,14 +147,6 @@ class RolloutApiSink(Sink[G]):
 
     def tell(self, line: str) -> None:
         self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
-
-    @property
-    def done(self) -> set[str]:
-        return self.outbox.state.keys
-
-    @property
-    def workers(self) -> int:
-        return self.settings.max_workers
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
@@ -189,18 +220,18 @@ class RolloutApiSink(Sink[G]):
 
     def _total(self) -> int:
         known = self.outbox.state.known
-        total = self.settings.total_steps
+        total = self.config.total_steps
         return total if total >= 0 or known is None else known.num_steps
 
     def room(self, busy: int) -> int:
-        settings, info, status = self.settings, self.relay.info, self.relay.status
+        config, info, status = self.config, self.relay.info, self.relay.status
         if info is None or status is None or self._trained():
             return 0
-        workers = settings.max_workers
-        if self.evaluations.task is not None and settings.eval_handling != "NONE":
-            workers = int(workers * settings.eval_limit_ratio) if settings.eval_handling == "LIMIT_TRAIN" else 0
+        workers, handling = self.workers, config.eval_handling.value
+        if self.evaluations.task is not None and handling != "NONE":
+            workers = int(workers * config.eval_limit_ratio) if handling == "LIMIT_TRAIN" else 0
         allocation = self.env.min_batch_allocation or 0.0
-        sequences = settings.max_batches_offpolicy * info.batch_size
+        sequences = config.max_batches_offpolicy * info.batch_size
         own = self.outbox.state.undelivered + busy
         others = max(0, status.queue_size - status.self_queue_size)
         bound = max(1, int(sequences * (status.unallocated_fraction + allocation)) // self.env.group_size)

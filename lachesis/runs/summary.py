@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lachesis.runs.intervals import Mean, mean_over_items
+Z95 = 1.959964
 
 BUILTIN_FIGURES = frozenset(
     {
@@ -18,6 +18,21 @@ BUILTIN_FIGURES = frozenset(
     }
 )
 """Names that metrics of an environment cannot have: they are keys of W&B and of metrics.json."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """A mean over items, not attempts (which are not independent), with its 95 % interval; nan where there is none."""
+
+    mean: float
+    low: float
+    high: float
+    items: int
+
+    def __str__(self) -> str:
+        if math.isnan(self.low):  # one item, with a reward other than 0 and 1
+            return f"{self.mean:.3f}"
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}], 95 % interval"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +52,6 @@ class Summary:
     """Share of rollouts with at least one tool call."""
     completion_tokens: int
     uncounted_requests: int
-    exceptions: int
-    retried: int
-    """Rollouts that needed more than one start."""
     discarded: int
     """Completions that were rolled back."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -69,8 +81,6 @@ class Summariser:
                 tool_users=rollout["tool_calls"] > 0,
                 completion_tokens=rollout.get("completion_tokens", 0),
                 uncounted_requests=rollout.get("uncounted_requests", 0),
-                exceptions=rollout["traceback"] is not None,
-                retried=rollout["attempts"] > 1,
                 discarded=_completions(rollout["discarded"]),
             )
             for name, value in rollout["metrics"].items():
@@ -106,8 +116,6 @@ class Summariser:
             tool_use_rate=totals["tool_users"] / count,
             completion_tokens=totals["completion_tokens"],
             uncounted_requests=totals["uncounted_requests"],
-            exceptions=totals["exceptions"],
-            retried=totals["retried"],
             discarded=totals["discarded"],
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
@@ -159,3 +167,33 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
 def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:
     """Completions in discarded branches; other messages do not count."""
     return sum(message["role"] == "assistant" for branch in discarded for message in branch["messages"])
+
+
+def mean_over_items(values: Sequence[Sequence[float]]) -> Mean:
+    """Mean of the items' own means, `values[i]` being the attempts at item i.
+
+    Wilson's score interval where every item's mean is 0 or 1 (it stays sensible where all of them are the same),
+    otherwise the normal interval of the item means, which is the clustered standard error with the items as clusters.
+    """
+    means = [sum(attempts) / len(attempts) for attempts in values if attempts]
+    count = len(means)
+    if not count:
+        return Mean(math.nan, math.nan, math.nan, 0)
+    mean = sum(means) / count
+    if all(value in (0.0, 1.0) for value in means):
+        return Mean(mean, *_wilson(mean, count), count)
+    if count == 1:
+        return Mean(mean, math.nan, math.nan, 1)
+    spread = math.sqrt(sum((value - mean) ** 2 for value in means) / (count - 1) / count)
+    low, high = mean - Z95 * spread, mean + Z95 * spread
+    if all(0.0 <= value <= 1.0 for value in means):  # rewards between 0 and 1 have no mean beyond them
+        low, high = max(0.0, low), min(1.0, high)
+    return Mean(mean, low, high, count)
+
+
+def _wilson(share: float, count: int) -> tuple[float, float]:
+    squared = Z95 * Z95
+    centre = (share + squared / (2 * count)) / (1 + squared / count)
+    half = Z95 / (1 + squared / count) * math.sqrt(share * (1 - share) / count + squared / (4 * count * count))
+    # At a share of 0 or 1 the interval ends there exactly, but for rounding.
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))

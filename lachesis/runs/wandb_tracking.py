@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lachesis.errors import LachesisError
-from lachesis.runs.group_records import stored_messages
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
+from lachesis.trajectories.exports import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from lachesis.trajectories import (
     LARGEST_REWARD,
-    LossAverage,
     MalformedSample,
     TokenSample,
     rollout_advantages,
@@ -22,7 +21,6 @@ from lachesis.trajectories import (
     verify_records,
 )
 
-SCHEMA: Final = "lachesis.training_group/1"
 CERTIFICATE: Final = "lachesis"
 """Key of `overrides[i]` under which the certificate of sample `i` travels; Atropos passes on what it does not know."""
 
@@ -87,9 +85,6 @@ class GroupSettings:
     ensure_scores_are_not_same: bool = True
     max_token_len: int = -1
     """Every sequence must be shorter. 0 or less: no limit."""
-    normalise_advantages: bool = False
-    """Divide advantages by the group's standard deviation. Only for `SplitRollouts.ADVANTAGES`, like the next."""
-    loss_average: LossAverage = LossAverage.SAMPLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,20 +103,30 @@ class TrainingGroup:
     """A group that may be sent: every sample is verified, and every list has one entry a sample."""
 
     samples: tuple[TokenSample, ...]
+    rollouts: tuple[RolloutSamples, ...]
+    """The rollout of each sample."""
     scores: tuple[float, ...]
-    """The reward of each sample's rollout."""
-    messages: tuple[list[dict[str, Any]], ...] | None = None
-    advantages: tuple[float, ...] | None = None
+    """Its reward."""
+    advantages: tuple[float, ...] | None
     """The advantage of each trained token of a sample; None leaves it to the trainer."""
-    undelivered: Mapping[str, int] = field(default_factory=dict)
+    undelivered: Mapping[str, int]
     """Sampled tokens left out on purpose, by rollout; rollouts without any are absent."""
-    turn_rewards: tuple[Sequence[float] | None, ...] | None = None
-    """Of each sample's rollout; None if no rollout has any."""
 
     @property
     def delivered(self) -> int:
         """Trained tokens in it."""
         return sum(sample.trained for sample in self.samples)
+
+    @property
+    def messages(self) -> list[list[dict[str, Any]]] | None:
+        """None where a rollout has none. `content` is present and not null: the API takes no others."""
+        given = [rollout.messages for rollout in self.rollouts if rollout.messages is not None]
+        if len(given) < len(self.rollouts):
+            return None
+        return [
+            [{**message, "content": "" if (said := message.get("content")) is None else said} for message in messages]
+            for messages in given
+        ]
 
     def to_atropos(self, env_id: int | None = None) -> dict[str, Any]:
         """The body of `POST /scored_data`. Shares its long lists with the samples.
@@ -130,7 +135,6 @@ class TrainingGroup:
         where the rollout has them.
         """
         temperatures = [next(iter(_temperatures(sample))) for sample in self.samples]
-        turn_rewards = self.turn_rewards or [None] * len(self.samples)
         return {
             "tokens": [sample.tokens for sample in self.samples],
             "masks": [sample.masks for sample in self.samples],
@@ -139,54 +143,19 @@ class TrainingGroup:
             if self.advantages is None
             else list(map(token_advantages, self.samples, self.advantages)),
             "ref_logprobs": None,
-            "messages": None if self.messages is None else list(self.messages),
+            "messages": self.messages,
             "generation_params": _shared_sampling(self.samples),
             "inference_logprobs": [sample.logprobs for sample in self.samples],
             "overrides": [
                 {"temperature": temperature, CERTIFICATE: sample.certificate()}
-                | ({} if turns is None else {"turn_rewards": list(turns)})
-                for sample, temperature, turns in zip(self.samples, temperatures, turn_rewards, strict=True)
+                | ({} if rollout.turn_rewards is None else {"turn_rewards": list(rollout.turn_rewards)})
+                for sample, temperature, rollout in zip(self.samples, temperatures, self.rollouts, strict=True)
             ],
             # Never null: Atropos' BaseEnv calls get() on it.
             "group_overrides": {} if self.advantages is None else {"group_size": len(self.samples)},
             "images": None,
             "env_id": env_id,
         }
-
-    def to_record(self) -> dict[str, Any]:
-        """Plain JSON that holds each long list once; `lachesis verify` reads it."""
-        return {
-            "schema": SCHEMA,
-            "scores": list(self.scores),
-            "messages": None if self.messages is None else list(self.messages),
-            "advantages": None if self.advantages is None else list(self.advantages),
-            "undelivered": dict(self.undelivered),
-            "turn_rewards": None if self.turn_rewards is None else list(self.turn_rewards),
-            "samples": [sample.to_record() for sample in self.samples],
-        }
-
-    @classmethod
-    def from_record(cls, record: Any) -> TrainingGroup:
-        """Reads `to_record()`. Raises ValueError for anything else."""
-        if not isinstance(record, Mapping) or record.get("schema") != SCHEMA:
-            raise ValueError(f"not a record of a group to train on (schema {SCHEMA})")
-        try:
-            advantages, messages = record["advantages"], record["messages"]
-            turn_rewards = record.get("turn_rewards")
-            group = cls(
-                samples=tuple(map(TokenSample.from_record, record["samples"])),
-                scores=tuple(record["scores"]),
-                messages=None if messages is None else tuple(messages),
-                advantages=None if advantages is None else tuple(advantages),
-                undelivered=dict(record["undelivered"]),
-                turn_rewards=None if turn_rewards is None else tuple(turn_rewards),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a record of a group to train on is incomplete: {error!r}") from error
-        lists = (group.scores, group.messages, group.advantages, group.turn_rewards)
-        if any(values is not None and len(values) != len(group.samples) for values in lists):
-            raise ValueError("the lists of a group to train on differ in length")
-        return group
 
 
 def samples_from_atropos(group: Mapping[str, Any]) -> list[TokenSample]:
@@ -224,36 +193,18 @@ def build_group(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> 
 
 def _shape(rollouts: Sequence[RolloutSamples], settings: GroupSettings) -> TrainingGroup:
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-    with_messages = all(rollout.messages is not None for rollout in rollouts)
-    samples: list[TokenSample] = []
-    scores: list[float] = []
-    messages: list[list[dict[str, Any]]] = []
-    advantages: list[float] = []
-    turn_rewards: list[Sequence[float] | None] = []
-    undelivered: dict[str, int] = {}
     split = settings.split_rollouts is SplitRollouts.ADVANTAGES
-    baseline = rollout_advantages(rewards, normalise=settings.normalise_advantages)
-    for rollout, reward, advantage in zip(rollouts, rewards, baseline, strict=True):
+    sent: list[tuple[TokenSample, RolloutSamples, float, float]] = []
+    undelivered: dict[str, int] = {}
+    for rollout, reward, advantage in zip(rollouts, rewards, rollout_advantages(rewards), strict=True):
         # max() takes the first of several.
         chosen = rollout.samples if split else [max(rollout.samples, key=lambda sample: sample.trained)]
         left_out = rollout.sampled - sum(sample.trained for sample in chosen)
         if left_out:
             undelivered[rollout.rollout_id] = left_out
-        plain = _plain_messages(rollout.messages or ())
-        for sample in chosen:
-            samples.append(sample)
-            scores.append(float(reward))
-            messages.append(plain)
-            turn_rewards.append(rollout.turn_rewards)
-            advantages.append(sample_advantage(sample, advantage or 0.0, settings.loss_average))
-    return TrainingGroup(
-        samples=tuple(samples),
-        scores=tuple(scores),
-        messages=tuple(messages) if with_messages else None,
-        advantages=tuple(advantages) if split else None,
-        undelivered=undelivered,
-        turn_rewards=tuple(turn_rewards) if any(turns is not None for turns in turn_rewards) else None,
-    )
+        sent += [(sample, rollout, float(reward), sample_advantage(sample, advantage or 0.0)) for sample in chosen]
+    samples, of_rollouts, scores, advantages = zip(*sent, strict=True)
+    return TrainingGroup(samples, of_rollouts, scores, advantages if split else None, undelivered)
 
 
 _Found = tuple[RejectReason, str] | None
@@ -320,20 +271,11 @@ def _too_long(group: TrainingGroup, settings: GroupSettings) -> _Found:
 
 
 def _malformed_messages(group: TrainingGroup) -> _Found:
-    for sample, messages in zip(group.samples, group.messages or (), strict=False):
+    for rollout, messages in zip(group.rollouts, group.messages or (), strict=False):
         for at, message in enumerate(messages):
             if not isinstance(message.get("role"), str):
-                return RejectReason.MALFORMED_MESSAGES, f"rollout {sample.rollout_id}: message {at} has no role"
+                return RejectReason.MALFORMED_MESSAGES, f"rollout {rollout.rollout_id}: message {at} has no role"
     return None
-
-
-def _plain_messages(messages: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies in which `content` is present and not null: the API takes no others."""
-    plain = [dict(message) for message in messages]
-    for message in plain:
-        if message.get("content") is None:
-            message["content"] = ""
-    return plain
 
 
 def _temperatures(sample: TokenSample) -> set[float]:

@@ -146,26 +146,15 @@ class Outbox:
 
     # What became of groups. Each is on the disk when the call returns, except `seen`.
 
-    async def registered(
-        self,
-        env_id: int,
-        env: EnvDescription,
-        *,
-        batch_size: int,
-        step: int,
-        num_steps: int,
-        restarted: bool,
-        taken: int,
-    ) -> None:
+    async def registered(self, known: KnownApi, *, restarted: bool, taken: int) -> None:
         """The API has registered the environment.
 
         Args:
             restarted: its memory is new: the groups that it had accepted have to be posted again,
             taken: except this many, the oldest, which a trainer got before.
         """
-        known = KnownApi(env_id, env, batch_size, step, num_steps, largest=env.group_size)
         lost = self.state.lost_by_restart() if restarted else []
-        delivered = [replace(entry, state=DELIVERED, batch_step=step) for entry in lost[:taken]]
+        delivered = [replace(entry, state=DELIVERED, batch_step=known.step) for entry in lost[:taken]]
         again = [replace(entry, state=WAITING, env_id=None, requeued=entry.requeued + 1) for entry in lost[taken:]]
         await finish(self._save(*delivered, *again, known=known))
 

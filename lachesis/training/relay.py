@@ -221,15 +221,15 @@ class OutboxRelay:
             raise ApiDown(self.api.url, error.reason) from error
         if self.api.connection != connection:
             raise ConnectionReplaced(self.api.url, "the API was replaced during the registration")
-        await self.outbox.registered(
+        known = KnownApi(
             registration.env_id,
             self.env,
-            batch_size=info.batch_size,
-            step=registration.starting_step,
-            num_steps=registration.num_steps,
-            restarted=restarted,
-            taken=taken,
+            info.batch_size,
+            registration.starting_step,
+            registration.num_steps,
+            largest=self.env.group_size,
         )
+        await self.outbox.registered(known, restarted=restarted, taken=taken)
         if restarted and before is not None:
             self.report(f"{self.api.url} was restarted; {len(state.waiting)} groups wait to be posted")
         elif info.batch_size % self.env.group_size:

@@ -105,10 +105,7 @@ class Registration:
     """The answer of the API to the registration of an environment."""
 
     env_id: int
-    wandb_name: str
-    checkpoint_dir: str
     starting_step: int
-    checkpoint_interval: int
     num_steps: int
 
 
@@ -121,7 +118,6 @@ class EnvStatus:
     queue_size: int
     self_queue_size: int
     unallocated_fraction: float
-    max_group_size: int
     env_weight: float
 
 
@@ -158,11 +154,6 @@ class RolloutApi(HttpSessionOwner):
             return None
         return TrainerInfo(self._number(answer, "batch_size"), self._number(answer, "max_token_len"))
 
-    async def wandb_info(self) -> tuple[str | None, str | None]:
-        """The trainer's W&B group and project."""
-        answer = await self._json("GET", "/wandb_info")
-        return answer.get("group"), answer.get("project")
-
     async def register(self, env: EnvDescription) -> Registration | None:
         """Register; None while the trainer has not asked for its first batch."""
         answer = await self._json("POST", "/register-env", asdict(env))
@@ -170,10 +161,7 @@ class RolloutApi(HttpSessionOwner):
             return None
         return Registration(
             env_id=self._number(answer, "env_id"),
-            wandb_name=str(answer.get("wandb_name", env.desired_name)),
-            checkpoint_dir=str(answer.get("checkpoint_dir") or ""),
             starting_step=int(answer.get("starting_step", 0)),
-            checkpoint_interval=int(answer.get("checkpoint_interval") or -1),
             num_steps=int(answer.get("num_steps") or -1),
         )
 
@@ -194,7 +182,6 @@ class RolloutApi(HttpSessionOwner):
             queue_size=self._number(answer, "queue_size"),
             self_queue_size=int(answer.get("self_queue_size", 0)),
             unallocated_fraction=float(answer.get("unallocated_fraction", 1.0)),
-            max_group_size=int(answer.get("max_group_size", 1)),
             env_weight=float(answer.get("env_weight", 1.0)),
         )
 

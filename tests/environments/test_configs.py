@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lachesis import HermesAgentBaseEnv
-from lachesis.runs.command_line import build
+from lachesis.runs.command_line import read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r"^#   python environments/(\w+)\.py (\w+) --config (\S+)$", re.MULTILINE)
@@ -25,6 +25,6 @@ def test_the_command_in_a_config_reads_it(path: Path, monkeypatch: pytest.Monkey
     (env_cls,) = (
         value for value in vars(module).values() if isinstance(value, type) and issubclass(value, HermesAgentBaseEnv)
     )
-    built, env = build(env_cls, [command, "--config", config])
-    assert built == command
-    assert env.server_configs
+    read, settings = read_settings(env_cls, [command, "--config", config])
+    assert read == command
+    assert env_cls(**settings).server_configs

@@ -13,7 +13,7 @@ import pytest
 from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
 from lachesis.environments.gsm8k.environment import final_answer, worked_solution
 from lachesis.environments.gsm8k.symbolic import gsm_symbolic
-from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.server_settings import ServerConfig
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, lines, make, rollouts
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lachesis.environments.terminal_test import EVAL_ITEMS, TRAIN_ITEMS, TerminalTestEnv
-from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.server_settings import ServerConfig
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import make, rollouts
 

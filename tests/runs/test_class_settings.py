@@ -43,7 +43,8 @@ class Longer(Short):
 
 
 def built(env_cls: type[HermesAgentBaseEnv], *flags: str) -> HermesAgentBaseEnv:
-    return cli.build(env_cls, ["process", *SERVER, *flags])[1]
+    _, settings = cli.read_settings(env_cls, ["process", *SERVER, *flags])
+    return env_cls(**settings)
 
 
 def test_class_attributes_are_defaults_that_flags_change(capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +176,8 @@ def test_the_servers_model_names_the_tokenizer_of_phase_2(monkeypatch: pytest.Mo
     loaded: list[str] = []
     monkeypatch.setattr(AutoTokenizer, "from_pretrained", staticmethod(loaded.append))
     for env_cls in (Short, Named):
-        env = cli.build(env_cls, ["serve", *SERVER, "--openai.server_type", "vllm"])[1]
+        _, settings = cli.read_settings(env_cls, ["serve", *SERVER, "--openai.server_type", "vllm"])
+        env = env_cls(**settings)
         load_tokenizer(env.server_configs[0], env.config, None)
     assert loaded == ["m", HermesAgentEnvConfig().tokenizer_name]
 

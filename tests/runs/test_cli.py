@@ -52,7 +52,8 @@ class Tuned(SortWords):
 
 
 def build(*arguments: str, env_cls: type[HermesAgentBaseEnv] = Tuned) -> HermesAgentBaseEnv:
-    return cli.build(env_cls, ["process", *arguments])[1]
+    _, settings = cli.read_settings(env_cls, ["process", *arguments])
+    return env_cls(**settings)
 
 
 def write(folder: Path, settings: Mapping[str, Any] | list[Any]) -> str:

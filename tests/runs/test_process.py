@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,13 @@ from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
 from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import GroupPlayer, PlayedGroup
+from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.item_keys import ItemError, item_digest, plain
-from lachesis.runs.model_servers import ServerConfig
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
+from lachesis.runs.server_settings import ServerConfig
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,
@@ -386,8 +387,9 @@ async def test_a_second_signal_loses_no_group_that_is_played(tmp_path: Path) -> 
 
         async def run() -> None:
             async with env.running():
-                play = GroupPlayer(env, 1).play
-                await Pipeline(title="e", next_item=env.get_next_item, play=play, sink=sink, console=env.console).run()
+                play = partial(play_group, env, size=1)
+                run = {"title": "e", "next_item": env.get_next_item, "play": play, "sink": sink, "console": env.console}
+                await Pipeline(**run, brake=FailureBrake(env.console, 1)).run()
 
         task = asyncio.create_task(run())
         await deciding.wait()

@@ -108,7 +108,7 @@ async def test_a_report_without_a_rollout(tmp_path: Path) -> None:
     result = await process(Empty, tmp_path)
     assert (result.summary.items, result.exhausted) == (0, True)
     assert "none" in read(result.files.report.read_text()).text
-    assert read(render_report(title=HOSTILE, groups=[])).tags <= SAFE_TAGS
+    assert read(render_report(HOSTILE, [])[0]).tags <= SAFE_TAGS
 
 
 async def test_every_trajectory_of_every_group_is_there(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ async def test_every_trajectory_of_every_group_is_there(tmp_path: Path) -> None:
     assert (tmp_path / "again.html").read_text() == page
     assert not list(tmp_path.glob("*.tmp"))
     many = [*groups * (report.MAX_GROUPS // 4), groups[0]]
-    long = render_report(title="long", groups=iter(many))
+    long, _ = render_report("long", iter(many))
     assert long.count('<details class="group"') == report.MAX_GROUPS
     assert f"The first {report.MAX_GROUPS} of {len(many)} groups" in long
     assert f"<b>{len(many)}</b><span>items</span>" in long, "the figures are about all of them"

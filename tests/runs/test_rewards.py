@@ -16,7 +16,7 @@ from lachesis.agent.reward import Reward
 from lachesis.agent.rollout import Rollout
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.decisions import LeftOut
-from lachesis.runs.group_player import GroupPlayer
+from lachesis.runs.group_player import play_group
 from lachesis.runs.results import print_result
 from lachesis.runs.summary import BUILTIN_FIGURES, Summariser, evaluation_metrics, training_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
@@ -24,7 +24,7 @@ from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, lines, make, process, rollouts, sandboxes, sorts
 from tests.support.stock_run_api import StockRunApi, run_api
-from tests.support.training_runs import CoinToss, serving, trained
+from tests.support.training_runs import CoinToss, serving, trained, with_tokens
 
 __all__ = ["run_api"]
 
@@ -320,7 +320,7 @@ async def test_metrics_that_raise_do_not_keep_a_broken_group_from_another_attemp
     async with ScriptedServer(does_nothing) as server:
         env = make(Broken, server, tmp_path, group_size=1)
         async with env.running():
-            group = await GroupPlayer(env, 1).play("b a", "key")
+            group = await play_group(env, "b a", "key", size=1)
     decision = decide_for_training(group, env.config, ANY_TRAINER)
     assert isinstance(decision, LeftOut)
     assert decision.again
@@ -402,15 +402,7 @@ async def test_turn_rewards_reach_the_trainer_with_their_sample(tmp_path: Path, 
             return Reward(value, turn_rewards=[value / 2] * result.turns_used)
 
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        from lachesis.runs.model_servers import ServerConfig
-
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = ServerConfig(
-            base_url=model.base_url,
-            model_name="fake",
-            server_type="vllm",
-            tokenizer_name=str(tmp_path / "tokenizer"),
-        )
+        server = with_tokens(model, tmp_path)
         plain = serving(tmp_path, api, server, max_agent_turns=3, max_token_length=120)
         env = OfTurns(plain.config, plain.server_configs)
         env.console = plain.console
@@ -440,16 +432,14 @@ async def test_a_history_is_serialised_once_for_all_of_its_records(
     async with ScriptedServer(sorts) as server:
         env = make(SortWords, server, tmp_path, include_messages=True)
         async with env.running():
-            from lachesis.runs.group_player import GroupPlayer
+            from lachesis.runs.group_player import play_group
             from lachesis.runs.group_records import group_record
 
-            group = await GroupPlayer(env, 2).play("b a", "key")
+            group = await play_group(env, "b a", "key", size=2)
             finished.extend(group.rollouts)
             monkeypatch.setattr(MessageHistory, "to_openai", counted)
             decide_for_training(group, env.config, ANY_TRAINER)
             for _ in range(2):
-                record = group_record(
-                    environment="e", item="b a", item_key="key", tools=[], model="m", rollouts=group.rollouts
-                )
+                record = group_record(group, environment="e", model="m")
     assert [len(messages) for messages in record["messages"]] == [4, 4]
     assert len(serialised) == len(finished) == 2

@@ -17,4 +17,4 @@ def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path, monk
     monkeypatch.setattr("fcntl.flock", without_locks)
     message = r"lock cannot be locked \(No locks available\); choose a folder on a file system that has flock"
     with pytest.raises(RunFolderError, match=message):
-        Ledger(tmp_path / "groups.jsonl", {}, key="item_key").open()
+        Ledger(tmp_path / "groups.jsonl", {}).open()

@@ -17,15 +17,21 @@ import orjson
 import pytest
 from rich.console import Console
 
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.rollout import Rollout
 from lachesis.runs.decisions import Kept, LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError
-from lachesis.runs.training_decision import decision_of
-from lachesis.training.groups import RejectedGroup, RejectReason
+from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.training.rollout_api import RolloutApi
+from lachesis.trajectories import TokenPrefix
+from lachesis.trajectories import samples as token_samples
 from tests.support.fake_serving import GROUP_SIZE, PACE, Items, build, make_run, number_of, payload, play
 from tests.support.small_envs import ROOT
 from tests.support.stock_run_api import LIVENESS, StockRunApi, Trainer, run_api, until
+from tests.support.token_trees import Tree
 
 __all__ = ["run_api"]
 
@@ -225,7 +231,7 @@ async def test_in_flight_groups_finish_in_the_grace_period_and_others_are_cancel
 
     async with run_api.wiped() as server:
         await started(server)
-        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, max_workers=6)
+        run = make_run(server.url, tmp_path, 6, play=slow, grace_period=5, workers=6)
         task = asyncio.create_task(run.serve())
         await until(lambda: len(run._playing) == 6, task)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -283,7 +289,7 @@ async def test_groups_on_their_way_are_bounded_and_none_is_cancelled_for_it(tmp_
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 100, play=counted, max_workers=50, max_batches_offpolicy=3)
+        run = make_run(server.url, tmp_path, 100, play=counted, workers=50, max_batches_offpolicy=3)
         task = asyncio.create_task(run.serve())
         await until(lambda: run.sink.outbox.state.undelivered == 12, task)
         await asyncio.sleep(1.0)
@@ -418,7 +424,7 @@ async def test_broken_infrastructure_costs_no_item(tmp_path, run_api):
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 17, play=flaky, max_workers=4)
+        run = make_run(server.url, tmp_path, 17, play=flaky, workers=4)
         task = asyncio.create_task(run.serve())
         await until(lambda: tries.total() > 4, task)
         assert len(run._playing) <= 1
@@ -440,7 +446,7 @@ async def test_what_was_sampled_in_vain_is_counted_whatever_becomes_of_the_item(
 
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(server.url, tmp_path, 10, build=decide, max_workers=2)
+        run = make_run(server.url, tmp_path, 10, build=decide, workers=2)
         result, _ = await asyncio.gather(run.serve(), trainer.take(8))
         assert result.refused == {"same scores": 1, "failed": 1}
         lines = [orjson.loads(line) for line in (tmp_path / "groups.refused.jsonl").read_bytes().splitlines()]
@@ -476,7 +482,7 @@ async def test_groups_that_fail_without_end_end_the_run(tmp_path, run_api, broke
     async with run_api.wiped() as server:
         await started(server)
         console = Console(file=io.StringIO(), width=200)
-        run = make_run(server.url, tmp_path, 60, play=fails, timeout=0.1, console=console, max_workers=1)
+        run = make_run(server.url, tmp_path, 60, play=fails, timeout=0.1, console=console, workers=1)
         run.brake = FailureBrake(console, 3)
         with pytest.raises(RunStopped, match=f"3 groups in a row without a scored rollout(.|\n)*{problem}"):
             await asyncio.wait_for(run.serve(), LIVENESS)
@@ -575,10 +581,19 @@ async def test_on_group_and_on_step_hear_of_everything(tmp_path, run_api):
 
 
 def test_refused_groups_keep_the_builders_words():
-    refused = RejectedGroup(RejectReason.SAME_SCORES, "all 2 rewards are 1", {"a": 30, "b": 40})
-    decision = decision_of(refused, rewards=[1.0, 1.0])
-    assert (decision.reason, decision.detail, decision.tokens) == ("same scores", "all 2 rewards are 1", 70)
-    assert not decision.again
+    def rollout(name, tokens):
+        tree = Tree()
+        tree.sample(TokenPrefix([1, 2]), [4] * tokens)
+
+        class Sampled(Rollout):
+            samples = token_samples(tree, rollout_id=name)
+
+        return Sampled(name, "key", 0, Outcome.COMPLETED, "the model answered", 1.0, result=None)
+
+    group = PlayedGroup({"number": 0}, "key", [], [rollout("a", 30), rollout("b", 40)])
+    decision = decide_for_training(group, HermesAgentEnvConfig(group_size=2), ANY_TRAINER)
+    assert (decision.reason, decision.tokens, decision.again) == ("same scores", 70, False)
+    assert decision.detail == "all 2 rewards are 1; env.ensure_scores_are_not_same allows it"
 
 
 def test_the_fake_environment_is_what_it_says():

@@ -26,7 +26,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs.decisions import LeftOut
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.group_player import PlayedGroup
-from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.server_settings import ServerConfig
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import Ask, FakeServer, RandomWords, ToolUser, fake_tokenizer
 from lachesis.testing.fake_server.completions import Reply

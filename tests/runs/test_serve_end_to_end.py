@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from lachesis.runs.model_servers import Phase1CannotTrain, ServerConfig, ServerConfigError
+from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
-from tests.support.training_runs import proven, serving, trained
+from tests.support.training_runs import proven, serving, trained, with_tokens
 
 __all__ = ["run_api"]
 
@@ -31,13 +31,7 @@ async def test_serve_sends_what_the_embedded_model_sampled(tmp_path: Path, run_a
 async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: StockRunApi) -> None:
     """The server's own record says which ids it sampled after which: the trainer gets exactly these."""
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = ServerConfig(
-            base_url=model.base_url,
-            model_name="fake",
-            server_type="vllm",
-            tokenizer_name=str(tmp_path / "tokenizer"),
-        )
+        server = with_tokens(model, tmp_path)
         env = serving(tmp_path, api, server, max_agent_turns=6, max_token_length=120)
         samples = proven(await trained(env, api, groups=6, steps=3))
         sampled = {
@@ -76,10 +70,8 @@ async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
     tmp_path: Path, server: ServerConfig, settings: dict[str, Any], error: type[Exception], told: str
 ) -> None:
     async with FakeServer(ToolUser()) as model:
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
         if server.server_type == "vllm":
-            served = {"base_url": model.base_url, "model_name": model.host.model_name}
-            server = server.model_copy(update={**served, "tokenizer_name": str(tmp_path / "tokenizer")})
+            server = with_tokens(model, tmp_path)
         api = StockRunApi()  # never started: nothing may be sent
         with pytest.raises(error, match=told):
             await serving(tmp_path, api, server, **settings).env_manager()
@@ -88,13 +80,7 @@ async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
 async def test_a_model_that_the_server_does_not_know_ends_the_run(tmp_path: Path, run_api: StockRunApi) -> None:
     """Every request would fail, however often it is repeated, so no rollout begins."""
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = ServerConfig(
-            base_url=model.base_url,
-            model_name="another",
-            server_type="vllm",
-            tokenizer_name=str(tmp_path / "tokenizer"),
-        )
+        server = with_tokens(model, tmp_path, name="another")
         trainer = Trainer(api.url, batch_size=4)
         await trainer.register()
         await trainer.poll()

@@ -15,15 +15,15 @@ import pytest
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout
+from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
-from lachesis.runs.model_servers import ServerConfig
 from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer
 from tests.support.small_envs import SortWords, lines, make, process, served, sorts, start
 from tests.support.stock_run_api import StockRunApi, run_api
-from tests.support.training_runs import serving, trained
+from tests.support.training_runs import serving, trained, with_tokens
 
 __all__ = ["run_api"]
 
@@ -99,7 +99,7 @@ class Group(dict[str, Any]):
 
 def record(reward: float) -> Group:
     rollout = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward, result=None)
-    return Group(group_record(environment="e", item="i", item_key="key", tools=[], model="m", rollouts=[rollout]))
+    return Group(group_record(PlayedGroup("i", "key", [], [rollout]), environment="e", model="m"))
 
 
 def test_groups_are_counted_until_they_are_logged_and_none_is_kept() -> None:
@@ -123,22 +123,16 @@ async def test_the_record_of_a_served_group_is_made_for_w_and_b_only_and_beside_
 ) -> None:
     threads = []
 
-    def noted(**given: Any) -> Any:
+    def noted(*args: Any, **given: Any) -> Any:
         threads.append(threading.get_ident())
-        return group_record(**given)
+        return group_record(*args, **given)
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr("lachesis.runs.commands.group_record", noted)
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
-        model.tokenizer.save_pretrained(tmp_path / "tokenizer")
-        server = ServerConfig(
-            base_url=model.base_url,
-            model_name="fake",
-            server_type="vllm",
-            tokenizer_name=str(tmp_path / "tokenizer"),
-        )
+        server = with_tokens(model, tmp_path)
         await trained(serving(tmp_path, api, server, use_wandb=on), api, groups=2, steps=1)
     assert bool(threads) == on and threading.get_ident() not in threads
 

@@ -16,9 +16,11 @@ from typing import Any
 from rich.console import Console
 
 from lachesis.runs.decisions import Kept
+from lachesis.runs.failures import FailureBrake
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import ServeResult
-from lachesis.runs.rollout_api_sink import RolloutApiSink, ServeSettings
+from lachesis.runs.rollout_api_sink import RolloutApiSink
+from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.training.outbox import Outbox
 from lachesis.training.relay import Pace
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
@@ -102,21 +104,24 @@ OF_THE_PIPELINE = ("next_item", "play", "on_group", "timeout", "grace_period")
 def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = None, **changes: Any) -> ServeRun:
     """A run over `count` groups; `changes` replace arguments or settings of the pipeline and its sink."""
     console = changes.pop("console", Console(stderr=True, width=200))
-    settings = {"max_workers": 8, "steps_per_eval": 0, "item_pause": 0.05}
-    settings |= {name: changes.pop(name) for name in list(changes) if name in ServeSettings.__slots__}
     pipeline = {"next_item": Items(count), "play": play, "grace_period": 5.0}
     pipeline |= {name: changes.pop(name) for name in list(changes) if name in OF_THE_PIPELINE}
+    settings = {"total_steps": -1, "steps_per_eval": 0}
+    settings |= {name: changes.pop(name) for name in list(changes) if name in HermesAgentEnvConfig.model_fields}
     arguments: dict[str, Any] = {
         "build": build,
         "api": api or RolloutApi(url),
         "env": EnvDescription("fake", max_token_length=LENGTH, group_size=GROUP_SIZE),
         "outbox": Outbox(folder / "spool", {"group_size": GROUP_SIZE}),
         "refused": folder / "groups.refused.jsonl",
-        "settings": ServeSettings(**settings),
+        "config": HermesAgentEnvConfig(**settings),
+        "workers": 8,
+        "item_pause": 0.05,
         "console": console,
         "pace": PACE,
     }
-    return ServeRun(title="fake", sink=RolloutApiSink(**(arguments | changes)), console=console, **pipeline)
+    sink, brake = RolloutApiSink(**(arguments | changes)), FailureBrake(console, count + 1)
+    return ServeRun(title="fake", sink=sink, console=console, brake=brake, **pipeline)
 
 
 def main() -> None:

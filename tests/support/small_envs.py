@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from lachesis.base_env import HermesAgentBaseEnv
-from lachesis.runs.model_servers import ServerConfig
+from lachesis.runs.server_settings import ServerConfig
 from tests.support.scripted_server import Answer, ScriptedServer, call, say
 
 Env = TypeVar("Env", bound=HermesAgentBaseEnv)

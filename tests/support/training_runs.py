@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from lachesis.runs.server_settings import ServerConfig
+from lachesis.testing.fake_server import FakeServer
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import TokenSample, verify
 from tests.support.small_envs import ManyWords
@@ -43,6 +44,13 @@ def serving(folder: Path, api: StockRunApi, server: ServerConfig, **settings: An
     env = CoinToss(CoinToss.env_config_cls(**chosen), [server])
     env.console = Console(file=(folder / "console.txt").open("a"), width=200)
     return env
+
+
+def with_tokens(model: FakeServer, folder: Path, *, name: str = "fake") -> ServerConfig:
+    """The settings that get its tokens from a fake server (Phase 2), whose tokenizer is written into the folder."""
+    tokenizer = str(folder / "tokenizer")
+    model.tokenizer.save_pretrained(tokenizer)
+    return ServerConfig(base_url=model.base_url, model_name=name, server_type="vllm", tokenizer_name=tokenizer)
 
 
 async def trained(env: CoinToss, api: StockRunApi, *, groups: int, steps: int) -> Trainer:

@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 
 from lachesis.run_folder import OtherSettings
 from lachesis.training.outbox import Outbox, OutboxError
+from lachesis.training.outbox_state import KnownApi
 from lachesis.training.rollout_api import EnvDescription, GroupError
 from tests.support.fake_serving import number_of, payload
 from tests.support.small_envs import ROOT
@@ -56,7 +57,8 @@ async def append(outbox: Outbox, number: int, **size: int):
 
 
 async def register(outbox: Outbox, *, restarted: bool = False, taken: int = 0, env_id: int = 0, step: int = 0):
-    await outbox.registered(env_id, ENV, batch_size=4, step=step, num_steps=9, restarted=restarted, taken=taken)
+    known = KnownApi(env_id, ENV, batch_size=4, step=step, num_steps=9, largest=ENV.group_size)
+    await outbox.registered(known, restarted=restarted, taken=taken)
 
 
 async def post(outbox: Outbox, *, env_id: int = 0):

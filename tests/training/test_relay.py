@@ -24,7 +24,7 @@ ENV = EnvDescription("fake", max_token_length=40, group_size=2)
 OTHER = EnvDescription("other", max_token_length=40, group_size=2)
 KNOWN = KnownApi(env_id=1, env=ENV, batch_size=8, step=5, alone=True, last_group_id="last", largest=2)
 IN_DOUBT = Entry(seq=9, group_id="doubt", key="9", sequences=2, tokens=1, state=POSTING, env_id=1)
-STATUS = EnvStatus(5, 3, 3, 1.0, 2, 0.5)
+STATUS = EnvStatus(5, 3, 3, 1.0, 0.5)
 OURS, THEIRS = Latest(1, "last", False), Latest(0, "theirs", False)
 
 

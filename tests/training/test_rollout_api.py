@@ -44,14 +44,12 @@ async def test_every_route_of_the_stock_api():
         assert await api.info() is None
         assert await api.register(ENV) is None
         await trainer.register(starting_step=3)
-        assert await api.wandb_info() == ("group", "project")
         info = await api.info()
         assert (info.batch_size, info.max_token_len) == (8, 99)
         assert await api.register(ENV) is None, "the trainer has not asked for a batch"
         await trainer.poll()
         registration = await api.register(ENV)
-        assert (registration.env_id, registration.wandb_name) == (0, "fake_0")
-        assert (registration.starting_step, registration.num_steps) == (3, 7)
+        assert (registration.env_id, registration.starting_step, registration.num_steps) == (0, 3, 7)
         status = await api.status_env(0)
         assert (status.current_step, status.self_queue_size, status.unallocated_fraction) == (3, 0, 0.75)
         assert await api.latest() == Latest(env_id=None, group_id=None, empty=True)
