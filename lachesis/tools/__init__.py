@@ -1,10 +1,17 @@
 """The tools of agents: functions with schemas, toolsets, and one session for each rollout."""
 
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.dispatch import ToolResult, call_tool, call_tools
+from lachesis.tools.dispatch import ToolResult, call_tool, call_tools, handle_function_call
 from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry, ToolUnavailable, tool
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
-from lachesis.tools.toolsets import TOOLSETS, Toolset, ToolsetError, get_tool_definitions, resolve_toolset
+from lachesis.tools.toolsets import (
+    TOOLSETS,
+    Toolset,
+    ToolsetError,
+    get_tool_definitions,
+    resolve_toolset,
+    validate_toolset,
+)
 
 __all__ = [
     "BUILTIN_TOOLS",
@@ -22,6 +29,8 @@ __all__ = [
     "call_tool",
     "call_tools",
     "get_tool_definitions",
+    "handle_function_call",
     "resolve_toolset",
     "tool",
+    "validate_toolset",
 ]

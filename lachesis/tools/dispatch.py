@@ -19,7 +19,7 @@ from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
 from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry
-from lachesis.tools.tool_session import SessionClosed, ToolSession
+from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
 
 Arguments = Mapping[str, Any] | str | None
 """The arguments of a call: an object, or JSON text, possibly invalid."""
@@ -108,6 +108,27 @@ async def call_tools(
             call_tool(name, arguments, session, registry=registry, allowed=allowed) for name, arguments in batch
         )
     return results
+
+
+async def handle_function_call(
+    name: str,
+    args: Arguments,
+    *,
+    task_id: str,
+    sessions: ToolSessions,
+    registry: ToolRegistry = BUILTIN_TOOLS,
+    allowed: Collection[str] | None = None,
+) -> str:
+    """`call_tool` for callers that identify a rollout by its task id. Returns a string, errors included.
+
+    Raises:
+        BackendError: the infrastructure failed. No other error is raised.
+    """
+    try:
+        session = sessions.get(task_id)
+    except KeyError as error:
+        return to_json({"error": str(error.args[0])})
+    return (await call_tool(name, args, session, registry=registry, allowed=allowed)).content
 
 
 def _find(name: str, registry: ToolRegistry, allowed: Collection[str] | None) -> Tool:

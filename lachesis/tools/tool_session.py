@@ -197,6 +197,12 @@ class ToolSessions:
         self._sessions[task_id] = session
         return session
 
+    def get(self, task_id: str) -> ToolSession:
+        """The open session of a task. Raises `KeyError` where there is none."""
+        if task_id not in self._sessions:
+            raise KeyError(f"no open session for task {task_id!r}")
+        return self._sessions[task_id]
+
     async def close(self, task_id: str) -> None:
         """Close the session of a task, if any. Its id may be used again afterwards."""
         session = self._sessions.get(task_id)

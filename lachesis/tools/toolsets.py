@@ -71,6 +71,15 @@ def _known(name: str, names: Collection[str]) -> str:
     return f"{did_you_mean(name, names) or ';'} known are: {', '.join(names)}".replace("? known", "? Known")
 
 
+def validate_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> bool:
+    """Whether the name can be resolved: it and its included toolsets are known and have no cycle."""
+    try:
+        resolve_toolset(name, toolsets)
+    except ToolsetError:
+        return False
+    return True
+
+
 def resolve_tools(
     enabled: Iterable[str] | None = None,
     disabled: Iterable[str] | None = None,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from backends import BackendError, Sandbox, SandboxLost, SandboxSpec, create_backend
-from lachesis.tools import SessionClosed, ToolResult, ToolSession, ToolSessions, call_tool
+from lachesis.tools import SessionClosed, ToolResult, ToolSession, ToolSessions, call_tool, handle_function_call
 
 Call = Callable[..., Awaitable[ToolResult]]
 
@@ -185,12 +185,13 @@ async def test_closing_while_the_sandbox_starts_leaves_none(sessions: ToolSessio
 
 async def test_a_task_id_belongs_to_one_open_session(sessions: ToolSessions) -> None:
     first = sessions.open("t")
-    assert list(sessions) == ["t"]
+    assert sessions.get("t") is first and list(sessions) == ["t"]
     with pytest.raises(ValueError, match="'t' has an open session"):
         sessions.open("t")
     await sessions.close("t")
     await sessions.close("t")
-    assert list(sessions) == []
+    with pytest.raises(KeyError, match="no open session for task 't'"):
+        sessions.get("t")
     assert sessions.open("t") is not first
 
 
@@ -224,6 +225,15 @@ async def test_the_working_folder_of_a_sandbox_is_where_shell_and_files_start() 
         await call_tool("write_file", {"path": "f", "content": "x"}, session)
         assert await run(session, "pwd; cat f") == "/workspace/repo/src\nx"
         assert (await call_tool("python", {"code": "open('f').read()"}, session)).content == "'x'"
+
+
+async def test_handle_function_call_always_returns_a_string(sessions: ToolSessions) -> None:
+    sessions.open("t")
+    answer = await handle_function_call("terminal", '{"command": "echo hi"}', task_id="t", sessions=sessions)
+    assert json.loads(answer)["output"] == "hi\n"
+    for name, arguments, task_id in (("nope", {}, "t"), ("terminal", "null", "t"), ("terminal", {}, "unknown")):
+        failed = await handle_function_call(name, arguments, task_id=task_id, sessions=sessions)
+        assert list(json.loads(failed)) == ["error"]
 
 
 async def test_the_todo_list_is_replaced_merged_and_read(call: Call) -> None:

@@ -18,6 +18,7 @@ from lachesis.tools import (
     get_tool_definitions,
     resolve_toolset,
     tool,
+    validate_toolset,
 )
 
 NAMES = "abcdef"
@@ -55,6 +56,7 @@ def test_any_graph_resolves_to_all_reachable_tools_or_names_a_real_cycle_or_gap(
         try:
             resolved = resolve_toolset(start, toolsets)
         except ToolsetError as error:
+            assert not validate_toolset(start, toolsets)
             if cycle := re.search(r"(\w( -> \w)+)$", str(error)):
                 path = cycle.group(1).split(" -> ")
                 assert path[0] == path[-1]
@@ -62,6 +64,7 @@ def test_any_graph_resolves_to_all_reachable_tools_or_names_a_real_cycle_or_gap(
             else:
                 assert re.search(r"unknown toolset '(\w)'", str(error)).group(1) not in graph  # type: ignore[union-attr]
         else:
+            assert validate_toolset(start, toolsets)
             assert len(resolved) == len(set(resolved))
             assert set(resolved) == {f"tool_{name}" for name in reachable} | {"shared"}
             for name in reachable:  # so there is neither a gap nor a cycle
@@ -90,7 +93,7 @@ def test_composites_resolve_in_order_and_once() -> None:
     files = ["read_file", "write_file", "patch", "search_files"]
     assert resolve_toolset("coding") == ["terminal", "process", *files, "todo"]
     assert sorted(resolve_toolset("all")) == sorted(resolve_toolset("*")) == sorted(BUILTIN_TOOLS)
-    assert all(resolve_toolset(name) for name in TOOLSETS)
+    assert all(validate_toolset(name) for name in TOOLSETS)
 
 
 def test_a_custom_toolset_is_part_of_a_new_mapping() -> None:
