@@ -386,16 +386,18 @@ async def write_forever(folder: Path, say: Connection) -> None:
         say.send(("appended", number))
         await post(outbox)
         await outbox.accepted()
+        # One look settles several groups if earlier writers were killed before theirs.
+        say.send(("delivered_at_most", outbox.state.delivered + len(outbox.state.accepted[0])))
         await outbox.seen(0, step=number, sequences=4)
         say.send(("delivered", outbox.state.delivered))
         number += 1
 
 
-async def check(folder: Path, *, appended: int, delivered: int) -> None:
+async def check(folder: Path, *, appended: int, delivered: int, delivered_at_most: int) -> None:
     async with opening(folder) as outbox:
         state = outbox.state
         assert appended < len(state.keys) <= appended + 2
-        assert state.delivered in (delivered, delivered + 1)
+        assert delivered <= state.delivered <= delivered_at_most
         left = [*state.lost_by_restart(), *state.waiting]
         assert [entry.seq for entry in left] == [*range(state.delivered, len(state.keys))]
         for entry in left:
@@ -405,7 +407,7 @@ async def check(folder: Path, *, appended: int, delivered: int) -> None:
 def test_kill_9_of_a_writer_loses_nothing_and_settles_nothing_twice(tmp_path):
     """Killed 30 times at random instants."""
     draw = random.Random()
-    delivered = 0
+    known = {"delivered": 0, "delivered_at_most": 0}
     for _ in range(30):
         heard, say = multiprocessing.Pipe(duplex=False)
         writer = multiprocessing.get_context("fork").Process(
@@ -413,16 +415,15 @@ def test_kill_9_of_a_writer_loses_nothing_and_settles_nothing_twice(tmp_path):
         )
         writer.start()
         say.close()
-        known = {"delivered": delivered, **dict([heard.recv()])}
+        known.update([heard.recv()])
         time.sleep(0.15 * draw.random())
         writer.kill()
         with suppress(EOFError):
             while True:
                 known.update([heard.recv()])
         writer.join()
-        delivered = known["delivered"]
         asyncio.run(check(tmp_path, **known))
-    assert delivered > 30
+    assert known["delivered"] > 30
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as database:
         counted = database.execute("SELECT count(*), count(DISTINCT key), count(DISTINCT group_id) FROM groups")
         assert len(set(counted.fetchone())) == 1
