@@ -64,21 +64,10 @@ class Delimited(BlockGrammar):
     calls_first: bool = False
     """The model's template writes the calls before the content."""
 
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(*self.openers, *self.closers)
-
-    @cached_property
-    def _closers(self) -> Needles:
-        return Needles(*self.closers)
-
-    @cached_property
-    def _marks(self) -> Needles:
-        return Needles(self.delimiter, *self.closers)
-
-    @cached_property
-    def _delimiter(self) -> Needles:
-        return Needles(self.delimiter)
+    _tags = cached_property(lambda self: Needles(*self.openers, *self.closers))
+    _closers = cached_property(lambda self: Needles(*self.closers))
+    _marks = cached_property(lambda self: Needles(self.delimiter, *self.closers))
+    _delimiter = cached_property(lambda self: Needles(self.delimiter))
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         position = yield from run.skip_space(body)

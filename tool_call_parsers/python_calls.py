@@ -93,17 +93,9 @@ class PythonCalls(BlockGrammar):
     def _marked(self) -> tuple[str, ...]:
         return tuple(opener for opener in self.openers if opener not in _BARE)
 
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(*self._marked, *self.closers)
-
-    @cached_property
-    def _ends(self) -> Needles:
-        return Needles(*self.closers)
-
-    @cached_property
-    def _junk_ends(self) -> Needles:
-        return Needles(*self._tags.literals, *("\n" if self.lines else ",]"))
+    _tags = cached_property(lambda self: Needles(*self._marked, *self.closers))
+    _ends = cached_property(lambda self: Needles(*self.closers))
+    _junk_ends = cached_property(lambda self: Needles(*self._tags.literals, *("\n" if self.lines else ",]")))
 
     @cached_property
     def _json(self) -> JsonBlocks:

@@ -64,21 +64,10 @@ class Elements(ChannelGrammar):
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
         return tuple(f"{self.close}{name}{self.sep}" for name, own in self.channels if own is channel)
 
-    @cached_property
-    def _control(self) -> Needles:
-        return Needles(self.open, self.close, self.sep)
-
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(self.open, self.close)
-
-    @cached_property
-    def _argument_end(self) -> Needles:
-        return Needles(f"{self.close}argument{self.sep}")
-
-    @cached_property
-    def _json_end(self) -> Needles:
-        return Needles(f"{self.close}json{self.sep}", f"{self.close}call{self.sep}")
+    _control = cached_property(lambda self: Needles(self.open, self.close, self.sep))
+    _tags = cached_property(lambda self: Needles(self.open, self.close))
+    _argument_end = cached_property(lambda self: Needles(f"{self.close}argument{self.sep}"))
+    _json_end = cached_property(lambda self: Needles(f"{self.close}json{self.sep}", f"{self.close}call{self.sep}"))
 
     @cached_property
     def _after_argument(self) -> Needles:

@@ -39,9 +39,7 @@ class TaggedMessages(WordHeaders):
     def block_closers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
         return self.tags.closers
 
-    @cached_property
-    def _openers(self) -> Needles:
-        return Needles(*self.tags.openers)
+    _openers = cached_property(lambda self: Needles(*self.tags.openers))
 
     def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
         if (yield from run.starts(position, self._openers)) is not None:

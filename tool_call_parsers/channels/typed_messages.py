@@ -35,9 +35,7 @@ class TypedMessages(ChannelGrammar):
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         return (self.end,)
 
-    @cached_property
-    def _kind(self) -> Needles:
-        return Needles(*self.kinds)
+    _kind = cached_property(lambda self: Needles(*self.kinds))
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         if opener in self.kinds:

@@ -60,22 +60,11 @@ class WordHeaders(ChannelGrammar):
     def own_closers(self, channel: Channel) -> tuple[str, ...]:
         return tuple(end for end in self.ends if end not in self.call_ends)
 
-    @cached_property
-    def _stops(self) -> Needles:
-        return Needles(self.start, self.message, *self.inner, *self.ends, "\n")
-
-    @cached_property
-    def _bare(self) -> Needles:
-        return Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:])
-
-    @cached_property
-    def _end(self) -> Needles:
-        return Needles(*self.ends)
-
-    @cached_property
-    def _body_ends(self) -> Needles:
-        """Markers that end a call's body if it is not JSON."""
-        return Needles(*self.ends, *self.openers)
+    _stops = cached_property(lambda self: Needles(self.start, self.message, *self.inner, *self.ends, "\n"))
+    _bare = cached_property(lambda self: Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:]))
+    _end = cached_property(lambda self: Needles(*self.ends))
+    _body_ends = cached_property(lambda self: Needles(*self.ends, *self.openers))
+    """Markers that end a call's body if it is not JSON."""
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         return (yield from self._header(run, start, body, bare=False))

@@ -83,13 +83,8 @@ class JsonBlocks(CallObjects):
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self.closes, *(self.named.closers if self.named is not None else ()))
 
-    @cached_property
-    def _close(self) -> Needles:
-        return Needles(*self.closes)
-
-    @cached_property
-    def _named_marks(self) -> Needles:
-        return Needles(*(self.named.marks if self.named is not None else ()))
+    _close = cached_property(lambda self: Needles(*self.closes))
+    _named_marks = cached_property(lambda self: Needles(*(self.named.marks if self.named is not None else ())))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

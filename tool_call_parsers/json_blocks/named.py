@@ -86,25 +86,11 @@ class NamedJson(BlockGrammar):
     def closers(self) -> tuple[str, ...]:  # type: ignore[override]
         return (*self.section_closes, *self.closes)
 
-    @cached_property
-    def _open(self) -> Needles:
-        return Needles(*self.opens)
-
-    @cached_property
-    def _close(self) -> Needles:
-        return Needles(*self.closes)
-
-    @cached_property
-    def _section_close(self) -> Needles:
-        return Needles(*self.section_closes)
-
-    @cached_property
-    def _header_end(self) -> Needles:
-        return Needles("{", *self.openers, *self.closers)
-
-    @cached_property
-    def _ends(self) -> Needles:
-        return Needles(*self.openers, *self.closers)
+    _open = cached_property(lambda self: Needles(*self.opens))
+    _close = cached_property(lambda self: Needles(*self.closes))
+    _section_close = cached_property(lambda self: Needles(*self.section_closes))
+    _header_end = cached_property(lambda self: Needles("{", *self.openers, *self.closers))
+    _ends = cached_property(lambda self: Needles(*self.openers, *self.closers))
 
     @cached_property
     def _marks(self) -> re.Pattern[str]:

@@ -107,25 +107,19 @@ class TagSyntax(BlockGrammar):
             **dict.fromkeys(filter(None, (self.name_end,)), TagRole.TEXT),
         }
 
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(*self._roles)
+    _tags = cached_property(lambda self: Needles(*self._roles))
 
     @cached_property
     def _tag(self) -> re.Pattern[str]:
         return re.compile(rf"\s*+({self._tags.pattern.pattern})")
 
-    @cached_property
-    def _fillers(self) -> Needles:
-        return Needles(*self.fillers)
+    _fillers = cached_property(lambda self: Needles(*self.fillers))
 
     @cached_property
     def _wrapping(self) -> re.Pattern[str]:
         return re.compile("|".join((r"\s", *map(re.escape, (*self.wraps, *self.fillers)))).join(("(?>(?:", ")*)")))
 
-    @cached_property
-    def _closing(self) -> Needles:
-        return Needles(*self.ends, *self.unwraps, *self.calls, *self.wraps)
+    _closing = cached_property(lambda self: Needles(*self.ends, *self.unwraps, *self.calls, *self.wraps))
 
     @cached_property
     def _call_head(self) -> re.Pattern[str]:
