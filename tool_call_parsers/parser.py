@@ -161,13 +161,13 @@ class ToolCallParser:
 
     def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
         return Run(
-            ToolIndex(tools),
-            self._markers,
-            reasoning=self._hides,
+            tools=ToolIndex(tools),
+            markers=self._markers,
+            reasoning_format=self._hides,
             reads_reasoning=self.reads_reasoning and self.reasoning is not None,
             opened=opened,
-            streaming=streaming,
             strict=strict,
+            events=[] if streaming else None,
         )
 
     def _token_map(self) -> TokenMap:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Generator
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -46,16 +47,14 @@ class Needles:
         return end
 
 
+@dataclass(slots=True, eq=False)
 class GrowingText:
     """The text so far. Questions about text that has not arrived wait for it, so every answer is certain."""
 
-    __slots__ = ("_found", "final", "text")
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.final = False
-        """Nothing follows `text`."""
-        self._found: dict[Needles, tuple[int, tuple[int, int] | None]] = {}
+    text: str = ""
+    final: bool = False
+    """Nothing follows `text`."""
+    _found: dict[Needles, tuple[int, tuple[int, int] | None]] = field(default_factory=dict)
 
     def append(self, delta: str) -> None:
         """Add text. Lone surrogates become U+FFFD, because no caller could encode them as UTF-8."""

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Run
 
 
+@dataclass(slots=True)
 class OpenCall:
     """A call while it is read."""
 
-    __slots__ = ("arguments", "body", "name", "notes", "start", "streamed", "wrapped")
-
-    def __init__(self, name: str, start: int, body: int, wrapped: bool) -> None:
-        self.name = name
-        self.start = start
-        self.body = body
-        self.wrapped = wrapped
-        self.arguments: dict[str, Any] = {}
-        self.notes: list[str] = []
-        self.streamed: ArgumentsText | None = None
-        """The arguments' JSON text as far as it was sent; None if the run does not stream."""
+    name: str
+    start: int
+    body: int
+    wrapped: bool
+    arguments: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    streamed: ArgumentsText | None = None
+    """The arguments' JSON text as far as it was sent; None if the run does not stream."""
 
     def set(self, key: str, value: Any) -> None:
         """Set an argument. Of repeated parameters the last counts, in the last place."""
@@ -29,15 +28,13 @@ class OpenCall:
         self.arguments[key] = value
 
 
+@dataclass(slots=True)
 class StringStream:
     """Sends a string value piece by piece."""
 
-    __slots__ = ("position", "run", "streamed")
-
-    def __init__(self, run: Run, streamed: ArgumentsText, start: int) -> None:
-        self.run = run
-        self.streamed = streamed
-        self.position = start
+    run: Run
+    streamed: ArgumentsText
+    position: int
 
     def upto(self, end: int) -> None:
         """Send the text before `end`, except for a newline at its end, which may be framing."""
