@@ -109,8 +109,7 @@ def test_a_written_call_reads_as_it_was_meant_and_every_prefix_is_incomplete(nam
     assert call.name == name
     assert same(call.positional, tuple(map(as_json, positional)))
     assert same(call.arguments, as_json(arguments))
-    assert (call.start, call.end, call.notes) == (2, 2 + len(text), ())
-    assert ("[ " + text)[call.arguments_start : call.arguments_end] == inside
+    assert (call.end, call.notes) == (2 + len(text), ())
     for cut in range(len(text)):
         assert refused(read_python_call, text[:cut]).incomplete, text[:cut]
         assert refused(read_python_call, text + tail, 0, cut).incomplete, text[:cut]
@@ -186,11 +185,8 @@ def test_names_parameters_and_places_of_calls():
     call = read_python_call("functions.get-weather( 'Oslo', from=1, max-days = 2 , class='x',)")
     assert (call.name, call.positional) == ("functions.get-weather", ("Oslo",))
     assert call.arguments == {"from": 1, "max-days": 2, "class": "x"}
-    assert read_python_call("f(a=1, a=2)")[2:3] + read_python_call("f(a=1, a=2)")[7:] == (
-        {"a": 2},
-        ("duplicate argument a",),
-    )
-    assert read_python_call("x f()", 1)[:7] == ("f", (), {}, 2, 5, 4, 4)
+    assert read_python_call("f(a=1, a=2)") == ("f", (), {"a": 2}, 11, ("duplicate argument a",))
+    assert read_python_call("x f()", 1) == ("f", (), {}, 5, ())
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from tool_call_parsers.literals.literal import LiteralError
 from tool_call_parsers.literals.reader import CALL_NAME, CALL_TAIL, NAME, PLAIN_STRINGS, SEPARATOR, WORDS, Reader
-from tool_call_parsers.literals.tolerant import bound, is_worth_a_second_reading
+from tool_call_parsers.literals.tolerant import bound, read_twice
 
 _CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({CALL_NAME})[ \t]*+\(")
 _CALL_HEAD_CUT: Final = re.compile(rf"[ \t\r\n]*+(?:{CALL_NAME}\.?[ \t]*+)?\Z")
@@ -21,20 +21,14 @@ _CALL_CLOSED: Final = re.compile(CALL_TAIL)
 
 
 class PythonCall(NamedTuple):
-    """A call as Python writes it; all indices point into the text."""
+    """A call as Python writes it."""
 
     name: str
     positional: tuple[Any, ...]
     arguments: dict[str, Any]
     """The keyword arguments, in order."""
-    start: int
-    """Of the name."""
     end: int
-    """After the closing parenthesis."""
-    arguments_start: int
-    """After the opening parenthesis."""
-    arguments_end: int
-    """Of the closing parenthesis."""
+    """The index after the closing parenthesis."""
     notes: tuple[str, ...] = ()
 
 
@@ -47,16 +41,8 @@ def read_python_call(text: str, start: int = 0, end: int | None = None) -> Pytho
 
     Raises `LiteralError`.
     """
-    end = bound(text, end)
-    try:
-        return _read_call(text, start, end, loose=False)
-    except LiteralError as first:
-        if not is_worth_a_second_reading(text, start, first):
-            raise
-        try:
-            return _read_call(text, start, end, loose=True)
-        except LiteralError as second:
-            raise LiteralError(first.reason, first.position, second.incomplete) from None
+    stop = bound(text, end)
+    return read_twice(lambda loose: _read_call(text, start, stop, loose), text, start)
 
 
 def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
@@ -66,7 +52,7 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
     reader = Reader(text, end, python=True, loose=loose, in_call=True)
     positional: list[Any] = []
     arguments: dict[str, Any] = {}
-    position = arguments_start = head.end()
+    position = head.end()
     while True:
         plain = None if loose else _PLAIN_ARGUMENT.match(text, position, end)
         if plain is not None:
@@ -114,13 +100,4 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
             raise LiteralError(f"{separator[1]!r} inside a call", position - 1)
     if loose and _CALL_CLOSED.match(text, position, end) is None:
         raise LiteralError("a string followed by text that is not a literal", position)
-    return PythonCall(
-        head[1],
-        tuple(positional),
-        arguments,
-        head.start(1),
-        position,
-        arguments_start,
-        position - 1,
-        tuple(reader.notes),
-    )
+    return PythonCall(head[1], tuple(positional), arguments, position, tuple(reader.notes))
