@@ -100,7 +100,6 @@ class Delimited(BlockGrammar):
             run.end_call(
                 start, end, status, name, arguments_raw=raw, error=reason or "the text ends inside the arguments"
             )
-            run.fail(end)
             return end
         raw = run.text[head.end() : position - (_NO_CLOSING not in reader.notes)]
         after = yield from run.skip_space(position)
@@ -113,10 +112,7 @@ class Delimited(BlockGrammar):
         end = after + len(closer) if closer is not None else position
         status = CallStatus.REPAIRED if reader.notes else CallStatus.OK
         error = "; ".join(reader.notes) or None
-        usable = run.end_call(
-            start, end, status, name, reader.arguments, raw, error=error, json_text=reader.json_text()
-        )
-        (run.skip if usable else run.fail)(end)
+        run.end_call(start, end, status, name, reader.arguments, raw, error=error, json_text=reader.json_text())
         return end
 
     def _without_arguments(self, run: Run, start: int, position: int) -> Step[int | None]:
@@ -138,7 +134,7 @@ class Delimited(BlockGrammar):
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         run.begin_block(start, self.separators)
         end = after + len(closer)
-        (run.skip if run.end_call(start, end, status, match[1] or "", {}, error=error) else run.fail)(end)
+        run.end_call(start, end, status, match[1] or "", {}, error=error)
         return end
 
     def render(self, turn: RenderTurn) -> str:

@@ -207,8 +207,6 @@ class PythonCalls(BlockGrammar):
         end = element.gap.end if last else element.end
         if run.end_call(begin, end, status, element.name, element.arguments, element.raw, error=error):
             run.skip(element.gap.end)
-        else:
-            run.fail(end)
 
     def _echo(self, run: Run, block: str, end: int) -> Step[int]:
         """The position after repetitions of the block without its opening marker, which are ignored."""

@@ -222,10 +222,7 @@ class Elements(ChannelGrammar):
             end = following.end
         if not name and read.status in CALLABLE:
             read.fail(CallStatus.MISSING_NAME, "the call names no tool")
-        usable = run.end_call(
-            begin, end, read.status, name, read.values, raw, error=read.error, json_text=read.json_text()
-        )
-        (run.skip if usable else run.fail)(end)
+        run.end_call(begin, end, read.status, name, read.values, raw, error=read.error, json_text=read.json_text())
         return end
 
     def _ends_in_tag(self, run: Run, position: int) -> bool:

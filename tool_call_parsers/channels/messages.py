@@ -250,7 +250,6 @@ class ChannelGrammar:
             run.begin_block(header.start)
             run.to_content()
             run.end_call(header.start, end, CallStatus.INCOMPLETE, error="the text ends inside the header")
-            run.fail(end)
         elif begins:
             run.begin_block(header.start)
             run.skip(end)

@@ -66,7 +66,6 @@ class TaggedMessages(WordHeaders):
         status = CallStatus.INCOMPLETE if cut else CallStatus.MALFORMED
         error = "the text ends before the call" if cut else "the message holds no call"
         run.end_call(header.start, end, status, header.name, error=error)
-        run.fail(end)
         return end
 
     def render(self, turn: RenderTurn) -> str:

@@ -162,8 +162,7 @@ class WordHeaders(ChannelGrammar):
                 if not header.name:
                     status, notes = CallStatus.MISSING_NAME, ["the header names no recipient"]
         error = "; ".join(notes) or None
-        usable = run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
-        (run.skip if usable else run.fail)(end)
+        run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
         return end
 
     def _other(self, raw: str, cut: bool) -> FoundArguments:

@@ -36,8 +36,7 @@ class BlockGrammar:
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         """Read the block whose opener spans `start:body`. Return its end, or None if the opener is only text.
 
-        Calls `run.begin_block(start, ...)` before any other change, and ends with `run.skip` or
-        `run.fail`.
+        Calls `run.begin_block(start, ...)` before any other change, and ends with `run.end_call` or `run.skip`.
         """
         raise NotImplementedError
 
@@ -221,5 +220,4 @@ def cut_off(run: Run, start: int, separators: tuple[str, ...]) -> int:
     run.begin_block(start, separators)
     end = len(run.text)
     run.end_call(start, end, CallStatus.INCOMPLETE, error="the text ends after the opening marker")
-    run.fail(end)
     return end

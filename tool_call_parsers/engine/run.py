@@ -203,7 +203,9 @@ class Run(GrowingText):
     def close(self, start: int, end: int) -> None:
         """A closing marker without a block. After an opener it ends an attempt, after a call it is surplus."""
         if self._dangling is not None:
-            self.end_call(self._dangling, end, CallStatus.MALFORMED, error="no call between the markers")
+            self.end_call(
+                self._dangling, end, CallStatus.MALFORMED, error="no call between the markers", ends_block=False
+            )
         elif self.usable and self.follows_markup(start):
             self.skip(end)
 
@@ -250,12 +252,13 @@ class Run(GrowingText):
         error: str | None = None,
         native_id: str | None = None,
         json_text: str | None = None,
+        ends_block: bool = True,
     ) -> bool:
         """Record an attempt that spans `start:end`. `OK` becomes `UNKNOWN_TOOL` if the tool was not offered.
 
         `json_text` is all of the arguments' JSON text, of which `send_arguments` has sent the beginning
-        (default: `arguments_raw` if that is the JSON text). Returns whether the call is usable. The text of an
-        unusable attempt becomes text again: see `fail`.
+        (default: `arguments_raw` if that is the JSON text). Returns whether the call is usable. The block ends at
+        `end`, and its text is dropped if the call is usable, else becomes text again: see `skip` and `fail`.
         """
         usable = status in CALLABLE and not (self.strict and status is CallStatus.REPAIRED)
         if usable and not self.tools.offered(name):
@@ -293,6 +296,8 @@ class Run(GrowingText):
                     self.events.append(ArgumentsDelta(index, rest))
             self.events.append(CallEnd(index, call))
         self.attempts.append(call)
+        if ends_block:
+            (self.skip if usable else self.fail)(end)
         return usable
 
     def drafts(self, grammar: Grammar, start: int, end: int) -> None:

@@ -139,7 +139,7 @@ class JsonBlocks(CallObjects):
                 run.begin_block(start, self.separators)
                 begun = True
             gap = yield from self._gap(run, call.end, in_list, fence)
-            usable = run.end_call(
+            run.end_call(
                 begin,
                 gap.end,
                 CallStatus.REPAIRED if gap.surplus and call.status is CallStatus.OK else call.status,
@@ -149,7 +149,6 @@ class JsonBlocks(CallObjects):
                 error="; ".join(filter(None, (call.error, gap.surplus))) or None,
                 native_id=call.native_id,
             )
-            (run.skip if usable else run.fail)(gap.end)
             begin = end = gap.end
             position, in_list, bare = gap.next, gap.in_list, bare or gap.loose
         return end

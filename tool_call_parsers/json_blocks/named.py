@@ -162,7 +162,6 @@ class NamedJson(BlockGrammar):
             run.begin_block(start, self.separators)
             cut = "the text ends before the arguments"
             run.end_call(start, len(run.text), CallStatus.INCOMPLETE, header.name if header else "", error=cut)
-            run.fail(len(run.text))
             return len(run.text)
         run.begin_block(start, self.separators)
         if other is not None:
@@ -193,10 +192,9 @@ class NamedJson(BlockGrammar):
         end, surplus = yield from self._end_of_call(run, end)
         if surplus is not None and status is CallStatus.OK:
             status, error = CallStatus.REPAIRED, surplus
-        usable = run.end_call(
+        run.end_call(
             start, end, status, header.name, arguments.value, arguments.raw, error=error, native_id=header.native_id
         )
-        (run.skip if usable else run.fail)(end)
         return end
 
     def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:
