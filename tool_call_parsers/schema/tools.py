@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tool_call_parsers.schema.kinds import ValueRule, value_rule
-from tool_call_parsers.schema.paths import is_mapping, items_of, resolve
+from tool_call_parsers.schema.kinds import ValueRule, is_mapping, items_of, resolve, value_rule
 from tool_call_parsers.schema.values import value_of
 from tool_call_parsers.types import ToolSchemas
 

@@ -19,8 +19,8 @@ from typing import Any
 from tool_call_parsers.engine import RenderCall, Run, Step
 from tool_call_parsers.schema import MAX_DEPTH, coerce, member
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
-from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head
+from tool_call_parsers.tag_blocks.values import OpenCall, StringStream
 
 _ELEMENT_BEGIN = re.compile(r"[^\s<>/]?+[^\s<>]*+")
 _ELEMENT_HEAD = re.compile(r"([^\s<>/][^\s<>]*+)>")

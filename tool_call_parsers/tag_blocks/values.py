@@ -18,16 +18,57 @@ Nothing in these formats is escaped, so the end of a value depends on the text a
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END, TagSyntax
 from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, TagRole
 
 _SECTION, _SECTION_END = Needles(CDATA), Needles(CDATA_END)
 _SIBLINGS = 8
 """How many calls may turn out unclosed only at the end of the text. Bounds the number of searches."""
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call while it is read."""
+
+    name: str
+    start: int
+    body: int
+    wrapped: bool
+    arguments: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    streamed: ArgumentsText | None = None
+    """The arguments' JSON text as far as it was sent; None if the run does not stream."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Set an argument. Of repeated parameters the last counts, in the last place."""
+        self.arguments.pop(key, None)
+        self.arguments[key] = value
+
+
+@dataclass(slots=True)
+class StringStream:
+    """Sends a string value piece by piece."""
+
+    run: Run
+    streamed: ArgumentsText
+    position: int
+
+    def upto(self, end: int) -> None:
+        """Send the text before `end`, except for a newline at its end, which may be framing."""
+        text = self.run.text
+        if end > self.position and text[end - 1] == "\n":
+            end -= 1
+        self.rest(end)
+
+    def rest(self, end: int) -> None:
+        if end > self.position:
+            self.streamed.characters(self.run.text[self.position : end])
+            self.position = end
 
 
 class _Value(NamedTuple):
