@@ -89,10 +89,7 @@ class PythonCalls(BlockGrammar):
     frame: tuple[str, str] = ("[", "]")
     """The text around the calls."""
 
-    @cached_property
-    def _marked(self) -> tuple[str, ...]:
-        return tuple(opener for opener in self.openers if opener not in _BARE)
-
+    _marked = cached_property(lambda self: tuple(opener for opener in self.openers if opener not in _BARE))
     _tags = cached_property(lambda self: Needles(*self._marked, *self.closers))
     _ends = cached_property(lambda self: Needles(*self.closers))
     _junk_ends = cached_property(lambda self: Needles(*self._tags.literals, *("\n" if self.lines else ",]")))
@@ -115,9 +112,7 @@ class PythonCalls(BlockGrammar):
             rf"|{sibling}([^\W\d][\w.-]{{0,63}})\("
         )
 
-    @cached_property
-    def _bounds_width(self) -> int:
-        return 100 + self._tags.longest
+    _bounds_width = cached_property(lambda self: 100 + self._tags.longest)
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 

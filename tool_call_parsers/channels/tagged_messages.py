@@ -35,10 +35,7 @@ class TaggedMessages(WordHeaders):
 
     tags: TagBlocks = field(kw_only=True)
 
-    @cached_property
-    def block_closers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return self.tags.closers
-
+    block_closers = cached_property(lambda self: self.tags.closers)
     _openers = cached_property(lambda self: Needles(*self.tags.openers))
 
     def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:

@@ -49,13 +49,8 @@ class WordHeaders(ChannelGrammar):
     namespace: str = ""
     """The prefix of a tool's name in a header."""
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (self.start, *self.inner[:1])
-
-    @property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.ends
+    openers = cached_property(lambda self: (self.start, *self.inner[:1]))
+    closers = cached_property(lambda self: self.ends)
 
     def own_closers(self, channel: Channel) -> tuple[str, ...]:
         return tuple(end for end in self.ends if end not in self.call_ends)

@@ -79,10 +79,7 @@ class JsonBlocks(CallObjects):
         named = self.named.openers if self.named is not None else ()
         return (*self.opens, *named, *(("{", "[", "```") if self.bare else ()))
 
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.closes, *(self.named.closers if self.named is not None else ()))
-
+    closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
     _close = cached_property(lambda self: Needles(*self.closes))
     _named_marks = cached_property(lambda self: Needles(*(self.named.marks if self.named is not None else ())))
 

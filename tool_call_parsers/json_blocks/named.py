@@ -78,27 +78,16 @@ class NamedJson(BlockGrammar):
         super().__post_init__()
         check_template(self, "call", Syntax.PERCENT, ("arguments",), ("name", "id"))
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (*self.sections, *self.opens)
-
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.section_closes, *self.closes)
-
+    openers = cached_property(lambda self: (*self.sections, *self.opens))
+    closers = cached_property(lambda self: (*self.section_closes, *self.closes))
     _open = cached_property(lambda self: Needles(*self.opens))
     _close = cached_property(lambda self: Needles(*self.closes))
     _section_close = cached_property(lambda self: Needles(*self.section_closes))
     _header_end = cached_property(lambda self: Needles("{", *self.openers, *self.closers))
     _ends = cached_property(lambda self: Needles(*self.openers, *self.closers))
 
-    @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([*map(re.escape, self.marks), _FENCE]))
-
-    @cached_property
-    def _argument_marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([*map(re.escape, self.argument_marks), _FENCE]))
+    _marks = cached_property(lambda self: re.compile("|".join([*map(re.escape, self.marks), _FENCE])))
+    _argument_marks = cached_property(lambda self: re.compile("|".join([*map(re.escape, self.argument_marks), _FENCE])))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 

@@ -61,9 +61,7 @@ class NestedTags(TagBlocks):
         follows = rf"{begin}[\w.\-]++>|(?:{'|'.join(map(re.escape, self.ends))})\s*+(?:{after}|\Z)"
         return re.compile(rf"\s*+{begin}([\w.\-]++)()>({value}){mark}</\1>(?=\s*+(?:{follows}))")
 
-    @cached_property
-    def _element(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.marker)}<(/?+)([^\s<>]++)>")
+    _element = cached_property(lambda self: re.compile(rf"{re.escape(self.marker)}<(/?+)([^\s<>]++)>"))
 
     def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[Head | None]:
         if pattern is self._call_head:

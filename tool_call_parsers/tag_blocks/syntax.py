@@ -86,13 +86,8 @@ class TagSyntax(BlockGrammar):
 
     # -- derived ------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (*self.wraps, *self.calls)
-
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.unwraps, *self.ends)
+    openers = cached_property(lambda self: (*self.wraps, *self.calls))
+    closers = cached_property(lambda self: (*self.unwraps, *self.ends))
 
     @cached_property
     def _roles(self) -> dict[str, TagRole]:
