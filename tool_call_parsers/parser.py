@@ -107,7 +107,11 @@ class ToolCallParser:
         if not isinstance(text, str) and (text is not None or token_ids is None):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
         if token_ids is not None:
-            aligned = self._token_map().align(text, token_ids)
+            if self._tokens is None:
+                raise ValueError(
+                    "token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)"
+                )
+            aligned = self._tokens.align(text, token_ids)
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=False)
         run.append(aligned.masked if aligned is not None else text or "")
         run.final = True
@@ -169,11 +173,6 @@ class ToolCallParser:
             strict=strict,
             events=[] if streaming else None,
         )
-
-    def _token_map(self) -> TokenMap:
-        if self._tokens is None:
-            raise ValueError("token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)")
-        return self._tokens
 
 
 def make_parser(row: Format, reasoning: str | None, tokenizer: Any = None) -> ToolCallParser:
