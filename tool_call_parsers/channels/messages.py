@@ -137,7 +137,7 @@ class ChannelGrammar:
         header = yield from self._next(run, position)
         while True:
             if header is None:
-                match = yield from run.next_marker(markers.inside[channel], position)
+                match = yield from run.find(markers.inside[channel], position, run.flow)
                 if match is None:
                     break
                 start, position = match.span()

@@ -90,7 +90,7 @@ class BlockGrammar:
         position = 0
         if run.opened and run.reasoning_format is not None:
             position = yield from self._opened(run)
-        while (match := (yield from run.next_marker(markers.all, position))) is not None:
+        while (match := (yield from run.find(markers.all, position, run.flow))) is not None:
             start, position = match.span()
             kind = markers.kinds[match.group()]
             if kind is Marker.OPEN:
@@ -160,7 +160,7 @@ class BlockGrammar:
 
     def _think_marker(self, run: Run, position: int) -> Step[re.Match[str] | None]:
         """The first marker that ends free reasoning; None if the text ends first."""
-        while (match := (yield from run.next_marker(run.markers.think, position))) is not None:
+        while (match := (yield from run.find(run.markers.think, position, run.flow))) is not None:
             kind = run.markers.kinds.get(match.group())
             if kind is Marker.END:
                 position = yield from self._end_of_turn(run, *match.span())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tool_call_parsers.engine.text import SPACE, GrowingText, Needles, Step
+from tool_call_parsers.engine.text import SPACE, GrowingText
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import (
@@ -106,20 +105,10 @@ class Run(GrowingText):
 
     # -- free text ----------------------------------------------------------------------------------------------------
 
-    def next_marker(self, needles: Needles, position: int) -> Step[re.Match[str] | None]:
-        """Like `find`, in free text: while waiting, pass on the text that is certain to be free."""
-        while True:
-            match = needles.pattern.search(self.text, position)
-            if self.final or (match and self._settled(match, needles, position)):
-                return match
-            position = self._candidate(match, needles, position)
-            self._flow(position)
-            yield
-
     def _sink(self) -> _Sink:
         return self._reasoning if self.in_reasoning else self._content
 
-    def _flow(self, position: int) -> None:
+    def flow(self, position: int) -> None:
         """Pass on the free text before `position`, except for whitespace at its end, which may be framing."""
         start = max(self.taken, self._blank)
         if chunk := self.text[start:position].rstrip():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
@@ -96,13 +96,20 @@ class GrowingText:
                 return None
             yield
 
-    def find(self, needles: Needles, start: int) -> Step[re.Match[str] | None]:
-        """The first marker from `start` on; None if there is none."""
+    def find(
+        self, needles: Needles, start: int, passed: Callable[[int], None] | None = None
+    ) -> Step[re.Match[str] | None]:
+        """The first marker from `start` on; None if there is none.
+
+        passed: called before each wait with the position before which no marker begins.
+        """
         while True:
             match = needles.pattern.search(self.text, start)
             if self.final or (match and self._settled(match, needles, start)):
                 return match
             start = self._candidate(match, needles, start)
+            if passed is not None:
+                passed(start)
             yield
 
     def find_bound(self, needles: Needles, start: int) -> Step[tuple[int, int] | None]:

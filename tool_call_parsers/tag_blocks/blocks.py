@@ -104,7 +104,7 @@ class TagBlocks(TagValues):
     def _after_calls(self, run: Run, done: _Done, mark: Mark) -> Step[int]:
         """Read the rest of a wrapper: text in it is content, its end tag is dropped."""
         if mark.role is TagRole.TEXT and done.usable:
-            marker = yield from run.next_marker(run.markers.all, done.end)
+            marker = yield from run.find(run.markers.all, done.end, run.flow)
             if marker is not None and self._roles.get(marker.group()) is TagRole.UNWRAP:
                 run.take(marker.start())
                 run.skip(marker.end())

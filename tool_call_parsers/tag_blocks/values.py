@@ -17,7 +17,6 @@ Nothing in these formats is escaped, so the end of a value depends on the text a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,23 +93,6 @@ def _without_end(at: int, loose: int | None) -> _Value:
 class TagValues(TagSyntax):
     """Finds the ends of values."""
 
-    def _seek(self, run: Run, start: int, stream: StringStream | None) -> Step[re.Match[str] | None]:
-        """The next tag from `start` on. The text before it is streamed while waiting."""
-        tags = self._tags
-        while True:
-            match = tags.pattern.search(run.text, start)
-            if run.final or (match is not None and not self._may_grow(run, match)):
-                return match
-            start = tags.unsettled(run.text, start) if match is None else match.start()
-            if stream is not None:
-                stream.upto(start)
-            yield
-
-    def _may_grow(self, run: Run, match: re.Match[str]) -> bool:
-        """Whether the following text can turn a tag into a longer one."""
-        tags = self._tags
-        return match.group() in tags.extendable and len(run.text) - match.start() < tags.longest
-
     def _value(
         self, run: Run, call: OpenCall, key: str, start: int, stream: StringStream | None
     ) -> Step[_Value | None]:
@@ -130,7 +112,8 @@ class TagValues(TagSyntax):
         loose: int | None = None  # the last end tag with text after it
         while True:
             certain = opener is None and fallback is None and quoted is None and loose is None and not depth
-            match = yield from self._seek(run, position, stream if certain else None)
+            passed = stream.upto if stream is not None and certain else None
+            match = yield from run.find(self._tags, position, passed)
             if match is None:
                 break
             at, position = match.span()
