@@ -112,7 +112,7 @@ class Delimited(BlockGrammar):
         end = after + len(closer) if closer is not None else position
         status = CallStatus.REPAIRED if reader.notes else CallStatus.OK
         error = "; ".join(reader.notes) or None
-        run.end_call(start, end, status, name, reader.arguments, raw, error=error, json_text=reader.json_text())
+        run.end_call(start, end, status, name, reader.arguments, raw, error=error, json_text=reader.streamed.whole())
         return end
 
     def _without_arguments(self, run: Run, start: int, position: int) -> Step[int | None]:
@@ -165,7 +165,7 @@ class Delimited(BlockGrammar):
 class _Reader:
     """Reads the arguments of one call, and streams them."""
 
-    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "streamed")
+    __slots__ = ("arguments", "grammar", "name", "notes", "run", "streamed")
 
     def __init__(self, grammar: Delimited, run: Run, name: str) -> None:
         self.grammar = grammar
@@ -173,16 +173,7 @@ class _Reader:
         self.name = name
         self.arguments: dict[str, Any] = {}
         self.notes: dict[str, None] = {}
-        self.streamed = ArgumentsText(run) if run.streams else None
-        """The JSON text so far; None if the run does not stream."""
-
-    def json_text(self) -> str | None:
-        """All of the JSON text, of which the stream has sent the beginning."""
-        return self.streamed.whole() if self.streamed is not None else None
-
-    def _stream_value(self, value: Any) -> None:
-        if self.streamed is not None:
-            self.streamed.add(json.dumps(value, ensure_ascii=False))
+        self.streamed = ArgumentsText(run, run.streams)
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
         """The exception for unexpected text at `position`. Half a marker at the end of the text may be expected."""
@@ -209,13 +200,13 @@ class _Reader:
                 value = container
                 container, closing, key = stack.pop()
                 if not stack:
-                    self._stream_value(value)
+                    self.streamed.value(value)
             else:
                 if closing != "]":
                     key, position = yield from self._key(position)
                     position = yield from run.skip_space(position)
                     char = run.text[position : position + 1]
-                    if not stack and self.streamed is not None:
+                    if not stack:
                         self.streamed.member(key)
                 if char == "{" or char == "[":
                     if len(stack) + 2 > MAX_DEPTH:
@@ -229,7 +220,7 @@ class _Reader:
                 else:
                     value, position = yield from self._plain(position, None if stack else key)
                     if not stack:
-                        self._stream_value(value)
+                        self.streamed.value(value)
             if closing == "]":
                 container.append(value)
             else:
@@ -272,7 +263,7 @@ class _Reader:
     def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:
         """The string whose opening delimiter is at `position`, and its end."""
         run, needles = self.run, self.grammar._delimiter
-        streamed = self.streamed if stream else None
+        streamed = self.streamed if stream and self.streamed.active else None
         start = sent = position = position + needles.longest
         if streamed is not None:
             streamed.add('"')

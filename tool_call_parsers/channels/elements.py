@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tool_call_parsers.arguments import ArgumentsText, ArgumentsWatch, FoundArguments, read_arguments
@@ -56,47 +56,33 @@ class Tag:
     attributes: dict[str, str]
 
 
+@dataclass(slots=True)
 class _Arguments:
-    """The arguments of a call while they are read, and their JSON text as a stream sends it."""
+    """The arguments of a call while they are read."""
 
-    __slots__ = ("_streamed", "error", "name", "run", "status", "values", "whole")
-
-    def __init__(self, run: Run, name: str) -> None:
-        self.run, self.name = run, name
-        self.values: dict[str, Any] = {}
-        self.status = CallStatus.OK
-        self.error: str | None = None
-        self.whole: str | None = None
-        """The JSON text of all arguments, if they are one object."""
-        self._streamed = ArgumentsText(run) if run.started else None
+    run: Run
+    name: str
+    streamed: ArgumentsText
+    values: dict[str, Any] = field(default_factory=dict)
+    status: CallStatus = CallStatus.OK
+    error: str | None = None
+    whole: str | None = None
+    """The JSON text of all arguments, if they are one object."""
 
     def fail(self, status: CallStatus, error: str) -> None:
         """Record a defect. The first counts, except that a later one overrides a repair, and a cut overrides all."""
         if self.status in CALLABLE or status is CallStatus.INCOMPLETE:
             self.status, self.error = status, error
 
-    def begin(self, key: str, is_string: bool) -> None:
-        """Begin the value of an argument."""
-        if self._streamed is not None:
-            self._streamed.member(key, '"' if is_string else "")
-
-    def piece(self, text: str, start: int, end: int) -> None:
-        """Add characters of a string."""
-        if end > start and self._streamed is not None:
-            self._streamed.characters(text[start:end])
-
     def end(self, key: str, value: object, rest: str) -> None:
         """End the value. `rest` is the part of its JSON text that was not sent."""
         if key:
             self.values[key] = value
-        if self._streamed is not None:
-            self._streamed.add(rest)
+        self.streamed.add(rest)
 
     def json_text(self) -> str | None:
         """All of the JSON text that was sent; None if it was not sent in pieces."""
-        if self._streamed is None or self.whole is not None or self.status not in CALLABLE:
-            return None
-        return self._streamed.whole()
+        return self.streamed.whole() if self.whole is None and self.status in CALLABLE else None
 
 
 class Elements(ChannelGrammar):
@@ -194,7 +180,7 @@ class Elements(ChannelGrammar):
         name = tag.attributes.get("tool", "").strip()
         if name:
             run.start_call(name)
-        read = _Arguments(run, name)
+        read = _Arguments(run, name, ArgumentsText(run, run.started))
         body = position = tag.end
         while True:
             end = position = yield from run.skip_space(position)
@@ -238,14 +224,14 @@ class Elements(ChannelGrammar):
         is_string = kind == "string" or (kind is None and run.tools.is_string(read.name, key))
         if read.whole is not None:
             read.fail(CallStatus.MALFORMED, "arguments twice")
-        read.begin(key, is_string)
+        read.streamed.member(key, '"' if is_string else "")
         sent = position = tag.end
         while True:
             stop = _ARGUMENT_END.pattern.search(run.text, position)
             if stop is None:
                 position = _ARGUMENT_END.unsettled(run.text, position)
                 if is_string:
-                    read.piece(run.text, sent, position)
+                    read.streamed.characters(run.text[sent:position])
                     sent = position
                 if run.final:
                     read.fail(CallStatus.INCOMPLETE, f"the text ends inside the argument {key!r}")
@@ -258,7 +244,7 @@ class Elements(ChannelGrammar):
             position = stop.end()
         text = run.text[tag.end : stop.start()]
         if is_string:
-            read.piece(run.text, sent, stop.start())
+            read.streamed.characters(run.text[sent : stop.start()])
             read.end(key, text, '"')
         else:
             self._typed(read, key, kind, text)
