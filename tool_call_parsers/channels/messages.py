@@ -95,7 +95,7 @@ class ChannelGrammar:
         """The turn as the model writes it, without the end-of-turn token."""
         raise NotImplementedError
 
-    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         """The markers of each channel."""
         kinds = dict.fromkeys((*ends, *self.closers), Marker.END)
         kinds |= dict.fromkeys(self.openers, Marker.OPEN)

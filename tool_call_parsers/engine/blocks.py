@@ -65,23 +65,22 @@ class BlockGrammar:
             parts += (separator, self.render_calls(turn), self.trail)
         return "".join(parts)
 
-    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         """The markers of free text."""
-        ends = tuple(end for end in ends if reasoning is None or end not in reasoning.closes)
-        kinds: dict[str, Marker] = dict.fromkeys(ends, Marker.END)
-        kinds |= dict.fromkeys(self.drops, Marker.DROP)
-        if reasoning is not None:
-            kinds |= dict.fromkeys(itertools.chain(*reasoning.answer) if reasoning.answer else (), Marker.DROP)
-        kinds |= dict.fromkeys(self.closers, Marker.CLOSE)
-        if reasoning is not None:
-            kinds |= dict.fromkeys(reasoning.opens, Marker.THINK)
-        kinds |= dict.fromkeys(self.openers, Marker.OPEN)
+        ends = tuple(end for end in ends if end not in reasoning.closes)
+        kinds = {
+            **dict.fromkeys(ends, Marker.END),
+            **dict.fromkeys((*self.drops, *itertools.chain(*(reasoning.answer or ()))), Marker.DROP),
+            **dict.fromkeys(self.closers, Marker.CLOSE),
+            **dict.fromkeys(reasoning.opens, Marker.THINK),
+            **dict.fromkeys(self.openers, Marker.OPEN),
+        }
         return Markers(
             kinds,
             Needles(*kinds),
-            Needles(*reasoning.opens) if reasoning is not None else Needles(),
-            Needles(*reasoning.closes) if reasoning is not None else Needles(),
-            Needles(*reasoning.closes, *self.openers, *ends) if reasoning is not None else Needles(),
+            Needles(*reasoning.opens),
+            Needles(*reasoning.closes),
+            Needles(*reasoning.closes, *self.openers, *ends),
         )
 
     def read(self, run: Run) -> Step[None]:
