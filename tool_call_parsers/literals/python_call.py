@@ -33,11 +33,17 @@ class PythonCall(NamedTuple):
 
 
 def read_python_call(text: str, start: int = 0, end: int | None = None) -> PythonCall:
-    """The call `name(a=.., b=..)` at `start`, blanks before it allowed, with arguments as `read_python` reads them.
+    """The call `name(a=.., b=..)` at `start`, blanks before it allowed, with Python literals for arguments.
 
     Names may contain dots and dashes, parameters may be reserved words. Positional arguments are kept apart, and must
     come first. Of a repeated parameter the last value counts, with a note. The text after the closing parenthesis is
     left to the caller.
+
+    Literals are strings in all quotes, with Python's escapes, prefixes r and u, and joined when adjacent; ints, floats,
+    signs; True/False/None and true/false/null; lists, tuples (read as lists), dicts (keys as `json.dumps` writes them).
+    Raw newlines in any string, surrogate pairs as two escapes and JSON's words need no note. Noted are values out of
+    range and lone surrogates, as by `read_tolerant`, and unescaped quotes. Sets, bytes, f-strings, names, calls,
+    operators and everything else are errors: nothing is ever evaluated.
 
     Raises `LiteralError`.
     """
@@ -49,7 +55,7 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
     head = _CALL_HEAD.match(text, start, end)
     if head is None:
         raise LiteralError("no call", start, _CALL_HEAD_CUT.match(text, start, end) is not None)
-    reader = Reader(text, end, python=True, loose=loose, in_call=True)
+    reader = Reader(text, end, python=True, loose=loose)
     positional: list[Any] = []
     arguments: dict[str, Any] = {}
     position = head.end()

@@ -38,9 +38,9 @@ class Reader:
     text: str
     end: int
     python: bool
+    """Python's dialect, for the arguments of a call. Otherwise JSON's, with repairs."""
     loose: bool = False
     """The second reading: quotes inside strings may be unescaped."""
-    in_call: bool = False
     notes: dict[str, None] = field(default_factory=dict)
     """An ordered set."""
 
@@ -215,7 +215,7 @@ class Reader:
                 context = bracket
                 if bracket == "{" and key is None:
                     context = ":"
-                elif not bracket and self.in_call:
+                elif not bracket and python:
                     context = "f("
                 value, position = self.string(token.start(kind), position - 1, context)
                 if python and not loose:

@@ -36,19 +36,6 @@ def read_twice(read: Callable[[bool], T], text: str, start: int) -> T:
             raise LiteralError(first.reason, first.position, second.incomplete) from None
 
 
-def _read(text: str, start: int, end: int | None, python: bool) -> Literal:
-    end = bound(text, end)
-
-    def read(loose: bool) -> Literal:
-        reader = Reader(text, end, python=python, loose=loose)
-        value, stop = reader.value(start)
-        if loose and _SURPLUS.match(text, stop, end) is None:
-            raise LiteralError("more text", stop)
-        return Literal(value, stop, tuple(reader.notes))
-
-    return read_twice(read, text, start)
-
-
 def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
     """The JSON or Python literal at `start`, repaired if its meaning is clear. `notes` name the repairs.
 
@@ -64,21 +51,16 @@ def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
 
     Raises `LiteralError`.
     """
-    return _read(text, start, end, python=False)
+    stop = bound(text, end)
 
+    def read(loose: bool) -> Literal:
+        reader = Reader(text, stop, python=False, loose=loose)
+        value, after = reader.value(start)
+        if loose and _SURPLUS.match(text, after, stop) is None:
+            raise LiteralError("more text", after)
+        return Literal(value, after, tuple(reader.notes))
 
-def read_python(text: str, start: int = 0, end: int | None = None) -> Literal:
-    """The Python literal at `start`, as pythonic formats write it.
-
-    Strings in all quotes, with Python's escapes, prefixes r and u, and joined when adjacent; ints, floats, signs;
-    True/False/None and true/false/null; lists, tuples (read as lists), dicts (keys as `json.dumps` writes them).
-    Raw newlines in any string, surrogate pairs as two escapes and JSON's words need no note. Noted are values out of
-    range and lone surrogates, as by `read_tolerant`, and unescaped quotes. Sets, bytes, f-strings, names, calls,
-    operators and everything else are errors: nothing is ever evaluated.
-
-    Raises `LiteralError`.
-    """
-    return _read(text, start, end, python=True)
+    return read_twice(read, text, start)
 
 
 def repair_json(text: str) -> Literal | None:
