@@ -9,7 +9,8 @@ say nothing. A schema that says nothing leaves the text as it is.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, TypeAlias, TypeGuard
 
 MAX_DEPTH = 200
@@ -87,26 +88,32 @@ def resolve(reference: object, bases: tuple[object, ...]) -> object:
     return None
 
 
-def member(schema: object, key: str | None, root: object) -> object:
-    """The schema of a member of the objects under `schema`, or of the items of its arrays for None; None if unknown."""
+def related(schema: object, root: object, keywords: tuple[str, ...]) -> Iterator[Mapping[Any, Any]]:
+    """The schema and those that its `$ref` and `keywords` add to it, each once, the nearest first."""
     pending: list[object] = [schema]
     seen: set[int] = set()
-    while pending and len(seen) < MAX_DEPTH:
-        schema = pending.pop()
-        if not is_mapping(schema) or id(schema) in seen:
+    while pending:
+        part = pending.pop()
+        if not is_mapping(part) or id(part) in seen:
             continue
-        seen.add(id(schema))
-        found = schema.get("items")
+        seen.add(id(part))
+        yield part
+        for keyword in keywords:
+            pending.extend(reversed(items_of(part.get(keyword))))
+        if "$ref" in part:
+            pending.append(resolve(part["$ref"], (root,)))
+
+
+def member(schema: object, key: str | None, root: object) -> object:
+    """The schema of a member of the objects under `schema`, or of the items of its arrays for None; None if unknown."""
+    for part in islice(related(schema, root, ("oneOf", "anyOf", "allOf")), MAX_DEPTH):
+        found = part.get("items")
         if key is not None:
-            properties = schema.get("properties")
+            properties = part.get("properties")
             found = properties.get(key) if is_mapping(properties) else None
-            found = schema.get("additionalProperties") if found is None else found
+            found = part.get("additionalProperties") if found is None else found
         if is_mapping(found):
             return found
-        for keyword in ("oneOf", "anyOf", "allOf"):
-            pending.extend(reversed(items_of(schema.get(keyword))))
-        if "$ref" in schema:
-            pending.append(resolve(schema["$ref"], (root,)))
     return None
 
 
