@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -85,7 +85,7 @@ class Delimited(BlockGrammar):
         run.begin_block(start, self.separators)
         name, bracket = head[2], head[3]
         run.start_call(name)
-        reader = _Reader(self, run, name)
+        reader = _Reader(self, run, name, ArgumentsText(run, run.streams))
         if head[1] != "call:" or bracket != "{":
             reader.notes["not written as call:name{...}"] = None
         try:
@@ -162,18 +162,16 @@ class Delimited(BlockGrammar):
         return key if _PLAIN_KEY.fullmatch(key) else self._write(key)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Reads the arguments of one call, and streams them."""
 
-    __slots__ = ("arguments", "grammar", "name", "notes", "run", "streamed")
-
-    def __init__(self, grammar: Delimited, run: Run, name: str) -> None:
-        self.grammar = grammar
-        self.run = run
-        self.name = name
-        self.arguments: dict[str, Any] = {}
-        self.notes: dict[str, None] = {}
-        self.streamed = ArgumentsText(run, run.streams)
+    grammar: Delimited
+    run: Run
+    name: str
+    streamed: ArgumentsText
+    arguments: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
         """The exception for unexpected text at `position`. Half a marker at the end of the text may be expected."""

@@ -194,6 +194,7 @@ def read_value(
         return _without_ends(run, scan, reason)
     marker = yield from run.find_bound(ends, start)
     stop, after = marker if marker is not None else (len(run.text), len(run.text))
+    cut = JsonValue(CallStatus.INCOMPLETE, start, len(run.text), error="the text ends inside the JSON", scan=scan)
     try:
         literal = read_tolerant(run.text, start, stop)
         if marker is not None or not literal.unclosed:
@@ -201,12 +202,11 @@ def read_value(
     except LiteralError as error:
         reason = str(error)
         if error.incomplete and marker is None:
-            return JsonValue(CallStatus.INCOMPLETE, start, stop, error="the text ends inside the JSON", scan=scan)
+            return cut
     if not (scan.closed or scan.broken):
         # The text ends inside a string. A marker in that string is data if free text follows it to the end.
         if marker is None or (run.text[after:].strip() and ends.pattern.search(run.text, after) is None):
-            end = len(run.text)
-            return JsonValue(CallStatus.INCOMPLETE, start, end, error="the text ends inside the JSON", scan=scan)
+            return cut
     elif scan.closed and scan.position < stop:
         stop = scan.position
     return JsonValue(CallStatus.INVALID_JSON, start, stop, error=reason, scan=scan)

@@ -283,16 +283,14 @@ def _with_tokens(result: ParsedCompletion, aligned: Aligned) -> ParsedCompletion
     masked = aligned.masked != aligned.text
     if not masked and not result.attempts:
         return result
-    with_tokens = _call_with_tokens if masked else _call_with_span
-    attempts = tuple(with_tokens(call, aligned) for call in result.attempts)
+    attempts = tuple(_call_with_tokens(call, aligned, masked) for call in result.attempts)
     usable = {id(call) for call in result.tool_calls}
-    return ParsedCompletion(
+    return replace(
+        result,
         content=_unmasked(result.content, aligned.unmask) if masked else result.content,
         reasoning=_unmasked(result.reasoning, aligned.unmask) if masked else result.reasoning,
-        reasoning_complete=result.reasoning_complete,
         tool_calls=tuple(new for old, new in zip(result.attempts, attempts, strict=True) if id(old) in usable),
         attempts=attempts,
-        finish=result.finish,
     )
 
 
@@ -307,14 +305,12 @@ def _event_with_tokens(event: Event, tokens: TokenStream) -> Event:
     return replace(event, call=_call_with_tokens(event.call, tokens))
 
 
-def _call_with_span(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
-    """The call with its span in tokens, for a text without masks."""
-    start, end, *_ = call.span
-    return replace(call, span=CallSpan(start, end, *tokens.token_span(start, end)))
-
-
-def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
+def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream, masked: bool = True) -> ParsedToolCall:
+    """The call with its span in tokens, and unmasked if its text has masks."""
     unmask, (start, end, *_) = tokens.unmask, call.span
+    span = CallSpan(start, end, *tokens.token_span(start, end))
+    if not masked:
+        return replace(call, span=span)
     return replace(
         call,
         id=unmask(call.id),
@@ -323,7 +319,7 @@ def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> Pa
         arguments_raw=unmask(call.arguments_raw),
         raw=unmask(call.raw),
         error=call.error and unmask_repr(call.error, unmask),
-        span=CallSpan(start, end, *tokens.token_span(start, end)),
+        span=span,
     )
 
 

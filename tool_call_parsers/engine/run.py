@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tool_call_parsers.engine.text import SPACE, GrowingText
@@ -91,8 +92,8 @@ class Run(GrowingText):
     """Results of searches in stretches of the text, so that they are not repeated."""
     never_closed: bool = False
     """No closing marker of reasoning follows."""
-    _content: _Sink = field(default_factory=lambda: _Sink(ContentDelta))
-    _reasoning: _Sink = field(default_factory=lambda: _Sink(ReasoningDelta))
+    _content: _Sink = field(default_factory=partial(_Sink, ContentDelta))
+    _reasoning: _Sink = field(default_factory=partial(_Sink, ReasoningDelta))
     _held: str = ""
     _block: int | None = None
     _blank: int = 0
