@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from tool_call_parsers.tokens.masks import ESCAPE_BASE, ESCAPE_COUNT, PRIVATE, unmask_text
-from tool_call_parsers.tokens.tokenizer import REPLACEMENT, as_ids
+from tool_call_parsers.tokens.tokenizer import ESCAPE_BASE, ESCAPE_COUNT, PRIVATE, REPLACEMENT, as_ids, unmask_text
 
 if TYPE_CHECKING:
     from tool_call_parsers.tokens.token_map import TokenMap
