@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
@@ -61,15 +61,16 @@ class ToolCallParser:
 
     __slots__ = ("_hides", "_markers", "_markup", "_tokens", "format", "reads_reasoning", "reasoning")
 
-    def __init__(
-        self, format: Format, reasoning: ReasoningFormat | None, reads_reasoning: bool, tokens: TokenMap | None = None
-    ) -> None:
+    def __init__(self, format: Format, reasoning: str | None, tokenizer: Any = None) -> None:
+        """For the arguments see `get_parser`."""
         self.format = format
-        self.reasoning = reasoning
+        named = reasoning if reasoning is not None and reasoning != "auto" else format.reasoning
+        self.reasoning = own = get_reasoning(named) if named is not None else None
         """How the model marks reasoning, whether or not the parser reads it."""
-        self.reads_reasoning = reads_reasoning
-        self._tokens = tokens
-        self._hides = reasoning if reads_reasoning and reasoning is not None else _hiding(reasoning)
+        separate = own is None or not own.keeps_markers
+        self.reads_reasoning = (reasoning is not None and separate) or format.channels
+        self._tokens = TokenMap(tokenizer) if tokenizer is not None else None
+        self._hides = own if own is not None and self.reads_reasoning else _hiding(own)
         self._markers = format.grammar.markers(self._hides, (*ENDS, *format.ends))
         self._markup: str | None = None
 
@@ -175,16 +176,6 @@ class ToolCallParser:
         )
 
 
-def make_parser(row: Format, reasoning: str | None, tokenizer: Any = None) -> ToolCallParser:
-    """The parser of a format. For the arguments see `get_parser`."""
-    own = get_reasoning(row.reasoning) if row.reasoning else None
-    if reasoning is not None and reasoning != "auto":
-        own = get_reasoning(reasoning)
-    tokens = TokenMap(tokenizer) if tokenizer is not None else None
-    separate = own is None or not own.keeps_markers
-    return ToolCallParser(row, own, (reasoning is not None and separate) or row.channels, tokens)
-
-
 def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
     """Reasoning that is not read still hides the calls drafted in it, in the format's markers and the common ones."""
     common = get_reasoning("deepseek_r1")
@@ -193,19 +184,17 @@ def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
     return replace(own, opens=(*own.opens, *common.opens), closes=(*own.closes, *common.closes))
 
 
+@dataclass(slots=True, eq=False)
 class StreamingParser:
     """One completion, fed in pieces. However the text is cut, the result is that of `parse` for the whole."""
 
-    __slots__ = ("_finished", "_lexer", "_run", "_token_map", "_tokens", "last_events")
-
-    def __init__(self, run: Run, lexer: Generator[None, None, None], tokens: TokenMap | None) -> None:
-        self._run = run
-        self._lexer = lexer
-        self._token_map = tokens
-        self._tokens: TokenStream | None = None
-        self._finished: ParsedCompletion | None = None
-        self.last_events: list[Event] = []
-        """The events of the last `feed` or `finish`."""
+    _run: Run
+    _lexer: Generator[None, None, None]
+    _token_map: TokenMap | None
+    _tokens: TokenStream | None = None
+    _finished: ParsedCompletion | None = None
+    last_events: list[Event] = field(default_factory=list)
+    """The events of the last `feed` or `finish`."""
 
     def feed(self, text: str, token_ids: Sequence[int] | None = None) -> list[Event]:
         """Add text and return the events that it makes certain. Pass ids with every piece or with none."""
