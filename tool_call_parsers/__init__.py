@@ -32,15 +32,9 @@ if TYPE_CHECKING:
 
 # Loaded on first use, so that importing the package costs no more than importing its result types.
 _LATER = {
-    "Detection": "detect",
-    "Format": "parser",
-    "ReasoningFormat": "reasoning",
-    "StreamingParser": "parser",
-    "ToolCallParser": "parser",
-    "UnknownReasoning": "reasoning",
-    "detect_parser": "detect",
-    "get_reasoning": "reasoning",
-    "list_reasoning": "reasoning",
+    **dict.fromkeys(("Detection", "detect_parser"), "detect"),
+    **dict.fromkeys(("Format", "StreamingParser", "ToolCallParser"), "parser"),
+    **dict.fromkeys(("ReasoningFormat", "UnknownReasoning", "get_reasoning", "list_reasoning"), "reasoning"),
 }
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tool_call_parsers.engine import Run
@@ -55,30 +56,38 @@ class ArgumentsWatch:
             self.sent = scan.position
 
 
+@dataclass(slots=True)
 class ArgumentsText:
     """Builds and sends the JSON text of arguments that the model writes in another form."""
 
-    __slots__ = ("_parts", "_run")
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._parts: list[str] = []
+    run: Run
+    active: bool = True
+    """False if the run does not stream, so that nobody needs the text."""
+    _parts: list[str] = field(default_factory=list)
 
     def add(self, text: str) -> None:
         """Add text."""
-        self._parts.append(text)
-        self._run.send_arguments(text)
+        if self.active:
+            self._parts.append(text)
+            self.run.send_arguments(text)
 
     def member(self, key: str, value: str = "") -> None:
         """Add a member with its value, or with the beginning of its value."""
-        self.add(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
+        if self.active:
+            self.add(f"{', ' if self._parts else '{'}{json.dumps(key, ensure_ascii=False)}: {value}")
+
+    def value(self, value: Any) -> None:
+        """Add the value of a member."""
+        if self.active:
+            self.add(json.dumps(value, ensure_ascii=False))
 
     def characters(self, text: str) -> None:
         """Add characters of a string."""
-        text = json.dumps(text, ensure_ascii=False)[1:-1]
-        self._parts.append(text)
-        self._run.send_arguments(text)
+        if self.active and text:
+            self.add(json.dumps(text, ensure_ascii=False)[1:-1])
 
-    def whole(self) -> str:
-        """All of the text, with the closing brace that is not sent yet."""
+    def whole(self) -> str | None:
+        """All of the text, with the closing brace that is not sent yet; None if it was not built."""
+        if not self.active:
+            return None
         return "".join(self._parts) + "}" if self._parts else "{}"

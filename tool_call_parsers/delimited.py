@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -64,21 +64,10 @@ class Delimited(BlockGrammar):
     calls_first: bool = False
     """The model's template writes the calls before the content."""
 
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(*self.openers, *self.closers)
-
-    @cached_property
-    def _closers(self) -> Needles:
-        return Needles(*self.closers)
-
-    @cached_property
-    def _marks(self) -> Needles:
-        return Needles(self.delimiter, *self.closers)
-
-    @cached_property
-    def _delimiter(self) -> Needles:
-        return Needles(self.delimiter)
+    _tags = cached_property(lambda self: Needles(*self.openers, *self.closers))
+    _closers = cached_property(lambda self: Needles(*self.closers))
+    _marks = cached_property(lambda self: Needles(self.delimiter, *self.closers))
+    _delimiter = cached_property(lambda self: Needles(self.delimiter))
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         position = yield from run.skip_space(body)
@@ -96,7 +85,7 @@ class Delimited(BlockGrammar):
         run.begin_block(start, self.separators)
         name, bracket = head[2], head[3]
         run.start_call(name)
-        reader = _Reader(self, run, name)
+        reader = _Reader(self, run, name, ArgumentsText(run, run.streams))
         if head[1] != "call:" or bracket != "{":
             reader.notes["not written as call:name{...}"] = None
         try:
@@ -111,7 +100,6 @@ class Delimited(BlockGrammar):
             run.end_call(
                 start, end, status, name, arguments_raw=raw, error=reason or "the text ends inside the arguments"
             )
-            run.fail(end)
             return end
         raw = run.text[head.end() : position - (_NO_CLOSING not in reader.notes)]
         after = yield from run.skip_space(position)
@@ -124,10 +112,7 @@ class Delimited(BlockGrammar):
         end = after + len(closer) if closer is not None else position
         status = CallStatus.REPAIRED if reader.notes else CallStatus.OK
         error = "; ".join(reader.notes) or None
-        usable = run.end_call(
-            start, end, status, name, reader.arguments, raw, error=error, json_text=reader.json_text()
-        )
-        (run.skip if usable else run.fail)(end)
+        run.end_call(start, end, status, name, reader.arguments, raw, error=error, json_text=reader.streamed.whole())
         return end
 
     def _without_arguments(self, run: Run, start: int, position: int) -> Step[int | None]:
@@ -149,7 +134,7 @@ class Delimited(BlockGrammar):
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         run.begin_block(start, self.separators)
         end = after + len(closer)
-        (run.skip if run.end_call(start, end, status, match[1] or "", {}, error=error) else run.fail)(end)
+        run.end_call(start, end, status, match[1] or "", {}, error=error)
         return end
 
     def render(self, turn: RenderTurn) -> str:
@@ -177,27 +162,16 @@ class Delimited(BlockGrammar):
         return key if _PLAIN_KEY.fullmatch(key) else self._write(key)
 
 
+@dataclass(slots=True)
 class _Reader:
     """Reads the arguments of one call, and streams them."""
 
-    __slots__ = ("arguments", "delimiter", "grammar", "name", "notes", "run", "streamed")
-
-    def __init__(self, grammar: Delimited, run: Run, name: str) -> None:
-        self.grammar = grammar
-        self.run = run
-        self.name = name
-        self.arguments: dict[str, Any] = {}
-        self.notes: dict[str, None] = {}
-        self.streamed = ArgumentsText(run) if run.streams else None
-        """The JSON text so far; None if the run does not stream."""
-
-    def json_text(self) -> str | None:
-        """All of the JSON text, of which the stream has sent the beginning."""
-        return self.streamed.whole() if self.streamed is not None else None
-
-    def _stream_value(self, value: Any) -> None:
-        if self.streamed is not None:
-            self.streamed.add(json.dumps(value, ensure_ascii=False))
+    grammar: Delimited
+    run: Run
+    name: str
+    streamed: ArgumentsText
+    arguments: dict[str, Any] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
     def _failure(self, position: int, reason: str) -> Step[_Failure]:
         """The exception for unexpected text at `position`. Half a marker at the end of the text may be expected."""
@@ -224,13 +198,13 @@ class _Reader:
                 value = container
                 container, closing, key = stack.pop()
                 if not stack:
-                    self._stream_value(value)
+                    self.streamed.value(value)
             else:
                 if closing != "]":
                     key, position = yield from self._key(position)
                     position = yield from run.skip_space(position)
                     char = run.text[position : position + 1]
-                    if not stack and self.streamed is not None:
+                    if not stack:
                         self.streamed.member(key)
                 if char == "{" or char == "[":
                     if len(stack) + 2 > MAX_DEPTH:
@@ -244,7 +218,7 @@ class _Reader:
                 else:
                     value, position = yield from self._plain(position, None if stack else key)
                     if not stack:
-                        self._stream_value(value)
+                        self.streamed.value(value)
             if closing == "]":
                 container.append(value)
             else:
@@ -287,7 +261,7 @@ class _Reader:
     def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:
         """The string whose opening delimiter is at `position`, and its end."""
         run, needles = self.run, self.grammar._delimiter
-        streamed = self.streamed if stream else None
+        streamed = self.streamed if stream and self.streamed.active else None
         start = sent = position = position + needles.longest
         if streamed is not None:
             streamed.add('"')

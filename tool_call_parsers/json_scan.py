@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tool_call_parsers.engine import Needles, Run, Step
@@ -35,39 +35,30 @@ class Member:
     """The end of the value; None until it is known."""
 
 
+@dataclass(slots=True)
 class JsonScan:
     """Follows the JSON object or array at `start` through a growing text, and reads each character once."""
 
-    __slots__ = (
-        "_ends",
-        "_inside",
-        "_key",
-        "_key_next",
-        "_stack",
-        "broken",
-        "closed",
-        "doubles",
-        "members",
-        "position",
-        "start",
-    )
+    start: int
+    ends: tuple[str, ...] = ()
+    """Markers that look like lists and cannot be part of the JSON."""
+    position: int = field(init=False)
+    """The scan has read everything before; after the end of the value once it is closed."""
+    closed: bool = False
+    broken: bool = False
+    """It is not JSON, whatever follows."""
+    members: dict[str, Member] = field(default_factory=dict)
+    """Members of an object by key; of a repeated key, the first."""
+    doubles: set[str] = field(default_factory=set)
+    """Keys that occur twice in the outermost object."""
+    _stack: list[str] = field(default_factory=list)
+    _inside: int | None = None
+    """Where the current string begins."""
+    _key: str | None = None
+    _key_next: bool = False
 
-    def __init__(self, start: int, ends: tuple[str, ...] = ()) -> None:
-        self.start = start
-        self._ends = ends  # markers that look like lists and cannot be part of the JSON
-        self.position = start
-        """The scan has read everything before; after the end of the value once it is closed."""
-        self.closed = False
-        self.broken = False
-        """It is not JSON, whatever follows."""
-        self.members: dict[str, Member] = {}
-        """Members of an object by key; of a repeated key, the first."""
-        self.doubles: set[str] = set()
-        """Keys that occur twice in the outermost object."""
-        self._stack: list[str] = []
-        self._inside: int | None = None  # where the current string begins
-        self._key: str | None = None
-        self._key_next = False
+    def __post_init__(self) -> None:
+        self.position = self.start
 
     @property
     def depth(self) -> int:
@@ -110,7 +101,7 @@ class JsonScan:
                 stack.append(_OPENING[character])
                 self._key_next = self._key_next or (len(stack) == 1 and character == "{")
             elif stack and character == stack[-1]:
-                if character == "]" and self._ends and text.endswith(self._ends, self.start, position + 1):
+                if character == "]" and self.ends and text.endswith(self.ends, self.start, position + 1):
                     self.broken = True
                     break
                 stack.pop()
@@ -203,6 +194,7 @@ def read_value(
         return _without_ends(run, scan, reason)
     marker = yield from run.find_bound(ends, start)
     stop, after = marker if marker is not None else (len(run.text), len(run.text))
+    cut = JsonValue(CallStatus.INCOMPLETE, start, len(run.text), error="the text ends inside the JSON", scan=scan)
     try:
         literal = read_tolerant(run.text, start, stop)
         if marker is not None or not literal.unclosed:
@@ -210,12 +202,11 @@ def read_value(
     except LiteralError as error:
         reason = str(error)
         if error.incomplete and marker is None:
-            return JsonValue(CallStatus.INCOMPLETE, start, stop, error="the text ends inside the JSON", scan=scan)
+            return cut
     if not (scan.closed or scan.broken):
         # The text ends inside a string. A marker in that string is data if free text follows it to the end.
         if marker is None or (run.text[after:].strip() and ends.pattern.search(run.text, after) is None):
-            end = len(run.text)
-            return JsonValue(CallStatus.INCOMPLETE, start, end, error="the text ends inside the JSON", scan=scan)
+            return cut
     elif scan.closed and scan.position < stop:
         stop = scan.position
     return JsonValue(CallStatus.INVALID_JSON, start, stop, error=reason, scan=scan)

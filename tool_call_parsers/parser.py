@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from tool_call_parsers.engine import Grammar, Marker, RenderCall, RenderTurn, Run
@@ -61,15 +61,16 @@ class ToolCallParser:
 
     __slots__ = ("_hides", "_markers", "_markup", "_tokens", "format", "reads_reasoning", "reasoning")
 
-    def __init__(
-        self, format: Format, reasoning: ReasoningFormat | None, reads_reasoning: bool, tokens: TokenMap | None = None
-    ) -> None:
+    def __init__(self, format: Format, reasoning: str | None, tokenizer: Any = None) -> None:
+        """For the arguments see `get_parser`."""
         self.format = format
-        self.reasoning = reasoning
+        named = reasoning if reasoning is not None and reasoning != "auto" else format.reasoning
+        self.reasoning = own = get_reasoning(named) if named is not None else None
         """How the model marks reasoning, whether or not the parser reads it."""
-        self.reads_reasoning = reads_reasoning
-        self._tokens = tokens
-        self._hides = reasoning if reads_reasoning and reasoning is not None else _hiding(reasoning)
+        separate = own is None or not own.keeps_markers
+        self.reads_reasoning = (reasoning is not None and separate) or format.channels
+        self._tokens = TokenMap(tokenizer) if tokenizer is not None else None
+        self._hides = own if own is not None and self.reads_reasoning else _hiding(own)
         self._markers = format.grammar.markers(self._hides, (*ENDS, *format.ends))
         self._markup: str | None = None
 
@@ -107,7 +108,11 @@ class ToolCallParser:
         if not isinstance(text, str) and (text is not None or token_ids is None):
             raise TypeError(f"text must be a str, not {type(text).__name__}")
         if token_ids is not None:
-            aligned = self._token_map().align(text, token_ids)
+            if self._tokens is None:
+                raise ValueError(
+                    "token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)"
+                )
+            aligned = self._tokens.align(text, token_ids)
         run = self._run(tools, prompt_opened_reasoning, strict, streaming=False)
         run.append(aligned.masked if aligned is not None else text or "")
         run.final = True
@@ -161,29 +166,14 @@ class ToolCallParser:
 
     def _run(self, tools: ToolSchemas | None, opened: bool, strict: bool, *, streaming: bool) -> Run:
         return Run(
-            ToolIndex(tools),
-            self._markers,
-            reasoning=self._hides,
+            tools=ToolIndex(tools),
+            markers=self._markers,
+            reasoning_format=self._hides,
             reads_reasoning=self.reads_reasoning and self.reasoning is not None,
             opened=opened,
-            streaming=streaming,
             strict=strict,
+            events=[] if streaming else None,
         )
-
-    def _token_map(self) -> TokenMap:
-        if self._tokens is None:
-            raise ValueError("token_ids: the parser was made without a tokenizer; use get_parser(name, tokenizer=...)")
-        return self._tokens
-
-
-def make_parser(row: Format, reasoning: str | None, tokenizer: Any = None) -> ToolCallParser:
-    """The parser of a format. For the arguments see `get_parser`."""
-    own = get_reasoning(row.reasoning) if row.reasoning else None
-    if reasoning is not None and reasoning != "auto":
-        own = get_reasoning(reasoning)
-    tokens = TokenMap(tokenizer) if tokenizer is not None else None
-    separate = own is None or not own.keeps_markers
-    return ToolCallParser(row, own, (reasoning is not None and separate) or row.channels, tokens)
 
 
 def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
@@ -194,19 +184,17 @@ def _hiding(own: ReasoningFormat | None) -> ReasoningFormat:
     return replace(own, opens=(*own.opens, *common.opens), closes=(*own.closes, *common.closes))
 
 
+@dataclass(slots=True, eq=False)
 class StreamingParser:
     """One completion, fed in pieces. However the text is cut, the result is that of `parse` for the whole."""
 
-    __slots__ = ("_finished", "_lexer", "_run", "_token_map", "_tokens", "last_events")
-
-    def __init__(self, run: Run, lexer: Generator[None, None, None], tokens: TokenMap | None) -> None:
-        self._run = run
-        self._lexer = lexer
-        self._token_map = tokens
-        self._tokens: TokenStream | None = None
-        self._finished: ParsedCompletion | None = None
-        self.last_events: list[Event] = []
-        """The events of the last `feed` or `finish`."""
+    _run: Run
+    _lexer: Generator[None, None, None]
+    _token_map: TokenMap | None
+    _tokens: TokenStream | None = None
+    _finished: ParsedCompletion | None = None
+    last_events: list[Event] = field(default_factory=list)
+    """The events of the last `feed` or `finish`."""
 
     def feed(self, text: str, token_ids: Sequence[int] | None = None) -> list[Event]:
         """Add text and return the events that it makes certain. Pass ids with every piece or with none."""
@@ -284,16 +272,14 @@ def _with_tokens(result: ParsedCompletion, aligned: Aligned) -> ParsedCompletion
     masked = aligned.masked != aligned.text
     if not masked and not result.attempts:
         return result
-    with_tokens = _call_with_tokens if masked else _call_with_span
-    attempts = tuple(with_tokens(call, aligned) for call in result.attempts)
+    attempts = tuple(_call_with_tokens(call, aligned, masked) for call in result.attempts)
     usable = {id(call) for call in result.tool_calls}
-    return ParsedCompletion(
+    return replace(
+        result,
         content=_unmasked(result.content, aligned.unmask) if masked else result.content,
         reasoning=_unmasked(result.reasoning, aligned.unmask) if masked else result.reasoning,
-        reasoning_complete=result.reasoning_complete,
         tool_calls=tuple(new for old, new in zip(result.attempts, attempts, strict=True) if id(old) in usable),
         attempts=attempts,
-        finish=result.finish,
     )
 
 
@@ -308,14 +294,12 @@ def _event_with_tokens(event: Event, tokens: TokenStream) -> Event:
     return replace(event, call=_call_with_tokens(event.call, tokens))
 
 
-def _call_with_span(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
-    """The call with its span in tokens, for a text without masks."""
-    start, end, *_ = call.span
-    return replace(call, span=CallSpan(start, end, *tokens.token_span(start, end)))
-
-
-def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> ParsedToolCall:
+def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream, masked: bool = True) -> ParsedToolCall:
+    """The call with its span in tokens, and unmasked if its text has masks."""
     unmask, (start, end, *_) = tokens.unmask, call.span
+    span = CallSpan(start, end, *tokens.token_span(start, end))
+    if not masked:
+        return replace(call, span=span)
     return replace(
         call,
         id=unmask(call.id),
@@ -324,7 +308,7 @@ def _call_with_tokens(call: ParsedToolCall, tokens: Aligned | TokenStream) -> Pa
         arguments_raw=unmask(call.arguments_raw),
         raw=unmask(call.raw),
         error=call.error and unmask_repr(call.error, unmask),
-        span=CallSpan(start, end, *tokens.token_span(start, end)),
+        span=span,
     )
 
 

@@ -89,21 +89,10 @@ class PythonCalls(BlockGrammar):
     frame: tuple[str, str] = ("[", "]")
     """The text around the calls."""
 
-    @cached_property
-    def _marked(self) -> tuple[str, ...]:
-        return tuple(opener for opener in self.openers if opener not in _BARE)
-
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(*self._marked, *self.closers)
-
-    @cached_property
-    def _ends(self) -> Needles:
-        return Needles(*self.closers)
-
-    @cached_property
-    def _junk_ends(self) -> Needles:
-        return Needles(*self._tags.literals, *("\n" if self.lines else ",]"))
+    _marked = cached_property(lambda self: tuple(opener for opener in self.openers if opener not in _BARE))
+    _tags = cached_property(lambda self: Needles(*self._marked, *self.closers))
+    _ends = cached_property(lambda self: Needles(*self.closers))
+    _junk_ends = cached_property(lambda self: Needles(*self._tags.literals, *("\n" if self.lines else ",]")))
 
     @cached_property
     def _json(self) -> JsonBlocks:
@@ -123,9 +112,7 @@ class PythonCalls(BlockGrammar):
             rf"|{sibling}([^\W\d][\w.-]{{0,63}})\("
         )
 
-    @cached_property
-    def _bounds_width(self) -> int:
-        return 100 + self._tags.longest
+    _bounds_width = cached_property(lambda self: 100 + self._tags.longest)
 
     # -- blocks -------------------------------------------------------------------------------------------------------
 
@@ -215,8 +202,6 @@ class PythonCalls(BlockGrammar):
         end = element.gap.end if last else element.end
         if run.end_call(begin, end, status, element.name, element.arguments, element.raw, error=error):
             run.skip(element.gap.end)
-        else:
-            run.fail(end)
 
     def _echo(self, run: Run, block: str, end: int) -> Step[int]:
         """The position after repetitions of the block without its opening marker, which are ignored."""

@@ -97,16 +97,11 @@ REASONING: Final[tuple[ReasoningFormat, ...]] = (
     ReasoningFormat("glm45", *_THINK, after="\n", before="\n", aliases=("glm46",)),
     ReasoningFormat("poolside_v1", *_THINK, after="\n"),
     ReasoningFormat("deepseek_v3", *_THINK, aliases=("deepseek_v31", "deepseek_v32")),
-    ReasoningFormat("deepseek_v4", *_THINK),
-    ReasoningFormat("deepseek_v41", *_THINK),
     ReasoningFormat("glm47", *_THINK, aliases=("glm5",)),
-    ReasoningFormat("ling3", *_THINK),
-    ReasoningFormat("kimi_k2", *_THINK),
-    ReasoningFormat("mimo", *_THINK),
-    ReasoningFormat("olmo3", *_THINK),
-    ReasoningFormat("lfm2", *_THINK),
-    ReasoningFormat("dots", *_THINK),
-    ReasoningFormat("beam", *_THINK),
+    *(
+        ReasoningFormat(name, *_THINK)
+        for name in ("deepseek_v4", "deepseek_v41", "ling3", "kimi_k2", "mimo", "olmo3", "lfm2", "dots", "beam")
+    ),
     # These two take their markers from the tokenizer's response template. Most templates have <think>.
     ReasoningFormat("hf", *_THINK, aliases=("response_template",)),
     # The released tokenizers carry a suffix on every tag.

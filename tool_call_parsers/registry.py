@@ -74,14 +74,14 @@ class _Registry:
         # Parsers hold no state: all callers without a tokenizer share one.
         if tokenizer is None and isinstance(name, str) and (made := self._made.get((name, reasoning))) is not None:
             return made
-        from tool_call_parsers.parser import Format, make_parser
+        from tool_call_parsers.parser import Format, ToolCallParser
 
         entry = self.entries[self.find(name)]
         if not isinstance(entry, Format):
             if reasoning not in (None, AUTO):
                 raise ValueError(f"tool-call parser {name!r} is registered as a class, which reads no reasoning format")
             return cast("ToolCallParser", entry())
-        parser = make_parser(entry, reasoning, tokenizer)
+        parser = ToolCallParser(entry, reasoning, tokenizer)
         if tokenizer is None:
             self._made[name, reasoning] = parser
         return parser

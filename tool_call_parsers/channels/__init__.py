@@ -9,9 +9,8 @@ between messages is content.
 
 from tool_call_parsers.channels.elements import Elements
 from tool_call_parsers.channels.messages import Channel, ChannelGrammar, MessageHeader
-from tool_call_parsers.channels.tagged_messages import NamespacedTags, TaggedMessages
 from tool_call_parsers.channels.typed_messages import TypedMessages
-from tool_call_parsers.channels.word_headers import Harmony, WordHeaders
+from tool_call_parsers.channels.word_headers import Harmony, NamespacedTags, TaggedMessages, WordHeaders
 
 __all__ = [
     "Channel",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
+from typing import Any
 
-from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
-from tool_call_parsers.channels.element_arguments import ElementArguments
+from tool_call_parsers.arguments import ArgumentsText, ArgumentsWatch, FoundArguments, read_arguments
 from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGrammar, MessageHeader
 from tool_call_parsers.engine import Needles, RenderTurn, Run, Step, cut_off
 from tool_call_parsers.json_scan import read_value
@@ -16,6 +15,29 @@ from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
 from tool_call_parsers.types import CALLABLE, CallStatus
 
+_OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
+_CHANNELS = {
+    "think": Channel.REASONING,
+    "response": Channel.PREAMBLE,
+    "tools": Channel.CALL,
+    "call": Channel.CALL,
+    "message": Channel.NONE,
+}
+
+
+def _closing(name: str) -> str:
+    return f"{_CLOSE}{name}{_SEP}"
+
+
+_TAGS = Needles(_OPEN, _CLOSE)
+_CONTROL = Needles(_OPEN, _CLOSE, _SEP)
+_ARGUMENT_END = Needles(_closing("argument"))
+_JSON_END = Needles(_closing("json"), _closing("call"))
+_AFTER_ARGUMENT = Needles(
+    *(f"{_OPEN}{name}" for name in ("argument", "json", "call")),
+    *(f"{_CLOSE}{name}" for name in ("call", "tools", "message")),
+)
+_CALL_END = Needles(*map(_closing, ("call", "tools", "message")), f"{_OPEN}call ")
 _ATTRIBUTE = re.compile(r"""([\w\-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"']+))""")
 _ATTRIBUTES = re.compile(r"""(?>(?:\s++[\w\-]++\s*+=\s*+(?:"[^"]*+"|'[^']*+'|[^\s"']++))*)\s*+""")
 _WORD = re.compile(r"\s*([\w\-]*)")
@@ -34,7 +56,35 @@ class Tag:
     attributes: dict[str, str]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True)
+class _Arguments:
+    """The arguments of a call while they are read."""
+
+    run: Run
+    name: str
+    streamed: ArgumentsText
+    values: dict[str, Any] = field(default_factory=dict)
+    status: CallStatus = CallStatus.OK
+    error: str | None = None
+    whole: str | None = None
+    """The JSON text of all arguments, if they are one object."""
+
+    def fail(self, status: CallStatus, error: str) -> None:
+        """Record a defect. The first counts, except that a later one overrides a repair, and a cut overrides all."""
+        if self.status in CALLABLE or status is CallStatus.INCOMPLETE:
+            self.status, self.error = status, error
+
+    def end(self, key: str, value: object, rest: str) -> None:
+        """End the value. `rest` is the part of its JSON text that was not sent."""
+        if key:
+            self.values[key] = value
+        self.streamed.add(rest)
+
+    def json_text(self) -> str | None:
+        """All of the JSON text that was sent; None if it was not sent in pieces."""
+        return self.streamed.whole() if self.whole is None and self.status in CALLABLE else None
+
+
 class Elements(ChannelGrammar):
     """Elements in control tokens, `<|open|>NAME key="value"<|sep|>..<|close|>NAME<|sep|>`: Kimi K3.
 
@@ -42,90 +92,47 @@ class Elements(ChannelGrammar):
     argument if a tag follows it; elsewhere it is part of the value.
     """
 
-    open: str = "<|open|>"
-    close: str = "<|close|>"
-    sep: str = "<|sep|>"
-    channels: tuple[tuple[str, Channel], ...] = (
-        ("think", Channel.REASONING),
-        ("response", Channel.PREAMBLE),
-        ("tools", Channel.CALL),
-        ("call", Channel.CALL),
-        ("message", Channel.NONE),
-    )
-
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (self.open,)
-
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(f"{self.close}{name}{self.sep}" for name, _ in self.channels)
+    openers = (_OPEN,)
+    closers = tuple(map(_closing, _CHANNELS))
 
     def closers_of(self, channel: Channel) -> tuple[str, ...]:
-        return tuple(f"{self.close}{name}{self.sep}" for name, own in self.channels if own is channel)
-
-    @cached_property
-    def _control(self) -> Needles:
-        return Needles(self.open, self.close, self.sep)
-
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(self.open, self.close)
-
-    @cached_property
-    def _argument_end(self) -> Needles:
-        return Needles(f"{self.close}argument{self.sep}")
-
-    @cached_property
-    def _json_end(self) -> Needles:
-        return Needles(f"{self.close}json{self.sep}", f"{self.close}call{self.sep}")
-
-    @cached_property
-    def _after_argument(self) -> Needles:
-        opening = (f"{self.open}{name}" for name in ("argument", "json", "call"))
-        return Needles(*opening, *(f"{self.close}{name}" for name in ("call", "tools", "message")))
-
-    @cached_property
-    def _call_end(self) -> Needles:
-        closing = (f"{self.close}{name}{self.sep}" for name in ("call", "tools", "message"))
-        return Needles(*closing, f"{self.open}call ")
+        return tuple(_closing(name) for name, own in _CHANNELS.items() if own is channel)
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
-        channels = dict(self.channels)
         tag = yield from self._tag(run, start)
         if tag is not None:
-            channel = None if tag.closing else channels.get(tag.name)
+            channel = None if tag.closing else _CHANNELS.get(tag.name)
             return MessageHeader(start, tag.end, channel) if channel is not None else None
         name = self._cut_name(run, start)
         if name is None:
             return None
-        return MessageHeader(start, len(run.text), channels.get(name, Channel.NONE), cut=True)
+        return MessageHeader(start, len(run.text), _CHANNELS.get(name, Channel.NONE), cut=True)
 
     def _cut_name(self, run: Run, start: int) -> str | None:
         """The name of an opening tag, or the beginning of one, if the text ends inside the tag."""
-        body = start + len(self.open)
-        if not run.final or not run.text.startswith(self.open, start) or len(run.text) - body >= HEADER_WIDTH:
+        body = start + len(_OPEN)
+        if not run.final or not run.text.startswith(_OPEN, start) or len(run.text) - body >= HEADER_WIDTH:
             return None
-        cut = _CUT_TAG.fullmatch(run.text, body, self._control.unsettled(run.text, body))
-        if cut is None or self._control.pattern.search(run.text, body) is not None:
+        cut = _CUT_TAG.fullmatch(run.text, body, _CONTROL.unsettled(run.text, body))
+        if cut is None or _CONTROL.pattern.search(run.text, body) is not None:
             return None
         whole = bool(cut[2])  # otherwise the name itself may be cut
-        names = (name for name, _ in self.channels if name == cut[1] or (not whole and name.startswith(cut[1])))
+        names = (name for name in _CHANNELS if name == cut[1] or (not whole and name.startswith(cut[1])))
         return cut[1] if next(names, None) is not None else None
 
     def _tag(self, run: Run, start: int) -> Step[Tag | None]:
         """The tag that begins at `start`."""
-        token = yield from run.starts(start, self._tags)
+        token = yield from run.starts(start, _TAGS)
         if token is None:
             return None
         body = start + len(token)
-        while (stop := self._control.pattern.search(run.text, body, body + HEADER_WIDTH)) is None:
+        while (stop := _CONTROL.pattern.search(run.text, body, body + HEADER_WIDTH)) is None:
             if run.final or len(run.text) >= body + HEADER_WIDTH:
                 return None
             yield
-        if stop.group() != self.sep:
+        if stop.group() != _SEP:
             return None
         word = _WORD.match(run.text, body, stop.start())
         assert word is not None
@@ -135,7 +142,7 @@ class Elements(ChannelGrammar):
             match[1]: unescape(match[2] or match[3] or match[4] or "")
             for match in _ATTRIBUTE.finditer(run.text, word.end(), stop.start())
         }
-        return Tag(start, stop.end(), word[1], token == self.close, attributes)
+        return Tag(start, stop.end(), word[1], token == _CLOSE, attributes)
 
     def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
         begin = header.start
@@ -150,7 +157,7 @@ class Elements(ChannelGrammar):
             if tag is None:
                 if not begun and (
                     position == len(run.text)
-                    or self._tags.begins(run.text, position)
+                    or _TAGS.begins(run.text, position)
                     or self._cut_name(run, position) is not None
                 ):
                     return cut_off(run, begin, ())
@@ -173,7 +180,7 @@ class Elements(ChannelGrammar):
         name = tag.attributes.get("tool", "").strip()
         if name:
             run.start_call(name)
-        read = ElementArguments(run, name)
+        read = _Arguments(run, name, ArgumentsText(run, run.started))
         body = position = tag.end
         while True:
             end = position = yield from run.skip_space(position)
@@ -194,40 +201,37 @@ class Elements(ChannelGrammar):
                 end = len(run.text)
             else:
                 read.fail(CallStatus.MALFORMED, "text between the arguments")
-                stop = yield from run.find(self._call_end, end)
+                stop = yield from run.find(_CALL_END, end)
                 end = len(run.text) if stop is None else stop.start()
                 following = (yield from self._tag(run, end)) if stop is not None else None
         if following is not None and following.name == "call" and following.closing:
             end = following.end
         if not name and read.status in CALLABLE:
             read.fail(CallStatus.MISSING_NAME, "the call names no tool")
-        usable = run.end_call(
-            begin, end, read.status, name, read.values, raw, error=read.error, json_text=read.json_text()
-        )
-        (run.skip if usable else run.fail)(end)
+        run.end_call(begin, end, read.status, name, read.values, raw, error=read.error, json_text=read.json_text())
         return end
 
     def _ends_in_tag(self, run: Run, position: int) -> bool:
         """Whether the text ends at `position`, or in a tag that begins there."""
-        if position == len(run.text) or self._tags.begins(run.text, position):
+        if position == len(run.text) or _TAGS.begins(run.text, position):
             return True
-        token = self._tags.pattern.match(run.text, position)
-        return run.final and token is not None and self._control.pattern.search(run.text, token.end()) is None
+        token = _TAGS.pattern.match(run.text, position)
+        return run.final and token is not None and _CONTROL.pattern.search(run.text, token.end()) is None
 
-    def _argument(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
+    def _argument(self, run: Run, tag: Tag, read: _Arguments) -> Step[int]:
         """Read an argument after its opening tag. Return its end."""
         key, kind = tag.attributes.get("key", ""), tag.attributes.get("type")
         is_string = kind == "string" or (kind is None and run.tools.is_string(read.name, key))
         if read.whole is not None:
             read.fail(CallStatus.MALFORMED, "arguments twice")
-        read.begin(key, is_string)
+        read.streamed.member(key, '"' if is_string else "")
         sent = position = tag.end
         while True:
-            stop = self._argument_end.pattern.search(run.text, position)
+            stop = _ARGUMENT_END.pattern.search(run.text, position)
             if stop is None:
-                position = self._argument_end.unsettled(run.text, position)
+                position = _ARGUMENT_END.unsettled(run.text, position)
                 if is_string:
-                    read.piece(run.text, sent, position)
+                    read.streamed.characters(run.text[sent:position])
                     sent = position
                 if run.final:
                     read.fail(CallStatus.INCOMPLETE, f"the text ends inside the argument {key!r}")
@@ -235,12 +239,12 @@ class Elements(ChannelGrammar):
                 yield
                 continue
             position = yield from run.skip_space(stop.end())
-            if position == len(run.text) or (yield from run.starts(position, self._after_argument)) is not None:
+            if position == len(run.text) or (yield from run.starts(position, _AFTER_ARGUMENT)) is not None:
                 break
             position = stop.end()
         text = run.text[tag.end : stop.start()]
         if is_string:
-            read.piece(run.text, sent, stop.start())
+            read.streamed.characters(run.text[sent : stop.start()])
             read.end(key, text, '"')
         else:
             self._typed(read, key, kind, text)
@@ -248,7 +252,7 @@ class Elements(ChannelGrammar):
             read.fail(CallStatus.MALFORMED, "an argument without a key")
         return stop.end()
 
-    def _typed(self, read: ElementArguments, key: str, kind: str | None, text: str) -> None:
+    def _typed(self, read: _Arguments, key: str, kind: str | None, text: str) -> None:
         """Read an argument that is not a string."""
         tools, bare = read.run.tools, text.strip()
         if kind is None:
@@ -264,7 +268,7 @@ class Elements(ChannelGrammar):
             read.fail(CallStatus.REPAIRED, f"the argument {key!r} is not written as {kind}")
         read.end(key, value, json.dumps(value, ensure_ascii=False) if read.run.started else "")
 
-    def _json(self, run: Run, tag: Tag, read: ElementArguments) -> Step[int]:
+    def _json(self, run: Run, tag: Tag, read: _Arguments) -> Step[int]:
         """Read all arguments as one JSON object after its opening tag. Return its end."""
         position = yield from run.skip_space(tag.end)
         if read.values or read.whole is not None:
@@ -274,11 +278,11 @@ class Elements(ChannelGrammar):
             return position
         if run.text[position] not in "{[":
             read.fail(CallStatus.INVALID_JSON, "the arguments are not JSON")
-            stop = yield from run.find(self._json_end, position)
+            stop = yield from run.find(_JSON_END, position)
             end = len(run.text) if stop is None else stop.start()
         else:
             watch = ArgumentsWatch(run, position) if read.status is CallStatus.OK else None
-            value = yield from read_value(run, position, self._json_end, watch)
+            value = yield from read_value(run, position, _JSON_END, watch)
             read.whole, end = run.text[position : value.end], value.end
             found = FoundArguments(value.status, {}, read.whole, value.error)
             if value.status in CALLABLE:
@@ -290,13 +294,13 @@ class Elements(ChannelGrammar):
                     found.error or value.error or "the arguments are not an object",
                 )
         end = yield from run.skip_space(end)
-        closer = yield from run.starts(end, self._json_end)
-        return end + len(closer) if closer == f"{self.close}json{self.sep}" else end
+        closer = yield from run.starts(end, _JSON_END)
+        return end + len(closer) if closer == _closing("json") else end
 
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def _element(self, head: str, body: str) -> str:
-        return f"{self.open}{head}{self.sep}{body}{self.close}{head.split(' ', 1)[0]}{self.sep}"
+        return f"{_OPEN}{head}{_SEP}{body}{_CLOSE}{head.split(' ', 1)[0]}{_SEP}"
 
     def render(self, turn: RenderTurn) -> str:
         parts = []

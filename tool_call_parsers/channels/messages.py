@@ -95,7 +95,7 @@ class ChannelGrammar:
         """The turn as the model writes it, without the end-of-turn token."""
         raise NotImplementedError
 
-    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         """The markers of each channel."""
         kinds = dict.fromkeys((*ends, *self.closers), Marker.END)
         kinds |= dict.fromkeys(self.openers, Marker.OPEN)
@@ -137,7 +137,7 @@ class ChannelGrammar:
         header = yield from self._next(run, position)
         while True:
             if header is None:
-                match = yield from run.next_marker(markers.inside[channel], position)
+                match = yield from run.find(markers.inside[channel], position, run.flow)
                 if match is None:
                     break
                 start, position = match.span()
@@ -250,7 +250,6 @@ class ChannelGrammar:
             run.begin_block(header.start)
             run.to_content()
             run.end_call(header.start, end, CallStatus.INCOMPLETE, error="the text ends inside the header")
-            run.fail(end)
         elif begins:
             run.begin_block(header.start)
             run.skip(end)

@@ -27,17 +27,9 @@ class TypedMessages(ChannelGrammar):
     calls: BlockGrammar
     """The grammar of a call. Its opener is the marker for the kind."""
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (self.role, *self.kinds)
-
-    @property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (self.end,)
-
-    @cached_property
-    def _kind(self) -> Needles:
-        return Needles(*self.kinds)
+    openers = cached_property(lambda self: (self.role, *self.kinds))
+    closers = cached_property(lambda self: (self.end,))
+    _kind = cached_property(lambda self: Needles(*self.kinds))
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         if opener in self.kinds:

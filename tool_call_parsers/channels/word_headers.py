@@ -1,9 +1,9 @@
-"""Headers of words, which name a recipient and a channel. Harmony, the format of gpt-oss, is the plain case."""
+"""Headers of words, which name a recipient and a channel, before JSON (Harmony, of gpt-oss) or tags (Muse)."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from tool_call_parsers.arguments import ArgumentsWatch, FoundArguments, read_arguments
@@ -11,6 +11,8 @@ from tool_call_parsers.channels.messages import HEADER_WIDTH, Channel, ChannelGr
 from tool_call_parsers.engine import SPACE, Needles, RenderTurn, Run, Step
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import LiteralError, read_json
+from tool_call_parsers.tag_blocks import Head as TagHead
+from tool_call_parsers.tag_blocks import TagBlocks
 from tool_call_parsers.types import CALLABLE, CallStatus
 
 SECTION_LIMIT = 6
@@ -49,33 +51,17 @@ class WordHeaders(ChannelGrammar):
     namespace: str = ""
     """The prefix of a tool's name in a header."""
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (self.start, *self.inner[:1])
-
-    @property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.ends
+    openers = cached_property(lambda self: (self.start, *self.inner[:1]))
+    closers = cached_property(lambda self: self.ends)
 
     def own_closers(self, channel: Channel) -> tuple[str, ...]:
         return tuple(end for end in self.ends if end not in self.call_ends)
 
-    @cached_property
-    def _stops(self) -> Needles:
-        return Needles(self.start, self.message, *self.inner, *self.ends, "\n")
-
-    @cached_property
-    def _bare(self) -> Needles:
-        return Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:])
-
-    @cached_property
-    def _end(self) -> Needles:
-        return Needles(*self.ends)
-
-    @cached_property
-    def _body_ends(self) -> Needles:
-        """Markers that end a call's body if it is not JSON."""
-        return Needles(*self.ends, *self.openers)
+    _stops = cached_property(lambda self: Needles(self.start, self.message, *self.inner, *self.ends, "\n"))
+    _bare = cached_property(lambda self: Needles(self.role, *self.channels, "to=", self.message, *self.inner[1:]))
+    _end = cached_property(lambda self: Needles(*self.ends))
+    _body_ends = cached_property(lambda self: Needles(*self.ends, *self.openers))
+    """Markers that end a call's body if it is not JSON."""
 
     def header(self, run: Run, start: int, body: int, opener: str) -> Step[MessageHeader | None]:
         return (yield from self._header(run, start, body, bare=False))
@@ -173,8 +159,7 @@ class WordHeaders(ChannelGrammar):
                 if not header.name:
                     status, notes = CallStatus.MISSING_NAME, ["the header names no recipient"]
         error = "; ".join(notes) or None
-        usable = run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
-        (run.skip if usable else run.fail)(end)
+        run.end_call(header.start, end, status, header.name, found.value, found.raw, error=error)
         return end
 
     def _other(self, raw: str, cut: bool) -> FoundArguments:
@@ -227,3 +212,67 @@ class Harmony(WordHeaders):
         if turn.calls:
             messages[-1] = messages[-1].removesuffix("<|call|>")  # it ends the turn
         return f"{self.start}{self.role}".join(messages)
+
+
+class NamespacedTags(TagBlocks):
+    """Calls as tags, of a model that doubles a name without a namespace: `f.f` for `f`."""
+
+    @cached_property
+    def _call_head(self) -> re.Pattern[str]:
+        return re.compile(f"(?:){super()._call_head.pattern}")  # another object than a parameter's pattern
+
+    def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[TagHead | None]:
+        head = yield from super()._head(run, start, pattern)
+        if head is None or pattern is not self._call_head or run.tools.offered(head.name):
+            return head
+        namespace, _, name = head.name.partition(".")
+        return head._replace(name=name) if namespace == name and run.tools.offered(name) else head
+
+
+@dataclass(frozen=True, eq=False)
+class TaggedMessages(WordHeaders):
+    """Headers of words, with arguments as tags: Muse."""
+
+    tags: TagBlocks = field(kw_only=True)
+
+    block_closers = cached_property(lambda self: self.tags.closers)
+    _openers = cached_property(lambda self: Needles(*self.tags.openers))
+
+    def bare_header(self, run: Run, position: int) -> Step[MessageHeader | None]:
+        if (yield from run.starts(position, self._openers)) is not None:
+            return MessageHeader(position, position, Channel.CALL)  # the prompt may contain all of the header
+        return (yield from super().bare_header(run, position))
+
+    def call(self, run: Run, header: MessageHeader) -> Step[int | None]:
+        position = yield from run.skip_space(header.end)
+        opener = yield from run.starts(position, self._openers)
+        if opener is not None:
+            end = yield from self.tags.block(run, header.start, position + len(opener), opener)
+            if end is not None:
+                return end
+            if header.end == header.start:
+                return None
+        if run.text.startswith("{", position):
+            notes = filter(None, (header.error, "a JSON object instead of tags"))
+            return (yield from self.json_call(run, replace(header, error="; ".join(notes))))
+        cut = position == len(run.text) or (opener is None and self._openers.begins(run.text, position))
+        stop = yield from run.find(self._body_ends, position)
+        end = len(run.text) if stop is None else stop.end() if stop.group() in self.ends else stop.start()
+        run.begin_block(header.start)
+        run.to_content()
+        status = CallStatus.INCOMPLETE if cut else CallStatus.MALFORMED
+        error = "the text ends before the call" if cut else "the message holds no call"
+        run.end_call(header.start, end, status, header.name, error=error)
+        return end
+
+    def render(self, turn: RenderTurn) -> str:
+        messages = []
+        if turn.reasoning is not None:
+            messages.append(f" to=self{self.message}{turn.reasoning}")
+        if turn.content:
+            messages.append(f" to={'commentary' if turn.calls else 'user'}{self.message}{turn.content}")
+        for call in turn.calls:
+            block = self.tags.render_calls(replace(turn, calls=(call,)))
+            messages.append(f" to={call.name}{self.message}{block}")
+        text = f"{self.ends[0]}{self.start}{self.role}".join(messages)
+        return text if turn.content or turn.calls or not messages else text + self.ends[0]

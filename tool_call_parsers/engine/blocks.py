@@ -36,8 +36,7 @@ class BlockGrammar:
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         """Read the block whose opener spans `start:body`. Return its end, or None if the opener is only text.
 
-        Calls `run.begin_block(start, ...)` before any other change, and ends with `run.skip` or
-        `run.fail`.
+        Calls `run.begin_block(start, ...)` before any other change, and ends with `run.end_call` or `run.skip`.
         """
         raise NotImplementedError
 
@@ -66,23 +65,22 @@ class BlockGrammar:
             parts += (separator, self.render_calls(turn), self.trail)
         return "".join(parts)
 
-    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         """The markers of free text."""
-        ends = tuple(end for end in ends if reasoning is None or end not in reasoning.closes)
-        kinds: dict[str, Marker] = dict.fromkeys(ends, Marker.END)
-        kinds |= dict.fromkeys(self.drops, Marker.DROP)
-        if reasoning is not None:
-            kinds |= dict.fromkeys(itertools.chain(*reasoning.answer) if reasoning.answer else (), Marker.DROP)
-        kinds |= dict.fromkeys(self.closers, Marker.CLOSE)
-        if reasoning is not None:
-            kinds |= dict.fromkeys(reasoning.opens, Marker.THINK)
-        kinds |= dict.fromkeys(self.openers, Marker.OPEN)
+        ends = tuple(end for end in ends if end not in reasoning.closes)
+        kinds = {
+            **dict.fromkeys(ends, Marker.END),
+            **dict.fromkeys((*self.drops, *itertools.chain(*(reasoning.answer or ()))), Marker.DROP),
+            **dict.fromkeys(self.closers, Marker.CLOSE),
+            **dict.fromkeys(reasoning.opens, Marker.THINK),
+            **dict.fromkeys(self.openers, Marker.OPEN),
+        }
         return Markers(
             kinds,
             Needles(*kinds),
-            Needles(*reasoning.opens) if reasoning is not None else Needles(),
-            Needles(*reasoning.closes) if reasoning is not None else Needles(),
-            Needles(*reasoning.closes, *self.openers, *ends) if reasoning is not None else Needles(),
+            Needles(*reasoning.opens),
+            Needles(*reasoning.closes),
+            Needles(*reasoning.closes, *self.openers, *ends),
         )
 
     def read(self, run: Run) -> Step[None]:
@@ -91,7 +89,7 @@ class BlockGrammar:
         position = 0
         if run.opened and run.reasoning_format is not None:
             position = yield from self._opened(run)
-        while (match := (yield from run.next_marker(markers.all, position))) is not None:
+        while (match := (yield from run.find(markers.all, position, run.flow))) is not None:
             start, position = match.span()
             kind = markers.kinds[match.group()]
             if kind is Marker.OPEN:
@@ -161,7 +159,7 @@ class BlockGrammar:
 
     def _think_marker(self, run: Run, position: int) -> Step[re.Match[str] | None]:
         """The first marker that ends free reasoning; None if the text ends first."""
-        while (match := (yield from run.next_marker(run.markers.think, position))) is not None:
+        while (match := (yield from run.find(run.markers.think, position, run.flow))) is not None:
             kind = run.markers.kinds.get(match.group())
             if kind is Marker.END:
                 position = yield from self._end_of_turn(run, *match.span())
@@ -221,5 +219,4 @@ def cut_off(run: Run, start: int, separators: tuple[str, ...]) -> int:
     run.begin_block(start, separators)
     end = len(run.text)
     run.end_call(start, end, CallStatus.INCOMPLETE, error="the text ends after the opening marker")
-    run.fail(end)
     return end

@@ -69,7 +69,7 @@ class RenderTurn:
 class Grammar(Protocol):
     """A wire format's lexer and renderer, made of data."""
 
-    def markers(self, reasoning: ReasoningFormat | None, ends: tuple[str, ...]) -> Markers:
+    def markers(self, reasoning: ReasoningFormat, ends: tuple[str, ...]) -> Markers:
         """The markers of free text, made once a parser."""
         ...
 

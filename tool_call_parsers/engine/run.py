@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tool_call_parsers.engine.text import SPACE, GrowingText, Needles, Step
+from tool_call_parsers.engine.text import SPACE, GrowingText
 from tool_call_parsers.reasoning import ReasoningFormat
 from tool_call_parsers.schema import ToolIndex
 from tool_call_parsers.types import (
@@ -32,15 +32,13 @@ _LOOK_BACK = 48
 """Room for a closing marker of reasoning and the blank lines after it."""
 
 
+@dataclass(slots=True)
 class _Sink:
     """Text of one kind. Blank text at its beginning waits for more."""
 
-    __slots__ = ("blank", "delta", "parts")
-
-    def __init__(self, delta: type[ContentDelta] | type[ReasoningDelta]) -> None:
-        self.parts: list[str] = []
-        self.blank = ""
-        self.delta = delta
+    delta: type[ContentDelta] | type[ReasoningDelta]
+    parts: list[str] = field(default_factory=list)
+    blank: str = ""
 
     def put(self, text: str, events: list[Event] | None) -> None:
         if not text:
@@ -58,111 +56,60 @@ class _Sink:
         return "".join(self.parts) or None
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class Run(GrowingText):
     """One completion in a lexer: its text, the results so far, and their events."""
 
-    __slots__ = (
-        "_args_sent",
-        "_blank",
-        "_block",
-        "_call",
-        "_content",
-        "_dangling",
-        "_fresh",
-        "_held",
-        "_ids",
-        "_reasoning",
-        "attempts",
-        "events",
-        "hints",
-        "in_reasoning",
-        "markers",
-        "memo",
-        "never_closed",
-        "offset",
-        "open_at_end",
-        "opened",
-        "reads_reasoning",
-        "reasoning_complete",
-        "reasoning_format",
-        "rejections",
-        "strayed",
-        "strict",
-        "taken",
-        "tools",
-        "usable",
-    )
-
-    def __init__(
-        self,
-        tools: ToolIndex,
-        markers: Markers,
-        *,
-        reasoning: ReasoningFormat | None = None,
-        reads_reasoning: bool = False,
-        opened: bool = False,
-        streaming: bool = False,
-        strict: bool = False,
-        offset: int = 0,
-    ) -> None:
-        super().__init__()
-        self.tools = tools
-        self.markers = markers
-        self.reasoning_format = reasoning
-        self.reads_reasoning = reads_reasoning
-        """Reasoning goes to `reasoning`. Otherwise it stays content, and still hides the calls drafted in it."""
-        self.opened = opened
-        """The generation prompt opened the reasoning."""
-        self.strict = strict
-        """Calls that need a repair are rejected."""
-        self.events: list[Event] | None = [] if streaming else None
-        self.attempts: list[ParsedToolCall] = []
-        self.usable = 0
-        """How many of `attempts` are calls."""
-        self.in_reasoning = False
-        """Free text is reasoning now."""
-        self.reasoning_complete = True
-        self.open_at_end = False
-        self.taken = 0
-        """Text before this position belongs to a result."""
-        self.hints: set[str] = set()
-        """Facts about this completion that a lexer keeps from block to block."""
-        self.rejections = 0
-        """How often the JSON decoder rejected a text. Its errors cost time in proportion to the text before them."""
-        self.strayed = 0
-        """Characters read in texts that only looked like calls, with overlaps counted each time."""
-        self.memo: dict[str, tuple[int, int]] = {}
-        """Results of searches in stretches of the text, so that they are not repeated."""
-        self.never_closed = False
-        """No closing marker of reasoning follows."""
-        self._content = _Sink(ContentDelta)
-        self._reasoning = _Sink(ReasoningDelta)
-        self._held = ""
-        self._block: int | None = None
-        self._blank = 0  # all text from `taken` to this position is whitespace
-        self._fresh = True
-        self._dangling: int | None = None
-        self._ids: set[str] = set()
-        self._call: CallStart | None = None
-        self._args_sent = 0
-        self.offset = offset
+    tools: ToolIndex
+    markers: Markers
+    reasoning_format: ReasoningFormat | None = None
+    reads_reasoning: bool = False
+    """Reasoning goes to `reasoning`. Otherwise it stays content, and still hides the calls drafted in it."""
+    opened: bool = False
+    """The generation prompt opened the reasoning."""
+    strict: bool = False
+    """Calls that need a repair are rejected."""
+    events: list[Event] | None = None
+    """The events since the last piece; None if the run does not stream."""
+    offset: int = 0
+    """Where the text begins in the completion."""
+    attempts: list[ParsedToolCall] = field(default_factory=list)
+    usable: int = 0
+    """How many of `attempts` are calls."""
+    in_reasoning: bool = False
+    """Free text is reasoning now."""
+    reasoning_complete: bool = True
+    open_at_end: bool = False
+    taken: int = 0
+    """Text before this position belongs to a result."""
+    hints: set[str] = field(default_factory=set)
+    """Facts about this completion that a lexer keeps from block to block."""
+    rejections: int = 0
+    """How often the JSON decoder rejected a text. Its errors cost time in proportion to the text before them."""
+    strayed: int = 0
+    """Characters read in texts that only looked like calls, with overlaps counted each time."""
+    memo: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Results of searches in stretches of the text, so that they are not repeated."""
+    never_closed: bool = False
+    """No closing marker of reasoning follows."""
+    _content: _Sink = field(default_factory=partial(_Sink, ContentDelta))
+    _reasoning: _Sink = field(default_factory=partial(_Sink, ReasoningDelta))
+    _held: str = ""
+    _block: int | None = None
+    _blank: int = 0
+    """All text from `taken` to this position is whitespace."""
+    _fresh: bool = True
+    _dangling: int | None = None
+    _ids: set[str] = field(default_factory=set)
+    _call: CallStart | None = None
+    _args_sent: int = 0
 
     # -- free text ----------------------------------------------------------------------------------------------------
-
-    def next_marker(self, needles: Needles, position: int) -> Step[re.Match[str] | None]:
-        """Like `find`, in free text: while waiting, pass on the text that is certain to be free."""
-        while True:
-            match = needles.pattern.search(self.text, position)
-            if self.final or (match and self._settled(match, needles, position)):
-                return match
-            position = self._candidate(match, needles, position)
-            self._flow(position)
-            yield
 
     def _sink(self) -> _Sink:
         return self._reasoning if self.in_reasoning else self._content
 
-    def _flow(self, position: int) -> None:
+    def flow(self, position: int) -> None:
         """Pass on the free text before `position`, except for whitespace at its end, which may be framing."""
         start = max(self.taken, self._blank)
         if chunk := self.text[start:position].rstrip():
@@ -246,7 +193,9 @@ class Run(GrowingText):
     def close(self, start: int, end: int) -> None:
         """A closing marker without a block. After an opener it ends an attempt, after a call it is surplus."""
         if self._dangling is not None:
-            self.end_call(self._dangling, end, CallStatus.MALFORMED, error="no call between the markers")
+            self.end_call(
+                self._dangling, end, CallStatus.MALFORMED, error="no call between the markers", ends_block=False
+            )
         elif self.usable and self.follows_markup(start):
             self.skip(end)
 
@@ -293,12 +242,13 @@ class Run(GrowingText):
         error: str | None = None,
         native_id: str | None = None,
         json_text: str | None = None,
+        ends_block: bool = True,
     ) -> bool:
         """Record an attempt that spans `start:end`. `OK` becomes `UNKNOWN_TOOL` if the tool was not offered.
 
         `json_text` is all of the arguments' JSON text, of which `send_arguments` has sent the beginning
-        (default: `arguments_raw` if that is the JSON text). Returns whether the call is usable. The text of an
-        unusable attempt becomes text again: see `fail`.
+        (default: `arguments_raw` if that is the JSON text). Returns whether the call is usable. The block ends at
+        `end`, and its text is dropped if the call is usable, else becomes text again: see `skip` and `fail`.
         """
         usable = status in CALLABLE and not (self.strict and status is CallStatus.REPAIRED)
         if usable and not self.tools.offered(name):
@@ -336,11 +286,13 @@ class Run(GrowingText):
                     self.events.append(ArgumentsDelta(index, rest))
             self.events.append(CallEnd(index, call))
         self.attempts.append(call)
+        if ends_block:
+            (self.skip if usable else self.fail)(end)
         return usable
 
     def drafts(self, grammar: Grammar, start: int, end: int) -> None:
         """Record attempts in `start:end`, inside a closed reasoning block, as drafts."""
-        draft = Run(self.tools, self.markers, offset=self.offset + start)
+        draft = Run(tools=self.tools, markers=self.markers, offset=self.offset + start)
         draft.append(self.text[start:end])
         draft.final = True
         for _ in grammar.read(draft):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -46,16 +47,14 @@ class Needles:
         return end
 
 
+@dataclass(slots=True, eq=False)
 class GrowingText:
     """The text so far. Questions about text that has not arrived wait for it, so every answer is certain."""
 
-    __slots__ = ("_found", "final", "text")
-
-    def __init__(self) -> None:
-        self.text = ""
-        self.final = False
-        """Nothing follows `text`."""
-        self._found: dict[Needles, tuple[int, tuple[int, int] | None]] = {}
+    text: str = ""
+    final: bool = False
+    """Nothing follows `text`."""
+    _found: dict[Needles, tuple[int, tuple[int, int] | None]] = field(default_factory=dict)
 
     def append(self, delta: str) -> None:
         """Add text. Lone surrogates become U+FFFD, because no caller could encode them as UTF-8."""
@@ -97,13 +96,20 @@ class GrowingText:
                 return None
             yield
 
-    def find(self, needles: Needles, start: int) -> Step[re.Match[str] | None]:
-        """The first marker from `start` on; None if there is none."""
+    def find(
+        self, needles: Needles, start: int, passed: Callable[[int], None] | None = None
+    ) -> Step[re.Match[str] | None]:
+        """The first marker from `start` on; None if there is none.
+
+        passed: called before each wait with the position before which no marker begins.
+        """
         while True:
             match = needles.pattern.search(self.text, start)
             if self.final or (match and self._settled(match, needles, start)):
                 return match
             start = self._candidate(match, needles, start)
+            if passed is not None:
+                passed(start)
             yield
 
     def find_bound(self, needles: Needles, start: int) -> Step[tuple[int, int] | None]:

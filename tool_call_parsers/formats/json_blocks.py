@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 from tool_call_parsers.engine import RenderCall
 from tool_call_parsers.json_blocks import CallHeader, Given, JsonBlocks, NamedJson, Words, read_name
@@ -14,6 +15,13 @@ _HERMES = JsonBlocks(
     closes=("</tool_call>",),
     separators=("\n",),
     frame=("<tool_call>\n", "\n</tool_call>"),
+)
+_TOOL_CALLS = JsonBlocks(
+    opens=("<tool_calls>",),
+    closes=("</tool_calls>",),
+    frame=("<tool_calls>[", "]</tool_calls>"),
+    between=", ",
+    in_list=True,
 )
 _PARAMETERS = '{"name": %(name)s, "parameters": %(arguments)s}'
 
@@ -78,15 +86,30 @@ def read_plamo_header(words: Words, tools: ToolIndex, arguments: Given) -> CallH
     return read_name(words, tools, arguments)
 
 
-_MISTRAL_NAMED = NamedJson(
+_MISTRAL = JsonBlocks(
     opens=("[TOOL_CALLS]",),
-    marks=("[CALL_ID]", "[ARGS]"),
-    argument_marks=("[ARGS]",),
-    reading=read_mistral_header,
-    next_mark="[ARGS]",
-    call="[TOOL_CALLS]%(name)s[ARGS]%(arguments)s",
+    id_key="id",
+    named=NamedJson(
+        opens=("[TOOL_CALLS]",),
+        marks=("[CALL_ID]", "[ARGS]"),
+        argument_marks=("[ARGS]",),
+        reading=read_mistral_header,
+        next_mark="[ARGS]",
+        call="[TOOL_CALLS]%(name)s[ARGS]%(arguments)s",
+    ),
+    writes_named=True,
 )
-_MISTRAL_OBJECT = '{"name": %(name)s, "arguments": %(arguments)s}'
+_DEEPSEEK_V31 = NamedJson(
+    opens=("<｜tool▁call▁begin｜>",),
+    closes=("<｜tool▁call▁end｜>",),
+    sections=("<｜tool▁calls▁begin｜>",),
+    section_closes=("<｜tool▁calls▁end｜>",),
+    marks=("<｜tool▁sep｜>",),
+    argument_marks=("<｜tool▁sep｜>",),
+    fillers=("function",),
+    frame=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    call="<｜tool▁call▁begin｜>%(name)s<｜tool▁sep｜>%(arguments)s<｜tool▁call▁end｜>",
+)
 
 FORMATS: tuple[Format, ...] = (
     Format("hermes", _HERMES, "Hermes 2 Pro to 4, Qwen2.5, QwQ", ("qwen25", "qwen2.5"), reasoning="qwen3"),
@@ -159,26 +182,14 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "hunyuan_a13b",
-        JsonBlocks(
-            opens=("<tool_calls>",),
-            closes=("</tool_calls>",),
-            frame=("<tool_calls>[", "]</tool_calls>"),
-            between=", ",
-            in_list=True,
-        ),
+        _TOOL_CALLS,
         "Hunyuan-A13B",
         reasoning="hunyuan_a13b",
         ends=("<|eos|>",),
     ),
     Format(
         "jamba",
-        JsonBlocks(
-            opens=("<tool_calls>",),
-            closes=("</tool_calls>",),
-            frame=("<tool_calls>[\n    ", "\n]</tool_calls>"),
-            between=",\n    ",
-            in_list=True,
-        ),
+        replace(_TOOL_CALLS, frame=("<tool_calls>[\n    ", "\n]</tool_calls>"), between=",\n    "),
         "Jamba 1.5, 1.6",
     ),
     Format(
@@ -269,43 +280,24 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "mistral",
-        JsonBlocks(
-            opens=("[TOOL_CALLS]",),
-            written=_MISTRAL_OBJECT,
-            id_key="id",
-            named=_MISTRAL_NAMED,
-            writes_named=True,
-        ),
+        _MISTRAL,
         "Mistral Small 3.1 and later, Magistral, Devstral 2, Ministral 3",
         ("mistral_v11", "magistral", "devstral", "ministral3"),
         reasoning="mistral",
     ),
     Format(
         "mistral_v3",
-        JsonBlocks(
-            opens=("[TOOL_CALLS]",),
-            frame=("[TOOL_CALLS] [", "]"),
-            between=", ",
-            in_list=True,
-            written=_MISTRAL_OBJECT,
-            id_key="id",
-            named=_MISTRAL_NAMED,
-        ),
+        replace(_MISTRAL, frame=("[TOOL_CALLS] [", "]"), between=", ", in_list=True, writes_named=False),
         "Mistral 7B v0.3, Mixtral, Nemo, Ministral 8B 2410",
         ("mistral_pre_v11", "mixtral", "mistral_nemo"),
         reasoning="mistral",
     ),
     Format(
         "deepseek_v3",
-        NamedJson(
-            opens=("<｜tool▁call▁begin｜>",),
-            closes=("<｜tool▁call▁end｜>",),
-            sections=("<｜tool▁calls▁begin｜>",),
-            section_closes=("<｜tool▁calls▁end｜>",),
-            marks=("<｜tool▁sep｜>",),
-            fillers=("function",),
+        replace(
+            _DEEPSEEK_V31,
+            argument_marks=(),
             reading=read_typed_header,
-            frame=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
             call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>%(name)s\n```json\n%(arguments)s\n```<｜tool▁call▁end｜>",
             between="\n",
         ),
@@ -316,17 +308,7 @@ FORMATS: tuple[Format, ...] = (
     ),
     Format(
         "deepseek_v31",
-        NamedJson(
-            opens=("<｜tool▁call▁begin｜>",),
-            closes=("<｜tool▁call▁end｜>",),
-            sections=("<｜tool▁calls▁begin｜>",),
-            section_closes=("<｜tool▁calls▁end｜>",),
-            marks=("<｜tool▁sep｜>",),
-            argument_marks=("<｜tool▁sep｜>",),
-            fillers=("function",),
-            frame=("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
-            call="<｜tool▁call▁begin｜>%(name)s<｜tool▁sep｜>%(arguments)s<｜tool▁call▁end｜>",
-        ),
+        _DEEPSEEK_V31,
         "DeepSeek V3.1",
         ("deepseek_v3.1", "deepseek_v3.1_terminus"),
         reasoning="deepseek_v3",

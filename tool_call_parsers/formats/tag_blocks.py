@@ -13,8 +13,6 @@ _LOSSY = (
     "types of values are the schema's, and without one everything is a string"
 )
 
-_DEEPSEEK_ENDS = ("<｜end▁of▁sentence｜>",)
-
 _QWEN3_CODER = TagBlocks(
     heads="equals",
     wraps=("<tool_call>",),
@@ -270,23 +268,12 @@ FORMATS: tuple[Format, ...] = (
     Format("dots", _DOTS, "dots", reasoning="dots", lossy=_LOSSY),
     Format("step3", _STEP3, "Step 3", reasoning="step3", lossy=_LOSSY),
     Format("minicpm5", _MINICPM5, "MiniCPM 5", reasoning="qwen3", lossy=_LOSSY),
-    Format(
-        "deepseek_v32",
-        _dsml("function_calls"),
-        "DeepSeek V3.2",
-        reasoning="deepseek_v3",
-        ends=_DEEPSEEK_ENDS,
-        lossy=_LOSSY,
-    ),
-    Format(
-        "deepseek_v4", _dsml("tool_calls"), "DeepSeek V4", reasoning="deepseek_v4", ends=_DEEPSEEK_ENDS, lossy=_LOSSY
-    ),
-    Format(
-        "deepseek_v41",
-        _dsml("calls", " "),
-        "DeepSeek V4.1",
-        reasoning="deepseek_v41",
-        ends=_DEEPSEEK_ENDS,
-        lossy=_LOSSY,
+    *(
+        Format(name, tags, models, reasoning=reasoning, ends=("<｜end▁of▁sentence｜>",), lossy=_LOSSY)
+        for name, tags, models, reasoning in (
+            ("deepseek_v32", _dsml("function_calls"), "DeepSeek V3.2", "deepseek_v3"),
+            ("deepseek_v4", _dsml("tool_calls"), "DeepSeek V4", "deepseek_v4"),
+            ("deepseek_v41", _dsml("calls", " "), "DeepSeek V4.1", "deepseek_v41"),
+        )
     ),
 )

@@ -79,17 +79,9 @@ class JsonBlocks(CallObjects):
         named = self.named.openers if self.named is not None else ()
         return (*self.opens, *named, *(("{", "[", "```") if self.bare else ()))
 
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.closes, *(self.named.closers if self.named is not None else ()))
-
-    @cached_property
-    def _close(self) -> Needles:
-        return Needles(*self.closes)
-
-    @cached_property
-    def _named_marks(self) -> Needles:
-        return Needles(*(self.named.marks if self.named is not None else ()))
+    closers = cached_property(lambda self: (*self.closes, *(self.named.closers if self.named is not None else ())))
+    _close = cached_property(lambda self: Needles(*self.closes))
+    _named_marks = cached_property(lambda self: Needles(*(self.named.marks if self.named is not None else ())))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -144,7 +136,7 @@ class JsonBlocks(CallObjects):
                 run.begin_block(start, self.separators)
                 begun = True
             gap = yield from self._gap(run, call.end, in_list, fence)
-            usable = run.end_call(
+            run.end_call(
                 begin,
                 gap.end,
                 CallStatus.REPAIRED if gap.surplus and call.status is CallStatus.OK else call.status,
@@ -154,7 +146,6 @@ class JsonBlocks(CallObjects):
                 error="; ".join(filter(None, (call.error, gap.surplus))) or None,
                 native_id=call.native_id,
             )
-            (run.skip if usable else run.fail)(gap.end)
             begin = end = gap.end
             position, in_list, bare = gap.next, gap.in_list, bare or gap.loose
         return end

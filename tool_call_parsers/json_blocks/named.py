@@ -78,41 +78,16 @@ class NamedJson(BlockGrammar):
         super().__post_init__()
         check_template(self, "call", Syntax.PERCENT, ("arguments",), ("name", "id"))
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (*self.sections, *self.opens)
+    openers = cached_property(lambda self: (*self.sections, *self.opens))
+    closers = cached_property(lambda self: (*self.section_closes, *self.closes))
+    _open = cached_property(lambda self: Needles(*self.opens))
+    _close = cached_property(lambda self: Needles(*self.closes))
+    _section_close = cached_property(lambda self: Needles(*self.section_closes))
+    _header_end = cached_property(lambda self: Needles("{", *self.openers, *self.closers))
+    _ends = cached_property(lambda self: Needles(*self.openers, *self.closers))
 
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.section_closes, *self.closes)
-
-    @cached_property
-    def _open(self) -> Needles:
-        return Needles(*self.opens)
-
-    @cached_property
-    def _close(self) -> Needles:
-        return Needles(*self.closes)
-
-    @cached_property
-    def _section_close(self) -> Needles:
-        return Needles(*self.section_closes)
-
-    @cached_property
-    def _header_end(self) -> Needles:
-        return Needles("{", *self.openers, *self.closers)
-
-    @cached_property
-    def _ends(self) -> Needles:
-        return Needles(*self.openers, *self.closers)
-
-    @cached_property
-    def _marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([*map(re.escape, self.marks), _FENCE]))
-
-    @cached_property
-    def _argument_marks(self) -> re.Pattern[str]:
-        return re.compile("|".join([*map(re.escape, self.argument_marks), _FENCE]))
+    _marks = cached_property(lambda self: re.compile("|".join([*map(re.escape, self.marks), _FENCE])))
+    _argument_marks = cached_property(lambda self: re.compile("|".join([*map(re.escape, self.argument_marks), _FENCE])))
 
     # -- reading ------------------------------------------------------------------------------------------------------
 
@@ -176,7 +151,6 @@ class NamedJson(BlockGrammar):
             run.begin_block(start, self.separators)
             cut = "the text ends before the arguments"
             run.end_call(start, len(run.text), CallStatus.INCOMPLETE, header.name if header else "", error=cut)
-            run.fail(len(run.text))
             return len(run.text)
         run.begin_block(start, self.separators)
         if other is not None:
@@ -207,10 +181,9 @@ class NamedJson(BlockGrammar):
         end, surplus = yield from self._end_of_call(run, end)
         if surplus is not None and status is CallStatus.OK:
             status, error = CallStatus.REPAIRED, surplus
-        usable = run.end_call(
+        run.end_call(
             start, end, status, header.name, arguments.value, arguments.raw, error=error, native_id=header.native_id
         )
-        (run.skip if usable else run.fail)(end)
         return end
 
     def _other_arguments(self, text: str, position: int, header_end: int) -> int | None:

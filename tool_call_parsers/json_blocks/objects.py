@@ -51,9 +51,7 @@ class CallObjects(BlockGrammar):
     single_key: bool
     bare_offered: bool
 
-    @cached_property
-    def _ends(self) -> Needles:
-        return Needles(*self.opens, *self.closes)
+    _ends = cached_property(lambda self: Needles(*self.opens, *self.closes))
 
     @cached_property
     def _first_keys(self) -> Needles:

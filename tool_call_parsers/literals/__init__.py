@@ -17,7 +17,7 @@ from tool_call_parsers.literals.literal import MAX_DEPTH, Literal, LiteralError
 from tool_call_parsers.literals.python_call import PythonCall, read_python_call
 from tool_call_parsers.literals.reader import CALL_NAME
 from tool_call_parsers.literals.strict import read_json, read_whole_json
-from tool_call_parsers.literals.tolerant import Repaired, read_python, read_tolerant, repair_json
+from tool_call_parsers.literals.tolerant import read_tolerant, repair_json
 
 __all__ = [
     "CALL_NAME",
@@ -25,9 +25,7 @@ __all__ = [
     "Literal",
     "LiteralError",
     "PythonCall",
-    "Repaired",
     "read_json",
-    "read_python",
     "read_python_call",
     "read_tolerant",
     "read_whole_json",

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from tool_call_parsers.literals.literal import LiteralError
 from tool_call_parsers.literals.reader import CALL_NAME, CALL_TAIL, NAME, PLAIN_STRINGS, SEPARATOR, WORDS, Reader
-from tool_call_parsers.literals.tolerant import bound, is_worth_a_second_reading
+from tool_call_parsers.literals.tolerant import bound, read_twice
 
 _CALL_HEAD: Final = re.compile(rf"[ \t\r\n]*+({CALL_NAME})[ \t]*+\(")
 _CALL_HEAD_CUT: Final = re.compile(rf"[ \t\r\n]*+(?:{CALL_NAME}\.?[ \t]*+)?\Z")
@@ -21,52 +21,44 @@ _CALL_CLOSED: Final = re.compile(CALL_TAIL)
 
 
 class PythonCall(NamedTuple):
-    """A call as Python writes it; all indices point into the text."""
+    """A call as Python writes it."""
 
     name: str
     positional: tuple[Any, ...]
     arguments: dict[str, Any]
     """The keyword arguments, in order."""
-    start: int
-    """Of the name."""
     end: int
-    """After the closing parenthesis."""
-    arguments_start: int
-    """After the opening parenthesis."""
-    arguments_end: int
-    """Of the closing parenthesis."""
+    """The index after the closing parenthesis."""
     notes: tuple[str, ...] = ()
 
 
 def read_python_call(text: str, start: int = 0, end: int | None = None) -> PythonCall:
-    """The call `name(a=.., b=..)` at `start`, blanks before it allowed, with arguments as `read_python` reads them.
+    """The call `name(a=.., b=..)` at `start`, blanks before it allowed, with Python literals for arguments.
 
     Names may contain dots and dashes, parameters may be reserved words. Positional arguments are kept apart, and must
     come first. Of a repeated parameter the last value counts, with a note. The text after the closing parenthesis is
     left to the caller.
 
+    Literals are strings in all quotes, with Python's escapes, prefixes r and u, and joined when adjacent; ints, floats,
+    signs; True/False/None and true/false/null; lists, tuples (read as lists), dicts (keys as `json.dumps` writes them).
+    Raw newlines in any string, surrogate pairs as two escapes and JSON's words need no note. Noted are values out of
+    range and lone surrogates, as by `read_tolerant`, and unescaped quotes. Sets, bytes, f-strings, names, calls,
+    operators and everything else are errors: nothing is ever evaluated.
+
     Raises `LiteralError`.
     """
-    end = bound(text, end)
-    try:
-        return _read_call(text, start, end, loose=False)
-    except LiteralError as first:
-        if not is_worth_a_second_reading(text, start, first):
-            raise
-        try:
-            return _read_call(text, start, end, loose=True)
-        except LiteralError as second:
-            raise LiteralError(first.reason, first.position, second.incomplete) from None
+    stop = bound(text, end)
+    return read_twice(lambda loose: _read_call(text, start, stop, loose), text, start)
 
 
 def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
     head = _CALL_HEAD.match(text, start, end)
     if head is None:
         raise LiteralError("no call", start, _CALL_HEAD_CUT.match(text, start, end) is not None)
-    reader = Reader(text, end, python=True, loose=loose, in_call=True)
+    reader = Reader(text, end, python=True, loose=loose)
     positional: list[Any] = []
     arguments: dict[str, Any] = {}
-    position = arguments_start = head.end()
+    position = head.end()
     while True:
         plain = None if loose else _PLAIN_ARGUMENT.match(text, position, end)
         if plain is not None:
@@ -114,13 +106,4 @@ def _read_call(text: str, start: int, end: int, loose: bool) -> PythonCall:
             raise LiteralError(f"{separator[1]!r} inside a call", position - 1)
     if loose and _CALL_CLOSED.match(text, position, end) is None:
         raise LiteralError("a string followed by text that is not a literal", position)
-    return PythonCall(
-        head[1],
-        tuple(positional),
-        arguments,
-        head.start(1),
-        position,
-        arguments_start,
-        position - 1,
-        tuple(reader.notes),
-    )
+    return PythonCall(head[1], tuple(positional), arguments, position, tuple(reader.notes))

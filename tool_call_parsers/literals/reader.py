@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tool_call_parsers.literals.escapes import (
@@ -30,20 +31,18 @@ _STRING_END: Final = {
 _STRING_FOLLOWS: Final = re.compile(r"""[ \t\r\n]*([A-Za-z]{0,2}["'])""")
 
 
+@dataclass(slots=True)
 class Reader:
     """One reading of a text up to `end`, with its dialect, its rule for quotes, and its repairs."""
 
-    __slots__ = ("end", "in_call", "loose", "notes", "python", "text")
-
-    def __init__(self, text: str, end: int, *, python: bool, loose: bool = False, in_call: bool = False) -> None:
-        self.text = text
-        self.end = end
-        self.python = python
-        self.loose = loose
-        """The second reading: quotes inside strings may be unescaped."""
-        self.in_call = in_call
-        self.notes: dict[str, None] = {}
-        """An ordered set."""
+    text: str
+    end: int
+    python: bool
+    """Python's dialect, for the arguments of a call. Otherwise JSON's, with repairs."""
+    loose: bool = False
+    """The second reading: quotes inside strings may be unescaped."""
+    notes: dict[str, None] = field(default_factory=dict)
+    """An ordered set."""
 
     def string(self, start: int, quote_at: int, context: str) -> tuple[str, int]:
         """The string whose prefix starts at `start` and whose quote is at `quote_at`, and its end."""
@@ -216,7 +215,7 @@ class Reader:
                 context = bracket
                 if bracket == "{" and key is None:
                     context = ":"
-                elif not bracket and self.in_call:
+                elif not bracket and python:
                     context = "f("
                 value, position = self.string(token.start(kind), position - 1, context)
                 if python and not loose:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from tool_call_parsers.literals.escapes import DECODE_STRING
 from tool_call_parsers.literals.literal import SPACE, Literal, LiteralError
@@ -11,14 +12,8 @@ from tool_call_parsers.literals.reader import Reader
 from tool_call_parsers.literals.strict import read_json
 
 _SURPLUS: Final = re.compile(r"[\s\]}]*+\Z")
+T = TypeVar("T")
 _ESCAPED_ONCE: Final = re.compile(r'[\[{\s]*+\\"')
-
-
-class Repaired(NamedTuple):
-    """A whole text read as one value, and the repairs."""
-
-    value: Any
-    notes: tuple[str, ...]
 
 
 def bound(text: str, end: int | None) -> int:
@@ -26,28 +21,19 @@ def bound(text: str, end: int | None) -> int:
     return len(text) if end is None else min(end, len(text))
 
 
-def _read(text: str, start: int, end: int, python: bool) -> Literal:
-    reader = Reader(text, end, python=python)
+def read_twice(read: Callable[[bool], T], text: str, start: int) -> T:
+    """The result of `read(False)`, or of `read(True)`, the loose reading, if a quote may have ended its string too
+    early. Raises the error of the first reading."""
     try:
-        value, stop = reader.value(start)
+        return read(False)
     except LiteralError as first:
-        if not is_worth_a_second_reading(text, start, first):
+        # A string without any end is cut.
+        if first.incomplete or not any(text.find(quote, start, first.position) >= 0 for quote in "\"'"):
             raise
-        reader = Reader(text, end, python=python, loose=True)
         try:
-            value, stop = reader.value(start)
+            return read(True)
         except LiteralError as second:
             raise LiteralError(first.reason, first.position, second.incomplete) from None
-        if _SURPLUS.match(text, stop, end) is None:
-            raise
-    return Literal(value, stop, tuple(reader.notes))
-
-
-def is_worth_a_second_reading(text: str, start: int, first: LiteralError) -> bool:
-    """Whether a quote may have ended its string too early. A string without any end is cut."""
-    if first.incomplete:
-        return False
-    return text.find('"', start, first.position) >= 0 or text.find("'", start, first.position) >= 0
 
 
 def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
@@ -65,24 +51,19 @@ def read_tolerant(text: str, start: int = 0, end: int | None = None) -> Literal:
 
     Raises `LiteralError`.
     """
-    return _read(text, start, bound(text, end), python=False)
+    stop = bound(text, end)
+
+    def read(loose: bool) -> Literal:
+        reader = Reader(text, stop, python=False, loose=loose)
+        value, after = reader.value(start)
+        if loose and _SURPLUS.match(text, after, stop) is None:
+            raise LiteralError("more text", after)
+        return Literal(value, after, tuple(reader.notes))
+
+    return read_twice(read, text, start)
 
 
-def read_python(text: str, start: int = 0, end: int | None = None) -> Literal:
-    """The Python literal at `start`, as pythonic formats write it.
-
-    Strings in all quotes, with Python's escapes, prefixes r and u, and joined when adjacent; ints, floats, signs;
-    True/False/None and true/false/null; lists, tuples (read as lists), dicts (keys as `json.dumps` writes them).
-    Raw newlines in any string, surrogate pairs as two escapes and JSON's words need no note. Noted are values out of
-    range and lone surrogates, as by `read_tolerant`, and unescaped quotes. Sets, bytes, f-strings, names, calls,
-    operators and everything else are errors: nothing is ever evaluated.
-
-    Raises `LiteralError`.
-    """
-    return _read(text, start, bound(text, end), python=True)
-
-
-def repair_json(text: str) -> Repaired | None:
+def repair_json(text: str) -> Literal | None:
     """The whole text, blanks around it ignored, as one literal; None if its meaning is not clear.
 
     Beyond `read_tolerant`, surplus closing brackets at the end are dropped, and a text that was escaped as a whole
@@ -96,12 +77,12 @@ def repair_json(text: str) -> Repaired | None:
         return None
     surplus = sum(map(text[literal.end :].count, "]}"))
     if not surplus:
-        return Repaired(literal.value, literal.notes)
+        return literal
     note = "surplus closing bracket" if surplus == 1 else f"{surplus} surplus closing brackets"
-    return Repaired(literal.value, (*literal.notes, note))
+    return literal._replace(notes=(*literal.notes, note))
 
 
-def _repair_escaped(text: str) -> Repaired | None:
+def _repair_escaped(text: str) -> Literal | None:
     if not _ESCAPED_ONCE.match(text):
         return None
     quoted = f'"{text.strip()}"'
@@ -112,4 +93,4 @@ def _repair_escaped(text: str) -> Repaired | None:
         return None
     if end != len(quoted) or SPACE.fullmatch(unescaped, literal.end) is None:
         return None
-    return Repaired(literal.value, ("escaped as a whole",))
+    return literal._replace(notes=("escaped as a whole",))

@@ -5,7 +5,7 @@ number 5. A schema is reduced to the kinds of values that it allows, and these d
 """
 
 from tool_call_parsers.literals.literal import MAX_DIGITS
-from tool_call_parsers.schema.paths import MAX_DEPTH, member
+from tool_call_parsers.schema.kinds import MAX_DEPTH, member
 from tool_call_parsers.schema.tools import ToolIndex
 from tool_call_parsers.schema.values import coerce
 

@@ -1,17 +1,21 @@
-"""The kinds of values that a schema allows.
+"""The kinds of values that a schema allows, and navigation in schemas.
 
-`$ref` and the members of `allOf` narrow them, the members of `anyOf` and `oneOf` widen them, `enum` and `const` allow
-the values they list, `nullable` adds null. If two statements exclude each other the first counts, in the order type,
-enum, const, $ref, allOf, anyOf, oneOf. Values that are not schemas, unknown types and broken references say nothing.
-A schema that says nothing leaves the text as it is.
+`$ref` and the members of `allOf` narrow the kinds, the members of `anyOf` and `oneOf` widen them, `enum` and `const`
+allow the values they list, `nullable` adds null. If two statements exclude each other the first counts, in the
+order type, enum, const, $ref, allOf, anyOf, oneOf. Values that are not schemas, unknown types and broken references
+say nothing. A schema that says nothing leaves the text as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeAlias, TypeGuard
 
-from tool_call_parsers.schema.paths import MAX_DEPTH, is_mapping, items_of, resolve
+MAX_DEPTH = 200
+"""The maximum nesting of values and of schemas. A deeper value stays text, a deeper schema says nothing."""
+_PERCENT_ENCODED = re.compile(r"(?>(?:%[0-9A-Fa-f]{2})+)")
 
 NULL, INTEGER, NUMBER, BOOLEAN, OBJECT, ARRAY = 1, 2, 4, 8, 16, 32
 LISTED = 64  # strings that enum or const list
@@ -47,6 +51,70 @@ _COMPOSED = frozenset({"enum", "const", "$ref", "allOf", "anyOf", "oneOf", "null
 # The rule for the texts of one parameter: the kinds that are allowed, and the strings that are listed.
 ValueRule: TypeAlias = tuple[int, frozenset[str]]
 _NOTHING_LISTED: frozenset[str] = frozenset()
+
+
+def is_mapping(value: object) -> TypeGuard[Mapping[Any, Any]]:
+    """Whether the value can be a schema with statements."""
+    return type(value) is dict or isinstance(value, Mapping)  # the check by the abstract class is slow
+
+
+def items_of(value: object) -> Sequence[Any]:
+    """The items of a list; none for another value."""
+    return value if isinstance(value, (list, tuple)) else ()
+
+
+def resolve(reference: object, bases: tuple[object, ...]) -> object:
+    """The target of a local reference (`#` and a JSON pointer) in the first of `bases` that has it, else None."""
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+        return None
+    if "%" in reference:
+        reference = _PERCENT_ENCODED.sub(
+            lambda run: bytes.fromhex(run[0].replace("%", "")).decode("utf-8", "replace"), reference
+        )
+    path = [part.replace("~1", "/").replace("~0", "~") for part in reference.split("/")[1:]]
+    for base in bases:
+        found: object = base
+        for part in path:
+            if is_mapping(found):
+                found = found.get(part)
+            elif isinstance(found, (list, tuple)) and part.isdecimal() and len(part) < 8 and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                found = None
+            if found is None:
+                break
+        if found is not None:
+            return found
+    return None
+
+
+def related(schema: object, root: object, keywords: tuple[str, ...]) -> Iterator[Mapping[Any, Any]]:
+    """The schema and those that its `$ref` and `keywords` add to it, each once, the nearest first."""
+    pending: list[object] = [schema]
+    seen: set[int] = set()
+    while pending:
+        part = pending.pop()
+        if not is_mapping(part) or id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield part
+        for keyword in keywords:
+            pending.extend(reversed(items_of(part.get(keyword))))
+        if "$ref" in part:
+            pending.append(resolve(part["$ref"], (root,)))
+
+
+def member(schema: object, key: str | None, root: object) -> object:
+    """The schema of a member of the objects under `schema`, or of the items of its arrays for None; None if unknown."""
+    for part in islice(related(schema, root, ("oneOf", "anyOf", "allOf")), MAX_DEPTH):
+        found = part.get("items")
+        if key is not None:
+            properties = part.get("properties")
+            found = properties.get(key) if is_mapping(properties) else None
+            found = part.get("additionalProperties") if found is None else found
+        if is_mapping(found):
+            return found
+    return None
 
 
 def value_rule(schema: object, root: object) -> ValueRule | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from tool_call_parsers.schema.kinds import ValueRule, value_rule
-from tool_call_parsers.schema.paths import is_mapping, items_of, resolve
+from tool_call_parsers.schema.kinds import ValueRule, is_mapping, items_of, related, value_rule
 from tool_call_parsers.schema.values import value_of
 from tool_call_parsers.types import ToolSchemas
 
@@ -111,13 +110,7 @@ class _Signature:
         self.known = False
         self.properties: dict[str, object] = {}
         self.required: frozenset[str] = frozenset()
-        seen: set[int] = set()
-        pending = [root]
-        while pending:
-            schema = pending.pop()
-            if not is_mapping(schema) or id(schema) in seen:
-                continue
-            seen.add(id(schema))
+        for schema in related(root, root, ("allOf",)):
             properties = schema.get("properties")
             if is_mapping(properties):
                 self.known = True
@@ -127,10 +120,6 @@ class _Signature:
             required = items_of(schema.get("required"))
             if required:
                 self.required |= {name for name in required if isinstance(name, str)}
-            if "allOf" in schema:
-                pending += reversed(items_of(schema["allOf"]))
-            if "$ref" in schema:
-                pending.append(resolve(schema["$ref"], (root,)))
 
     def rule(self, parameter: str) -> ValueRule | None:
         """The rule for a parameter's texts; None if every text is its own value."""

@@ -30,6 +30,7 @@ from tool_call_parsers.schema.kinds import (
     ARRAY,
     BOOLEAN,
     CONTAINER,
+    MAX_DEPTH,
     NULL,
     NUMBER,
     NUMERIC,
@@ -37,7 +38,6 @@ from tool_call_parsers.schema.kinds import (
     STRING,
     value_rule,
 )
-from tool_call_parsers.schema.paths import MAX_DEPTH
 
 _BLANKS = " \t\n\r"
 _JSON_NUMBER = re.compile(r"(-?+(?:0|[1-9][0-9]*+))(?>(\.[0-9]++)?)(?>([eE][+-]?+[0-9]++)?)")

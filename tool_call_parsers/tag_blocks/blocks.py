@@ -13,10 +13,9 @@ from tool_call_parsers.json_blocks import JsonBlocks
 from tool_call_parsers.json_scan import read_value
 from tool_call_parsers.literals import read_whole_json
 from tool_call_parsers.schema import coerce
-from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END
 from tool_call_parsers.tag_blocks.tags import AFTER_CALL, CUT_HEAD, HEAD_LIMIT, TYPES, Head, Mark, TagRole
-from tool_call_parsers.tag_blocks.values import TagValues
+from tool_call_parsers.tag_blocks.values import OpenCall, StringStream, TagValues
 from tool_call_parsers.types import CallStatus
 
 _ANY_JSON = {"type": ["null", "integer", "number", "boolean", "object", "array"]}
@@ -105,7 +104,7 @@ class TagBlocks(TagValues):
     def _after_calls(self, run: Run, done: _Done, mark: Mark) -> Step[int]:
         """Read the rest of a wrapper: text in it is content, its end tag is dropped."""
         if mark.role is TagRole.TEXT and done.usable:
-            marker = yield from run.next_marker(run.markers.all, done.end)
+            marker = yield from run.find(run.markers.all, done.end, run.flow)
             if marker is not None and self._roles.get(marker.group()) is TagRole.UNWRAP:
                 run.take(marker.start())
                 run.skip(marker.end())
@@ -286,7 +285,6 @@ class TagBlocks(TagValues):
         elif call.notes:
             status, error = CallStatus.REPAIRED, "; ".join(dict.fromkeys(call.notes))
         usable = run.end_call(call.start, end, status, call.name, call.arguments, raw, error=error, json_text=json_text)
-        (run.skip if usable else run.fail)(end)
         return _Done(end, over, usable)
 
     def _unwrap(self, run: Run, call: OpenCall) -> None:
@@ -312,7 +310,6 @@ class TagBlocks(TagValues):
         raw = run.text[call.body : end].strip()
         error = "the text ends inside the call"
         run.end_call(call.start, end, CallStatus.INCOMPLETE, call.name, call.arguments, raw, error=error)
-        run.fail(end)
         return _Done(end, True)
 
     def _nameless(self, run: Run, call: OpenCall, position: int) -> Step[_Done | None]:
@@ -331,7 +328,6 @@ class TagBlocks(TagValues):
         status = CallStatus.MALFORMED if call.name else CallStatus.MISSING_NAME
         raw = run.text[call.body : end].strip()
         run.end_call(call.start, end, status, call.name, call.arguments, raw, error="the markup of the call is broken")
-        run.fail(end)
         return _Done(end, not call.wrapped)
 
     def _json_arguments(self, run: Run, call: OpenCall, start: int) -> Step[_Done]:

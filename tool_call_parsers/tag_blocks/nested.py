@@ -19,8 +19,8 @@ from typing import Any
 from tool_call_parsers.engine import RenderCall, Run, Step
 from tool_call_parsers.schema import MAX_DEPTH, coerce, member
 from tool_call_parsers.tag_blocks.blocks import TagBlocks
-from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.tags import ATTRIBUTES, CUT_HEAD, HEAD_LIMIT, Head
+from tool_call_parsers.tag_blocks.values import OpenCall, StringStream
 
 _ELEMENT_BEGIN = re.compile(r"[^\s<>/]?+[^\s<>]*+")
 _ELEMENT_HEAD = re.compile(r"([^\s<>/][^\s<>]*+)>")
@@ -61,9 +61,7 @@ class NestedTags(TagBlocks):
         follows = rf"{begin}[\w.\-]++>|(?:{'|'.join(map(re.escape, self.ends))})\s*+(?:{after}|\Z)"
         return re.compile(rf"\s*+{begin}([\w.\-]++)()>({value}){mark}</\1>(?=\s*+(?:{follows}))")
 
-    @cached_property
-    def _element(self) -> re.Pattern[str]:
-        return re.compile(rf"{re.escape(self.marker)}<(/?+)([^\s<>]++)>")
+    _element = cached_property(lambda self: re.compile(rf"{re.escape(self.marker)}<(/?+)([^\s<>]++)>"))
 
     def _head(self, run: Run, start: int, pattern: re.Pattern[str]) -> Step[Head | None]:
         if pattern is self._call_head:

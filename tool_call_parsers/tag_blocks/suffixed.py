@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import TypeVar
 
 from tool_call_parsers.engine import BlockGrammar, RenderTurn, Run, Step, cut_off
@@ -25,17 +25,9 @@ class SuffixedTags(BlockGrammar):
 
     plain: TagBlocks
 
-    @property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return tuple(tag.removesuffix(">") for tag in self.plain.openers)
-
-    @property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.plain.closers
-
-    @property
-    def separators(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.plain.separators
+    openers = cached_property(lambda self: tuple(tag.removesuffix(">") for tag in self.plain.openers))
+    closers = cached_property(lambda self: self.plain.closers)
+    separators = cached_property(lambda self: self.plain.separators)
 
     def block(self, run: Run, start: int, body: int, opener: str) -> Step[int | None]:
         while (match := _SUFFIX.match(run.text, body)) is None:

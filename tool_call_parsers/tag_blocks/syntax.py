@@ -86,13 +86,8 @@ class TagSyntax(BlockGrammar):
 
     # -- derived ------------------------------------------------------------------------------------------------------
 
-    @cached_property
-    def openers(self) -> tuple[str, ...]:  # type: ignore[override]  # derived, and fixed all the same
-        return (*self.wraps, *self.calls)
-
-    @cached_property
-    def closers(self) -> tuple[str, ...]:  # type: ignore[override]
-        return (*self.unwraps, *self.ends)
+    openers = cached_property(lambda self: (*self.wraps, *self.calls))
+    closers = cached_property(lambda self: (*self.unwraps, *self.ends))
 
     @cached_property
     def _roles(self) -> dict[str, TagRole]:
@@ -107,25 +102,19 @@ class TagSyntax(BlockGrammar):
             **dict.fromkeys(filter(None, (self.name_end,)), TagRole.TEXT),
         }
 
-    @cached_property
-    def _tags(self) -> Needles:
-        return Needles(*self._roles)
+    _tags = cached_property(lambda self: Needles(*self._roles))
 
     @cached_property
     def _tag(self) -> re.Pattern[str]:
         return re.compile(rf"\s*+({self._tags.pattern.pattern})")
 
-    @cached_property
-    def _fillers(self) -> Needles:
-        return Needles(*self.fillers)
+    _fillers = cached_property(lambda self: Needles(*self.fillers))
 
     @cached_property
     def _wrapping(self) -> re.Pattern[str]:
         return re.compile("|".join((r"\s", *map(re.escape, (*self.wraps, *self.fillers)))).join(("(?>(?:", ")*)")))
 
-    @cached_property
-    def _closing(self) -> Needles:
-        return Needles(*self.ends, *self.unwraps, *self.calls, *self.wraps)
+    _closing = cached_property(lambda self: Needles(*self.ends, *self.unwraps, *self.calls, *self.wraps))
 
     @cached_property
     def _call_head(self) -> re.Pattern[str]:

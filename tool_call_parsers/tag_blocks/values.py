@@ -17,17 +17,57 @@ Nothing in these formats is escaped, so the end of a value depends on the text a
 
 from __future__ import annotations
 
-import re
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+from tool_call_parsers.arguments import ArgumentsText
 from tool_call_parsers.engine import Needles, Run, Step
-from tool_call_parsers.tag_blocks.call import OpenCall, StringStream
 from tool_call_parsers.tag_blocks.syntax import CDATA, CDATA_END, TagSyntax
 from tool_call_parsers.tag_blocks.tags import AFTER_CALL, WORD, Beginning, Mark, TagRole
 
 _SECTION, _SECTION_END = Needles(CDATA), Needles(CDATA_END)
 _SIBLINGS = 8
 """How many calls may turn out unclosed only at the end of the text. Bounds the number of searches."""
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call while it is read."""
+
+    name: str
+    start: int
+    body: int
+    wrapped: bool
+    arguments: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    streamed: ArgumentsText | None = None
+    """The arguments' JSON text as far as it was sent; None if the run does not stream."""
+
+    def set(self, key: str, value: Any) -> None:
+        """Set an argument. Of repeated parameters the last counts, in the last place."""
+        self.arguments.pop(key, None)
+        self.arguments[key] = value
+
+
+@dataclass(slots=True)
+class StringStream:
+    """Sends a string value piece by piece."""
+
+    run: Run
+    streamed: ArgumentsText
+    position: int
+
+    def upto(self, end: int) -> None:
+        """Send the text before `end`, except for a newline at its end, which may be framing."""
+        text = self.run.text
+        if end > self.position and text[end - 1] == "\n":
+            end -= 1
+        self.rest(end)
+
+    def rest(self, end: int) -> None:
+        if end > self.position:
+            self.streamed.characters(self.run.text[self.position : end])
+            self.position = end
 
 
 class _Value(NamedTuple):
@@ -53,23 +93,6 @@ def _without_end(at: int, loose: int | None) -> _Value:
 class TagValues(TagSyntax):
     """Finds the ends of values."""
 
-    def _seek(self, run: Run, start: int, stream: StringStream | None) -> Step[re.Match[str] | None]:
-        """The next tag from `start` on. The text before it is streamed while waiting."""
-        tags = self._tags
-        while True:
-            match = tags.pattern.search(run.text, start)
-            if run.final or (match is not None and not self._may_grow(run, match)):
-                return match
-            start = tags.unsettled(run.text, start) if match is None else match.start()
-            if stream is not None:
-                stream.upto(start)
-            yield
-
-    def _may_grow(self, run: Run, match: re.Match[str]) -> bool:
-        """Whether the following text can turn a tag into a longer one."""
-        tags = self._tags
-        return match.group() in tags.extendable and len(run.text) - match.start() < tags.longest
-
     def _value(
         self, run: Run, call: OpenCall, key: str, start: int, stream: StringStream | None
     ) -> Step[_Value | None]:
@@ -89,7 +112,8 @@ class TagValues(TagSyntax):
         loose: int | None = None  # the last end tag with text after it
         while True:
             certain = opener is None and fallback is None and quoted is None and loose is None and not depth
-            match = yield from self._seek(run, position, stream if certain else None)
+            passed = stream.upto if stream is not None and certain else None
+            match = yield from run.find(self._tags, position, passed)
             if match is None:
                 break
             at, position = match.span()

@@ -11,10 +11,8 @@ characters. Positions are those of the text, and `Aligned.unmask` restores any p
     aligned.token_span(start, end)
 """
 
-from tool_call_parsers.tokens.aligned import Aligned
-from tool_call_parsers.tokens.masks import unmask_json, unmask_repr
 from tool_call_parsers.tokens.token_map import TokenMap
-from tool_call_parsers.tokens.token_stream import TokenStream
-from tool_call_parsers.tokens.tokenizer import Tokenizer
+from tool_call_parsers.tokens.token_stream import Aligned, TokenStream
+from tool_call_parsers.tokens.tokenizer import Tokenizer, unmask_json, unmask_repr
 
 __all__ = ["Aligned", "TokenMap", "TokenStream", "Tokenizer", "unmask_json", "unmask_repr"]

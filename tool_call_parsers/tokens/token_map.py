@@ -6,11 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
-from tool_call_parsers.tokens.aligned import Aligned
-from tool_call_parsers.tokens.masks import MASK_BASE
-from tool_call_parsers.tokens.token_stream import TokenStream
+from tool_call_parsers.tokens.token_stream import Aligned, TokenStream
 from tool_call_parsers.tokens.tokenizer import (
     DECODE_OPTIONS,
+    MASK_BASE,
     REPLACEMENT,
     Tokenizer,
     as_ids,

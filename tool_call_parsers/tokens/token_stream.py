@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from tool_call_parsers.tokens.aligned import Aligned, token_span
-from tool_call_parsers.tokens.masks import ESCAPE_BASE, ESCAPE_COUNT, PRIVATE, unmask_text
-from tool_call_parsers.tokens.tokenizer import REPLACEMENT, as_ids
+from tool_call_parsers.tokens.tokenizer import ESCAPE_BASE, ESCAPE_COUNT, PRIVATE, REPLACEMENT, as_ids, unmask_text
 
 if TYPE_CHECKING:
     from tool_call_parsers.tokens.token_map import TokenMap
@@ -20,6 +20,38 @@ _MISFIT: Final = -2
 """The text does not agree, or the tokens are not whole characters yet."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Aligned:
+    """A completion as text and as tokens. Offsets count characters and are the same in `text` and `masked`."""
+
+    text: str
+    """The completion as it decodes."""
+    masked: str
+    """`text` with every marker masked that is not a special token. It has the same length."""
+    starts: list[int]
+    """The offset of every token, and `len(text)`. A token that begins within a character has its offset."""
+    _ends: list[int] = field(repr=False)
+    _originals: Mapping[str, str] = field(repr=False)
+
+    def unmask(self, s: str) -> str:
+        """A part of `masked`, of any length, as it is in `text`."""
+        return unmask_text(s, self._originals)
+
+    def token_span(self, start: int, end: int) -> tuple[int, int]:
+        """The smallest half-open range of tokens that covers the characters `start:end`.
+
+        Tokens without text at the edges stay outside; an empty range of characters gives an empty range of tokens.
+        """
+        return token_span(self.starts, self._ends, start, end)
+
+
+def token_span(starts: list[int], ends: list[int], start: int, end: int) -> tuple[int, int]:
+    """`Aligned.token_span` of tokens at `starts` to `ends`."""
+    first = bisect_right(ends, start)
+    return first, max(first, bisect_left(starts, end, 0, len(ends))) if end > start else first
+
+
+@dataclass(slots=True, eq=False)
 class TokenStream:
     """A completion that is aligned while it arrives: `feed` deltas, then `finish`.
 
@@ -28,49 +60,34 @@ class TokenStream:
     `feed` are a prefix of `finish().masked`; the rest was uncertain. One stream serves one completion.
     """
 
-    __slots__ = (
-        "_complete",
-        "_ends",
-        "_escapes",
-        "_failed",
-        "_genuine",
-        "_hits",
-        "_ids",
-        "_map",
-        "_masked",
-        "_next",
-        "_open",
-        "_open_text",
-        "_parts",
-        "_pending",
-        "_pos",
-        "_scanned",
-        "_starts",
-        "_tail",
-        "_tail_at",
-    )
-
-    def __init__(self, tokens: TokenMap) -> None:
-        """Start a stream over the tokens of `tokens`."""
-        self._map = tokens
-        self._parts: list[str] = []
-        self._ids: list[int] = []
-        self._starts: list[int] = []
-        self._ends: list[int] = []
-        self._next = 0  # the first token without a position, except for those in _open
-        self._open: list[int] = []  # tokens with parts of characters, waiting for the rest
-        self._open_text = 0, ""  # the number of tokens decoded last, and their text
-        self._pos = 0  # the position of the next token
-        self._tail = ""  # the text from _tail_at on, without _pending
-        self._tail_at = 0
-        self._pending: list[str] = []
-        self._scanned = 0  # the text up to here is in _masked
-        self._genuine: list[tuple[int, int]] = []  # texts of special tokens that the scan has not passed
-        self._hits: list[tuple[int, int]] = []  # texts of markers, special tokens or not, likewise
-        self._masked: list[str] = []
-        self._escapes: dict[str, str] = {}
-        self._complete = False  # no more text follows
-        self._failed = False
+    _map: TokenMap
+    _parts: list[str] = field(default_factory=list)
+    _ids: list[int] = field(default_factory=list)
+    _starts: list[int] = field(default_factory=list)
+    _ends: list[int] = field(default_factory=list)
+    _next: int = 0
+    """The first token without a position, except for those in `_open`."""
+    _open: list[int] = field(default_factory=list)
+    """Tokens with parts of characters, waiting for the rest."""
+    _open_text: tuple[int, str] = (0, "")
+    """The number of tokens decoded last, and their text."""
+    _pos: int = 0
+    """The position of the next token."""
+    _tail: str = ""
+    """The text from `_tail_at` on, without `_pending`."""
+    _tail_at: int = 0
+    _pending: list[str] = field(default_factory=list)
+    _scanned: int = 0
+    """The text up to here is in `_masked`."""
+    _genuine: list[tuple[int, int]] = field(default_factory=list)
+    """Texts of special tokens that the scan has not passed."""
+    _hits: list[tuple[int, int]] = field(default_factory=list)
+    """Texts of markers, special tokens or not, likewise."""
+    _masked: list[str] = field(default_factory=list)
+    _escapes: dict[str, str] = field(default_factory=dict)
+    _complete: bool = False
+    """No more text follows."""
+    _failed: bool = False
 
     def feed(self, text: str, token_ids: Sequence[int]) -> str:
         """Add a delta, and return the masked text that is now certain.

@@ -1,13 +1,20 @@
-"""The special tokens of a tokenizer, and its way to decode."""
+"""The special tokens of a tokenizer, its way to decode, and masks: private-use characters in place of the characters of
+markers that are not tokens.
+"""
 
 from __future__ import annotations
 
+import json
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
-from tool_call_parsers.tokens.masks import PRIVATE
-
+MASK_BASE: Final = 0xF0000
+ESCAPE_BASE: Final = 0x100000
+ESCAPE_COUNT: Final = 0xFFFE
+PRIVATE: Final = re.compile("[\U000f0000-\U0010ffff]")
+_PRIVATE_ESCAPE: Final = re.compile(r"\\U(000f[0-9a-f]{4}|0010[0-9a-f]{4})")
 REPLACEMENT: Final = "\ufffd"
 DECODE_OPTIONS: Final[tuple[dict[str, bool], ...]] = (
     {"skip_special_tokens": False, "clean_up_tokenization_spaces": False, "spaces_between_special_tokens": False},
@@ -88,3 +95,20 @@ def as_ids(token_ids: Iterable[Any]) -> list[int]:
         return [operator.index(token_id) for token_id in ids]
     except TypeError as error:
         raise TypeError(f"token_ids must be integers: {error}") from None
+
+
+def unmask_text(s: str, originals: Mapping[str, str]) -> str:
+    """`s` with the originals of all masks."""
+    return s if s.isascii() else PRIVATE.sub(lambda match: originals.get(match[0], match[0]), s)
+
+
+def unmask_json(s: str, unmask: Callable[[str], str]) -> str:
+    """`s` unmasked inside JSON text, where the original of a mask may need an escape."""
+    if s.isascii():
+        return s
+    return PRIVATE.sub(lambda match: json.dumps(unmask(match[0]), ensure_ascii=False)[1:-1], s)
+
+
+def unmask_repr(s: str, unmask: Callable[[str], str]) -> str:
+    """`s` unmasked, including masks that `repr` has escaped."""
+    return _PRIVATE_ESCAPE.sub(lambda match: unmask(chr(int(match[1], 16))), unmask(s))
