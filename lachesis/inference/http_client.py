@@ -30,8 +30,6 @@ _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s: the client closes idle connections, so no request hits a closing one
 _RETRIED_STATUS = frozenset({408, 425, 429})
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
-Echo: TypeAlias = Callable[[], bytes]
-"""Returns a field as JSON text; see `HttpClient.send`."""
 Shorten: TypeAlias = Callable[[bytes], bytes]
 """Removes unused parts from a raw answer; see `HttpClient.send`."""
 ARRAY: Final = "array"
@@ -127,47 +125,35 @@ class HttpClient(HttpSessionOwner):
         named = {"model": self.settings.model_name, **self.settings.extra_body, **payload}
         return await self.send(self.base_url + path, named, max_retries=max_retries)
 
+    def concurrency_slot(self) -> asyncio.Semaphore:
+        """A context manager that holds one of the `max_concurrency` slots."""
+        self._open_session()  # a new event loop gets a new gate
+        return self._gate
+
     async def send(
         self,
         url: str,
         payload: Mapping[str, Any],
         *,
         max_retries: int | None = None,
-        echo: Echo | None = None,
         shorten: Shorten | None = None,
+        in_slot: bool = False,
     ) -> HttpAnswer:
         """POST `payload` until an attempt succeeds, the retries are used up or the deadline passes.
 
         Args:
-            echo: returns a field as JSON text, `"name":value`, that the server may repeat. A verbatim copy becomes
-                null: comparing a long prompt as text takes a hundredth of the time of decoding its numbers.
             shorten: removes unused parts before decoding. If the result is not JSON, the whole answer is decoded.
+            in_slot: the caller holds a `concurrency_slot`.
         """
-        async with self.concurrency_slot():
-            return await self.send_in_slot(url, payload, max_retries=max_retries, echo=echo, shorten=shorten)
-
-    def concurrency_slot(self) -> asyncio.Semaphore:
-        """A context manager that holds one of the `max_concurrency` slots, for several `send_in_slot`."""
-        self._open_session()  # a new event loop gets a new gate
-        return self._gate
-
-    async def send_in_slot(
-        self,
-        url: str,
-        payload: Mapping[str, Any],
-        *,
-        max_retries: int | None = None,
-        echo: Echo | None = None,
-        shorten: Shorten | None = None,
-    ) -> HttpAnswer:
-        """`send` inside `concurrency_slot`."""
-        settings, session = self.settings, self._open_session()
-        retries = settings.max_retries if max_retries is None else max_retries
-        deadline = time.monotonic() + settings.retry_deadline
+        if not in_slot:
+            async with self.concurrency_slot():
+                return await self.send(url, payload, max_retries=max_retries, shorten=shorten, in_slot=True)
+        retries = self.settings.max_retries if max_retries is None else max_retries
+        deadline = time.monotonic() + self.settings.retry_deadline
         for attempt in range(1, retries + 2):
             started = time.monotonic()
             try:
-                answer = await self._request(session, "POST", url, payload, echo=echo, shorten=shorten)
+                answer = await self._request(url, payload, shorten=shorten)
                 return HttpAnswer(answer, time.monotonic() - started, attempt)
             except _Failed as failure:
                 delay = _delay(attempt, failure.retry_after)
@@ -179,7 +165,7 @@ class HttpClient(HttpSessionOwner):
     async def _get(self, path: str, *, root: bool = False) -> dict[str, Any]:
         base = self.root_url if root else self.base_url
         try:
-            return await self._request(self._open_session(), "GET", base + path, None, expect_json=not root)
+            return await self._request(base + path, None, expect_json=not root)
         except _Failed as failure:
             self._give_up(failure, 1)
 
@@ -188,17 +174,17 @@ class HttpClient(HttpSessionOwner):
 
     async def _request(
         self,
-        session: aiohttp.ClientSession,
-        method: str,
         url: str,
         payload: Mapping[str, Any] | None,
         *,
         expect_json: bool = True,
-        echo: Echo | None = None,
         shorten: Shorten | None = None,
     ) -> dict[str, Any]:
-        """One attempt: the decoded answer, `_Failed` for a transient failure, or the final error."""
-        to = self._parsed(url)
+        """One attempt: the decoded answer, `_Failed` for a transient failure, or the final error.
+
+        Without a `payload` it is a GET.
+        """
+        session, method, to = self._open_session(), "GET" if payload is None else "POST", self._parsed(url)
         try:
             # No variable for the body: aiohttp frees what it has sent, and thousands of requests may be in flight.
             async with session.request(method, to, data=None if payload is None else json_body(payload)) as response:
@@ -210,11 +196,10 @@ class HttpClient(HttpSessionOwner):
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
-        without_echo = raw if echo is None else _without_echo(raw, echo())
-        short = without_echo if shorten is None else shorten(without_echo)
+        short = raw if shorten is None else shorten(raw)
         answer = _decode(short)
-        if answer is None and short is not without_echo:
-            answer = _decode(without_echo)
+        if answer is None and short is not raw:
+            answer = _decode(raw)
         error_object = _error_of(answer)
         if status == 200 and error_object and "choices" not in (answer or {}):
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
@@ -253,20 +238,6 @@ class HttpClient(HttpSessionOwner):
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),  # a real one searches for cookies at every request
         )
-
-
-def _without_echo(raw: bytes, field: bytes) -> bytes:
-    # Search for the name only: a search for a whole long prompt costs more than decoding its numbers.
-    name = field[: field.index(b":") + 1]
-    parts: list[bytes] = []
-    done, at = 0, raw.find(name)
-    while at >= 0:
-        end = at + len(name)
-        if raw.startswith(field, at):
-            parts += (raw[done:end], b"null")
-            done = end = at + len(field)
-        at = raw.find(name, end)
-    return b"".join((*parts, raw[done:])) if parts else raw
 
 
 def _decode(raw: bytes) -> dict[str, Any] | None:

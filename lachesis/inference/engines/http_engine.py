@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final
 from lachesis.inference.chat_format import read_finish_reason
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.prompt_ids import PromptIds
+from lachesis.inference.engines.shortening import without_echo
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
@@ -143,8 +144,7 @@ class SingleRequestEngine(HttpEngine, ABC):
             self.url,
             self.payload(prompt, sampling, n),
             max_retries=max_retries,
-            echo=lambda: b'"prompt_token_ids":' + prompt.json,
-            shorten=self.shorten,
+            shorten=lambda raw: self.shorten(without_echo(raw, b'"prompt_token_ids":' + prompt.json)),
         )
         generations = self.read(answer.body, prompt)
         if len(generations) != n:
