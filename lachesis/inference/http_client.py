@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, NoReturn, TypeAlias
 
 import aiohttp
 import orjson
-from yarl import URL
 
 from lachesis.inference.chat_format import aborted_reason
 from lachesis.inference.errors import BadResponse, RequestRejected, ServerUnavailable, rejection
@@ -92,7 +91,6 @@ class HttpClient(HttpSessionOwner):
         self.settings = settings
         self.base_url = settings.base_url.rstrip("/")
         self._gate = asyncio.Semaphore(settings.max_concurrency)
-        self._urls: dict[str, URL] = {}
 
     @property
     def root_url(self) -> str:
@@ -184,10 +182,10 @@ class HttpClient(HttpSessionOwner):
 
         Without a `payload` it is a GET.
         """
-        session, method, to = self._open_session(), "GET" if payload is None else "POST", self._parsed(url)
+        session, method = self._open_session(), "GET" if payload is None else "POST"
         try:
             # No variable for the body: aiohttp frees what it has sent, and thousands of requests may be in flight.
-            async with session.request(method, to, data=None if payload is None else json_body(payload)) as response:
+            async with session.request(method, url, data=None if payload is None else json_body(payload)) as response:
                 raw, status, headers = await response.read(), response.status, response.headers
         except TimeoutError as error:
             reason = str(error) or f"no answer within {self.settings.timeout:g} s"
@@ -215,16 +213,6 @@ class HttpClient(HttpSessionOwner):
         if (status in _RETRIED_STATUS or status >= 500) and status != 501 and not out_of_money:
             raise _Failed(f"status {status}: {text[:300]}", _retry_after(headers.get("Retry-After")))
         raise rejection(self.base_url, status, text, error_object, has_key=bool(self.settings.api_key))
-
-    def _parsed(self, url: str) -> URL:
-        """The parsed URL, from a cache."""
-        parsed = self._urls.get(url)
-        if parsed is None:
-            try:
-                parsed = self._urls[url] = URL(url)
-            except ValueError as error:
-                raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
-        return parsed
 
     def _new_session(self) -> aiohttp.ClientSession:
         headers = {"Content-Type": "application/json"}
