@@ -39,16 +39,7 @@ class Sampling:
 
     def parameters(self) -> dict[str, Any]:
         """The named parameters as JSON fields, in vLLM's spelling. `stop` and `seed` only if they are set."""
-        named: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-        }
+        named: dict[str, Any] = {name: getattr(self, name) for name in ("max_tokens", *_NAMED)}
         if self.stop:
             named["stop"] = list(self.stop)
         if self.seed is not None:
