@@ -16,39 +16,11 @@ Said: TypeAlias = "Reply | str | Sequence[int]"
 Speaker: TypeAlias = Callable[[Ask], Said]
 
 WORDS: Final = (
-    *("the", "of", "and", "to", "in", "that", "was", "with", "for", "one", "all", "there", "answer"),
-    *(
-        "question",
-        "time",
-        "water",
-        "tree",
-        "river",
-        "measure",
-        "length",
-        "thread",
-        "spin",
-        "cut",
-        "first",
-        "then",
-        "more",
-    ),
-    *(
-        "less",
-        "many",
-        "each",
-        "three",
-        "four",
-        "number",
-        "line",
-        "word",
-        "light",
-        "night",
-        "morning",
-        "house",
-        "street",
-    ),
-    *("people", "write", "read", "run", "look", "find", "make", "know", "think", "say", "come", "go", "see"),
-    *("tell", "ask", "work", "call", "try", "need", "feel", "become", "leave", "put"),
+    *("the", "of", "and", "to", "in", "that", "was", "with", "for", "one", "all", "there", "answer", "question"),
+    *("time", "water", "tree", "river", "measure", "length", "thread", "spin", "cut", "first", "then", "more"),
+    *("less", "many", "each", "three", "four", "number", "line", "word", "light", "night", "morning", "house"),
+    *("street", "people", "write", "read", "run", "look", "find", "make", "know", "think", "say", "come", "go"),
+    *("see", "tell", "ask", "work", "call", "try", "need", "feel", "become", "leave", "put"),
 )
 
 
@@ -114,7 +86,7 @@ class RandomTokens:
         drawn = ask.limit + 1 if self.lengths is None or not ask.end_ids else self.lengths.draw(rng)
         stop_ids = frozenset(call.stop_ids) if call.ignore_end else ask.end_ids.union(call.stop_ids)
         ids, logprobs = ask.model.sample(
-            ask.packed,
+            ask.hashed,
             ask.sampling,
             rng,
             limit=min(drawn - 1, ask.limit),
@@ -128,15 +100,14 @@ class RandomTokens:
 class RandomWords:
     """Prose of random words: readable, and cheap."""
 
-    def __init__(self, lengths: Lengths = Lengths(16, 64), words: Sequence[str] = WORDS) -> None:
+    def __init__(self, lengths: Lengths = Lengths(16, 64)) -> None:
         self.lengths = lengths
-        self.words = tuple(words)
 
     def reply(self, ask: Ask) -> Reply:
         rng = ask.rng()
         count = self.lengths.draw(rng)
         # A word has at least one token, so these are enough; the rest is cut.
-        ids = ask.codec.prose(rng.choices(self.words, k=count - 1))
+        ids = ask.codec.prose(rng.choices(WORDS, k=count - 1))
         return Reply(ask.ended(ids[: count - 1]))
 
 

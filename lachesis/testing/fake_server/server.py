@@ -23,7 +23,7 @@ from lachesis.inference.sampling import LogprobsKind
 from lachesis.testing.fake_server.chat import ChatCompletions, render_ids
 from lachesis.testing.fake_server.completions import Ask, Call, Policy, finish
 from lachesis.testing.fake_server.faults import TOKENS, WIRE, Fault, Occasion, drawn, fault_plan, spoil, tamper
-from lachesis.testing.fake_server.model import FakeModel, Packed
+from lachesis.testing.fake_server.model import FakeModel
 from lachesis.testing.fake_server.policies import RandomWords, Speaker, as_policy
 from lachesis.testing.fake_server.seen import Seen
 from lachesis.testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
@@ -133,9 +133,7 @@ class FakeServer(WebService):
     def update_weights(self, version: str, seed: int) -> None:
         """Use another model and `weight_version` from the next request on."""
         old = self.model
-        model = FakeModel(
-            old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length, spread=old.spread
-        )
+        model = FakeModel(old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length)
         self.host = replace(self.host, model=model, weight_version=version)
 
     async def start(self) -> None:
@@ -286,12 +284,12 @@ class FakeServer(WebService):
         """Make the completions, and sleep for the time that a model would take."""
         kind = api.logprobs(host)
         for place, prompt in enumerate(call.prompts):
-            packed = call.packed[place]
-            seed = self._chance(packed, call)
+            hashed = call.hashes[place]
+            seed = self._chance(hashed.hexdigest(), call)
             limit = min(call.sampling.max_tokens, max(0, host.context_length - len(prompt)))
             for index in range(call.n):
                 ask = Ask(
-                    call, prompt, packed, index, seen.number, host.model, host.codec, kind, limit, f"{seed}/{index}"
+                    call, prompt, hashed, index, seen.number, host.model, host.codec, kind, limit, f"{seed}/{index}"
                 )
                 try:
                     reply = self.policy.reply(ask)
@@ -310,9 +308,8 @@ class FakeServer(WebService):
         if delay := self._seconds(seen):
             await asyncio.sleep(delay)
 
-    def _chance(self, prompt: Packed, call: Call) -> str:
-        """The seed of a completion's random numbers."""
-        digest = prompt.digest
+    def _chance(self, digest: str, call: Call) -> str:
+        """The seed of the random numbers for a prompt with this digest."""
         if call.sampling.seed is not None:
             return f"{self.seed}/{digest}/{call.sampling.seed}"
         if not self.vary:
