@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +18,6 @@ from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 from lachesis.inference.errors import InferenceError, ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncCloseable
-from lachesis.inference.metrics import ServerMetrics
 
 Split: TypeAlias = Literal["train", "eval"]
 _SPLITS: Final[tuple[Split, ...]] = ("eval", "train")
@@ -50,6 +51,45 @@ S = TypeVar("S", bound=Server)
 A = TypeVar("A", bound=TimedAnswer)
 
 
+def _window() -> deque[float]:
+    """The last thousand values."""
+    return deque(maxlen=1000)
+
+
+@dataclass(slots=True)
+class _Metrics:
+    """Latencies and attempts of one server: totals of the process, and windows for the averages."""
+
+    requests: int = 0
+    failures: int = 0
+    """Requests that ended in an error, without cancelled ones."""
+    latencies: deque[float] = field(default_factory=_window)
+    eval_latencies: deque[float] = field(default_factory=_window)
+    attempts: deque[float] = field(default_factory=_window)
+    eval_attempts: deque[float] = field(default_factory=_window)
+
+    def record(self, latency: float, attempts: int, *, evaluation: bool) -> None:
+        """Count an answered request: the seconds of its last attempt, and its attempts."""
+        self.requests += 1
+        (self.eval_latencies if evaluation else self.latencies).append(latency)
+        (self.eval_attempts if evaluation else self.attempts).append(attempts)
+
+    def as_wandb(self, server: str) -> dict[str, float]:
+        """The metrics under the names of Atropos' dashboards. Metrics without a value are absent."""
+        report: dict[str, float] = {}
+        for prefix, times in (("", self.latencies), ("eval_", self.eval_latencies)):
+            if times:
+                name = f"server/{server}_{prefix}request_time"
+                report[f"{name}_avg"] = statistics.fmean(times)
+                report[f"{name}_std"] = statistics.pstdev(times)
+                report[f"{name}_99p"] = sorted(times)[math.ceil(0.99 * len(times)) - 1]
+        if self.attempts:
+            report[f"server/{server}_average_num_attempts"] = statistics.fmean(self.attempts)
+        if self.eval_attempts:
+            report[f"server/{server}_eval_retry_rate"] = statistics.fmean(self.eval_attempts)
+        return report
+
+
 @dataclass(slots=True)
 class _Member(Generic[S]):
     """A server and its load. Times are those of the event loop, in seconds."""
@@ -58,7 +98,7 @@ class _Member(Generic[S]):
     in_flight: int = 0
     in_flight_eval: int = 0
     suspended_until: float = 0.0
-    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    metrics: _Metrics = field(default_factory=_Metrics)
 
 
 class Balancer(AsyncCloseable, Generic[S]):
