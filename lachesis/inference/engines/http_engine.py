@@ -22,20 +22,10 @@ _ROUNDING: Final = 1e-5
 _FLOOR: Final = -9000.0
 """vLLM and its relatives write -9999 for minus infinity, which no sampled token has."""
 _RESERVED: Final = frozenset(
-    {
-        "best_of",
-        "echo",
-        "input_ids",
-        "logprobs",
-        "n",
-        "prompt",
-        "stream",
-        "suffix",
-        "text",
-        "token_ids",
-        "truncate_prompt_tokens",
-        "use_beam_search",
-    }
+    (
+        *("best_of", "echo", "input_ids", "logprobs", "n", "prompt"),
+        *("stream", "suffix", "text", "token_ids", "truncate_prompt_tokens", "use_beam_search"),
+    )
 )
 """Fields that would change the prompt or the form of the answer, so that the tokens could no longer be read."""
 _CHECK_ENGINE: Final = "its API is not the one of this engine: check openai.engine and the server's version"
