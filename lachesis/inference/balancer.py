@@ -15,13 +15,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from lachesis.inference.errors import InferenceError, ServerUnavailable
+from lachesis.inference.errors import ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncCloseable
 
 Split: TypeAlias = Literal["train", "eval"]
 _SPLITS: Final[tuple[Split, ...]] = ("eval", "train")
 """In the order in which waiting requests are served: the limit of evaluations keeps them few."""
+_METRICS: Final[Mapping[Split, tuple[str, str]]] = {
+    "train": ("request_time", "average_num_attempts"),
+    "eval": ("eval_request_time", "eval_retry_rate"),
+}
+"""The names of latencies and attempts."""
 
 
 class Server(Protocol):
@@ -51,43 +56,9 @@ S = TypeVar("S", bound=Server)
 A = TypeVar("A", bound=TimedAnswer)
 
 
-def _window() -> deque[float]:
-    """The last thousand values."""
-    return deque(maxlen=1000)
-
-
-@dataclass(slots=True)
-class _Metrics:
-    """Latencies and attempts of one server: totals of the process, and windows for the averages."""
-
-    requests: int = 0
-    failures: int = 0
-    """Requests that ended in an error, without cancelled ones."""
-    latencies: deque[float] = field(default_factory=_window)
-    eval_latencies: deque[float] = field(default_factory=_window)
-    attempts: deque[float] = field(default_factory=_window)
-    eval_attempts: deque[float] = field(default_factory=_window)
-
-    def record(self, latency: float, attempts: int, *, evaluation: bool) -> None:
-        """Count an answered request: the seconds of its last attempt, and its attempts."""
-        self.requests += 1
-        (self.eval_latencies if evaluation else self.latencies).append(latency)
-        (self.eval_attempts if evaluation else self.attempts).append(attempts)
-
-    def as_wandb(self, server: str) -> dict[str, float]:
-        """The metrics under the names of Atropos' dashboards. Metrics without a value are absent."""
-        report: dict[str, float] = {}
-        for prefix, times in (("", self.latencies), ("eval_", self.eval_latencies)):
-            if times:
-                name = f"server/{server}_{prefix}request_time"
-                report[f"{name}_avg"] = statistics.fmean(times)
-                report[f"{name}_std"] = statistics.pstdev(times)
-                report[f"{name}_99p"] = sorted(times)[math.ceil(0.99 * len(times)) - 1]
-        if self.attempts:
-            report[f"server/{server}_average_num_attempts"] = statistics.fmean(self.attempts)
-        if self.eval_attempts:
-            report[f"server/{server}_eval_retry_rate"] = statistics.fmean(self.eval_attempts)
-        return report
+def _windows() -> dict[Split, deque[float]]:
+    """The last thousand values of each kind."""
+    return {split: deque(maxlen=1000) for split in _SPLITS}
 
 
 @dataclass(slots=True)
@@ -98,7 +69,9 @@ class _Member(Generic[S]):
     in_flight: int = 0
     in_flight_eval: int = 0
     suspended_until: float = 0.0
-    metrics: _Metrics = field(default_factory=_Metrics)
+    latencies: dict[Split, deque[float]] = field(default_factory=_windows)
+    """Seconds of the last attempt of each answered request."""
+    attempts: dict[Split, deque[float]] = field(default_factory=_windows)
 
 
 class Balancer(AsyncCloseable, Generic[S]):
@@ -130,10 +103,19 @@ class Balancer(AsyncCloseable, Generic[S]):
         return list(await asyncio.gather(*(server.check() for server in self.servers)))
 
     def wandb_metrics(self, metrics: Mapping[str, float] | None = None) -> dict[str, float]:
-        """`metrics` and those of every server, as `server/server_{i}_request_time_avg` and so on."""
+        """`metrics` and those of every server, under the names of Atropos' dashboards.
+
+        These are `server/server_{i}_request_time_avg` and so on. Metrics without a value are absent.
+        """
         report = dict(metrics or {})
         for index, member in enumerate(self._members):
-            report |= member.metrics.as_wandb(f"server_{index}")
+            for split, (request_time, attempts) in _METRICS.items():
+                if times := member.latencies[split]:
+                    name = f"server/server_{index}_{request_time}"
+                    report[f"{name}_avg"] = statistics.fmean(times)
+                    report[f"{name}_std"] = statistics.pstdev(times)
+                    report[f"{name}_99p"] = sorted(times)[math.ceil(0.99 * len(times)) - 1]
+                    report[f"server/server_{index}_{attempts}"] = statistics.fmean(member.attempts[split])
         return report
 
     async def update_weight(self, weight: float) -> None:
@@ -161,16 +143,13 @@ class Balancer(AsyncCloseable, Generic[S]):
                 answers = await send(member.server, 1 if others else None)
             except ServerUnavailable as failure:
                 failed_attempts += failure.attempts
-                member.metrics.failures += 1
                 if len(self._members) == 1:
                     raise
                 self._suspend(member, failure)
                 give_up_at = give_up_at or loop.time() + self.unavailable_wait
-            except InferenceError:
-                member.metrics.failures += 1
-                raise
             else:
-                member.metrics.record(answers[0].latency, answers[0].attempts, evaluation=split == "eval")
+                member.latencies[split].append(answers[0].latency)
+                member.attempts[split].append(answers[0].attempts)
                 member.suspended_until = 0.0
                 if not failed_attempts:
                     return answers
