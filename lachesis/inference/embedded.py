@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from lachesis.errors import LachesisError
+from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncService
-from lachesis.inference.openai_server import ServerSettings
 
 _HERE = Path(__file__).parent
 HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"

@@ -29,18 +29,6 @@ from lachesis.trajectories import ChatResponse, Node, SampledTokens, TokenPrefix
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "Prompt",
-    "PromptBuilder",
-    "PromptError",
-    "PromptStart",
-    "TemplateError",
-    "TemplateNotExtendable",
-    "TemplateReport",
-    "TurnRejected",
-    "WhenUnextendable",
-]
-
 _FIRST_KEPT: Final = 16
 """First prompts in the cache: about as many as the items in progress."""
 

@@ -15,27 +15,9 @@ from typing import Any, ClassVar, TypeAlias
 import orjson
 from aiohttp import web
 
-from lachesis.inference.openai_server import ServerSettings
+from lachesis.inference.http_client import ServerSettings
 from lachesis.testing.web_service import WebService, json_response
-from lachesis.testing.worked_solutions import (
-    UNKNOWN_PROBLEM,
-    WorkedSolution,
-    WorkedSolutionPolicy,
-    arithmetic_steps,
-    gsm8k_steps,
-)
 from lachesis.trajectories.messages import Message
-
-__all__ = [
-    "MODEL_NAME",
-    "UNKNOWN_PROBLEM",
-    "Policy",
-    "ReferenceServer",
-    "WorkedSolution",
-    "WorkedSolutionPolicy",
-    "arithmetic_steps",
-    "gsm8k_steps",
-]
 
 MODEL_NAME = "reference-policy"
 
