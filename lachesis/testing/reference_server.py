@@ -72,7 +72,13 @@ class ReferenceServer(WebService):
         if payload.get("stream"):
             return _rejection("this server does not stream; send stream=false")
         try:
-            choices = [_choice(index, await self._answer(messages, tools)) for index in range(count)]
+            choices = []
+            for index in range(count):
+                said = self.policy(messages, tools)
+                message = await said if inspect.isawaitable(said) else said
+                reason = "tool_calls" if message.tool_calls else "stop"
+                plain = message.to_openai("reasoning_content")
+                choices.append({"index": index, "message": plain, "finish_reason": reason})
         except Exception as error:
             return _rejection(f"the policy failed: {type(error).__name__}: {error}")
         return json_response(
@@ -84,17 +90,6 @@ class ReferenceServer(WebService):
                 "choices": choices,
             }
         )
-
-    async def _answer(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> Message:
-        message = self.policy(messages, tools)
-        return await message if inspect.isawaitable(message) else message
-
-
-def _choice(index: int, message: Message) -> dict[str, Any]:
-    reason = "tool_calls" if message.tool_calls else "stop"
-    return {"index": index, "message": message.to_openai("reasoning_content"), "finish_reason": reason}
 
 
 def _rejection(reason: str) -> web.Response:

@@ -62,16 +62,6 @@ class Scripted:
         return as_reply(ask, entry(ask) if callable(entry) else entry)
 
 
-class FromFunction:
-    """A function of the `Ask` as a policy."""
-
-    def __init__(self, speaker: Speaker) -> None:
-        self.speaker = speaker
-
-    def reply(self, ask: Ask) -> Reply:
-        return as_reply(ask, self.speaker(ask))
-
-
 class RandomTokens:
     """Samples from the fake model: any token of the vocabulary, with the parameters of the request.
 
@@ -168,9 +158,7 @@ def create_policy(name: str, *, lengths: Lengths | None = None, script: Sequence
 
 def as_policy(policy: Policy | Speaker | str) -> Policy:
     """A policy from a policy, a function of the `Ask`, or a constant text."""
-    if isinstance(policy, str):
-        return Scripted(policy)
-    return policy if hasattr(policy, "reply") else FromFunction(policy)
+    return Scripted(policy) if isinstance(policy, str) or not hasattr(policy, "reply") else policy
 
 
 def as_reply(ask: Ask, said: Said) -> Reply:
