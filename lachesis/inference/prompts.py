@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -98,7 +98,8 @@ class PromptBuilder:
         seal.update(json.dumps([source, dict(template_kwargs or {})], sort_keys=True, default=str).encode())
         seal.update(self._encoder.fingerprint())
         self._seal = seal
-        self._first: dict[str, Sequence[int]] = {}
+        self._first_ids = lru_cache(maxsize=_FIRST_KEPT)(self._encode_first)
+        """Ids of a whole conversation: the rollouts of a group begin alike."""
 
     @cached_property
     def template_report(self) -> TemplateReport:
@@ -274,14 +275,8 @@ class PromptBuilder:
         without = self._template.render(messages, tools, add_generation_prompt=False)
         return text, generation_prompt_of(text, without, self._encoder.added)
 
-    def _first_ids(self, text: str) -> Sequence[int]:
-        """Ids of a whole conversation. The latest are cached, because the rollouts of a group begin alike."""
-        ids = self._first.get(text)
-        if ids is None:
-            while len(self._first) >= _FIRST_KEPT:
-                self._first.pop(next(iter(self._first)), None)
-            ids = self._first[text] = array("I", self._encoder.encode(text))
-        return ids
+    def _encode_first(self, text: str) -> Sequence[int]:
+        return array("I", self._encoder.encode(text))
 
     def _forced(self, tokens: SampledTokens, generation_prompt: str) -> list[int]:
         """Ids between the generation prompt and the sampled ids, such as the opening of a forced call."""
