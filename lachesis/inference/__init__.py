@@ -19,7 +19,8 @@ if TYPE_CHECKING:
         ServerUnavailable,
         Unauthorized,
     )
-    from lachesis.inference.openai_server import OpenAIServer, ServerSettings
+    from lachesis.inference.http_client import ServerSettings
+    from lachesis.inference.openai_server import OpenAIServer
     from lachesis.inference.router import Router, TokenTrackingUnavailable
     from lachesis.inference.token_server import TokenServer
 else:  # aiohttp takes 0.3 s of CPU to import
@@ -30,7 +31,8 @@ else:  # aiohttp takes 0.3 s of CPU to import
                 *("BadResponse", "ContextExhausted", "InferenceError"),
                 *("RequestRejected", "ServerUnavailable", "Unauthorized"),
             ),
-            "lachesis.inference.openai_server": ("OpenAIServer", "ServerSettings"),
+            "lachesis.inference.http_client": ("ServerSettings",),
+            "lachesis.inference.openai_server": ("OpenAIServer",),
             "lachesis.inference.router": ("Router", "TokenTrackingUnavailable"),
             "lachesis.inference.token_server": ("TokenServer",),
         },

@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import statistics
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from lachesis.inference.errors import InferenceError, ServerUnavailable
+from lachesis.inference.errors import ServerUnavailable
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncCloseable
-from lachesis.inference.metrics import ServerMetrics
 
 Split: TypeAlias = Literal["train", "eval"]
 _SPLITS: Final[tuple[Split, ...]] = ("eval", "train")
 """In the order in which waiting requests are served: the limit of evaluations keeps them few."""
+_METRICS: Final[Mapping[Split, tuple[str, str]]] = {
+    "train": ("request_time", "average_num_attempts"),
+    "eval": ("eval_request_time", "eval_retry_rate"),
+}
+"""The names of latencies and attempts."""
 
 
 class Server(Protocol):
@@ -50,6 +56,11 @@ S = TypeVar("S", bound=Server)
 A = TypeVar("A", bound=TimedAnswer)
 
 
+def _windows() -> dict[Split, deque[float]]:
+    """The last thousand values of each kind."""
+    return {split: deque(maxlen=1000) for split in _SPLITS}
+
+
 @dataclass(slots=True)
 class _Member(Generic[S]):
     """A server and its load. Times are those of the event loop, in seconds."""
@@ -58,7 +69,9 @@ class _Member(Generic[S]):
     in_flight: int = 0
     in_flight_eval: int = 0
     suspended_until: float = 0.0
-    metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    latencies: dict[Split, deque[float]] = field(default_factory=_windows)
+    """Seconds of the last attempt of each answered request."""
+    attempts: dict[Split, deque[float]] = field(default_factory=_windows)
 
 
 class Balancer(AsyncCloseable, Generic[S]):
@@ -90,10 +103,19 @@ class Balancer(AsyncCloseable, Generic[S]):
         return list(await asyncio.gather(*(server.check() for server in self.servers)))
 
     def wandb_metrics(self, metrics: Mapping[str, float] | None = None) -> dict[str, float]:
-        """`metrics` and those of every server, as `server/server_{i}_request_time_avg` and so on."""
+        """`metrics` and those of every server, under the names of Atropos' dashboards.
+
+        These are `server/server_{i}_request_time_avg` and so on. Metrics without a value are absent.
+        """
         report = dict(metrics or {})
         for index, member in enumerate(self._members):
-            report |= member.metrics.as_wandb(f"server_{index}")
+            for split, (request_time, attempts) in _METRICS.items():
+                if times := member.latencies[split]:
+                    name = f"server/server_{index}_{request_time}"
+                    report[f"{name}_avg"] = statistics.fmean(times)
+                    report[f"{name}_std"] = statistics.pstdev(times)
+                    report[f"{name}_99p"] = sorted(times)[math.ceil(0.99 * len(times)) - 1]
+                    report[f"server/server_{index}_{attempts}"] = statistics.fmean(member.attempts[split])
         return report
 
     async def update_weight(self, weight: float) -> None:
@@ -121,16 +143,13 @@ class Balancer(AsyncCloseable, Generic[S]):
                 answers = await send(member.server, 1 if others else None)
             except ServerUnavailable as failure:
                 failed_attempts += failure.attempts
-                member.metrics.failures += 1
                 if len(self._members) == 1:
                     raise
                 self._suspend(member, failure)
                 give_up_at = give_up_at or loop.time() + self.unavailable_wait
-            except InferenceError:
-                member.metrics.failures += 1
-                raise
             else:
-                member.metrics.record(answers[0].latency, answers[0].attempts, evaluation=split == "eval")
+                member.latencies[split].append(answers[0].latency)
+                member.attempts[split].append(answers[0].attempts)
                 member.suspended_until = 0.0
                 if not failed_attempts:
                     return answers

@@ -10,7 +10,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from enum import StrEnum
 from itertools import product
 from typing import Any, NoReturn, TypeAlias
 
@@ -49,30 +48,15 @@ class TurnRejected(TemplateError):
     """The template rejects the model's last turn: it has several calls, and the template supports one."""
 
 
-class ArgumentForm(StrEnum):
-    """The form of call arguments that a template expects."""
-
-    OBJECT = "object"
-    """A mapping, as transformers passes it."""
-    TEXT = "text"
-    """JSON text, as in OpenAI's API."""
-
-
-class ContentForm(StrEnum):
-    """The form of message content that a template expects."""
-
-    TEXT = "text"
-    """One text, joined from the text parts."""
-    PARTS = "parts"
-    """A list of `{"type": "text", "text": ...}`. Such a template silently ignores plain text."""
-
-
 @dataclass(frozen=True, slots=True)
 class MessageForm:
-    """The form of messages that a template expects."""
+    """The form of messages that a template expects: by default that of transformers."""
 
-    arguments: ArgumentForm = ArgumentForm.OBJECT
-    content: ContentForm = ContentForm.TEXT
+    text_arguments: bool = False
+    """Call arguments are JSON text, as in OpenAI's API, and not a mapping."""
+    content_parts: bool = False
+    """Content is a list of `{"type": "text", "text": ...}`, and not one text, joined from the text parts. A template
+    that expects parts silently ignores plain text."""
     empty_content: bool = False
     """A message without content gets an empty one. Otherwise it has no such key, as in transformers."""
     empty_text: bool = False
@@ -140,15 +124,16 @@ class ChatTemplate:
         fitted = self
         user: TemplateMessage = {"role": "user", "content": _MARK}
         if _MARK not in (fitted._try([user]) or ""):
-            parts = replace(self, form=MessageForm(content=ContentForm.PARTS))
+            parts = replace(self, form=MessageForm(content_parts=True))
             if _MARK in (parts._try([parts.prepare(user)]) or ""):
                 fitted = parts
         call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": _MARK}}}
         turn: TemplateMessage = {"role": "assistant", "tool_calls": [call]}
         result: TemplateMessage = {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "r"}
         for conversation in ([user, turn, result], [user, turn]):
-            for arguments, empty_content in product(ArgumentForm, (False, True)):
-                trial = replace(fitted, form=replace(fitted.form, arguments=arguments, empty_content=empty_content))
+            for text_arguments, empty_content in product((False, True), repeat=2):
+                form = replace(fitted.form, text_arguments=text_arguments, empty_content=empty_content)
+                trial = replace(fitted, form=form)
                 text = trial._try([trial.prepare(message) for message in conversation])
                 # A mapping in Python's notation (`{'x': ...}`) means that the template expects text.
                 if text is not None and repr({"x": _MARK}) not in text:
@@ -192,24 +177,21 @@ class ChatTemplate:
 
     def _content(self, content: Any) -> Any:
         if isinstance(content, str):
-            return [{"type": "text", "text": content}] if self.form.content is ContentForm.PARTS else content
+            return [{"type": "text", "text": content}] if self.form.content_parts else content
         if others := sorted({str(part.get("type")) for part in content} - {"text"}):
             raise PromptError(
                 "the prompt",
                 f"a message holds {' and '.join(others)}, and only text becomes token ids (Phase 2)",
                 "leave it out of the message, or use a chat server (Phase 1)",
             )
-        if self.form.content is ContentForm.TEXT:
-            return "".join(part["text"] for part in content)
-        return list(content)
+        return list(content) if self.form.content_parts else "".join(part["text"] for part in content)
 
     def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
         arguments = function["arguments"]
-        if self.form.arguments is ArgumentForm.OBJECT:
-            if isinstance(arguments, str):
-                arguments = _object(arguments)
-        elif not isinstance(arguments, str):
+        if isinstance(arguments, str) and not self.form.text_arguments:
+            arguments = _object(arguments)
+        elif self.form.text_arguments and not isinstance(arguments, str):
             arguments = json.dumps(arguments, ensure_ascii=False)
         return {**call, "function": {**function, "arguments": arguments}}
 

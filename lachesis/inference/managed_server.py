@@ -16,7 +16,7 @@ from lachesis.inference.completion_reader import cut_at_stop
 from lachesis.inference.conversation_index import ConversationIndex
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.forced_calls import forced_opening
-from lachesis.inference.sampling import Sampling, read_sampling
+from lachesis.inference.sampling import SAMPLING_FIELDS, Sampling, read_sampling
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -252,8 +252,7 @@ class ManagedServer:
 
 
 _ARGUMENTS: Final = frozenset(
-    {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"}
-    | {"max_tokens", "max_completion_tokens", "stop", "seed", "extra_body", "n", "split"}
+    {*SAMPLING_FIELDS, "extra_body", "n", "split"}
     | {"model", "timeout", "logprobs", "top_logprobs"}  # ignored: the settings decide, or they always apply
 )
 _CHAT_ARGUMENTS: Final = _ARGUMENTS | {"messages", "tools", "tool_choice"}

@@ -20,8 +20,6 @@ from lachesis.inference.sampling import recorded_fields
 from lachesis.trajectories.messages import ChatResponse, Message
 from tool_call_parsers import get_parser
 
-__all__ = ["OpenAIServer", "ServerSettings"]
-
 
 class OpenAIServer(HttpClient):
     """Chat completions from one server. It can be created without an event loop and used from one loop at a time."""

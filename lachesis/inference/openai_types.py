@@ -48,34 +48,35 @@ class _Message(_Subscriptable, ChatCompletionMessage):
 
 def chat_completion(responses: Sequence[ChatResponse]) -> ChatCompletion:
     """One choice for each response, in order."""
-    return ChatCompletion.construct(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        object="chat.completion",
-        created=int(time.time()),
-        model=responses[0].model or "",
-        choices=[
-            Choice.construct(index=index, message=_message(response), finish_reason=_finish(response), logprobs=None)
-            for index, response in enumerate(responses)
-        ],
-        usage=_usage(responses),
-    )
+    choices = [
+        Choice.construct(index=index, message=_message(response), finish_reason=_finish(response), logprobs=None)
+        for index, response in enumerate(responses)
+    ]
+    return ChatCompletion.construct(object="chat.completion", choices=choices, **_envelope("chatcmpl", responses))
 
 
 def completion(responses: Sequence[ChatResponse]) -> Completion:
     """The same for text completions."""
-    return Completion.construct(
-        id=f"cmpl-{uuid.uuid4().hex}",
-        object="text_completion",
-        created=int(time.time()),
-        model=responses[0].model or "",
-        choices=[
-            CompletionChoice.construct(
-                index=index, text=response.message.text, finish_reason=_finish(response), logprobs=None
-            )
-            for index, response in enumerate(responses)
-        ],
-        usage=_usage(responses),
-    )
+    choices = [
+        CompletionChoice.construct(
+            index=index, text=response.message.text, finish_reason=_finish(response), logprobs=None
+        )
+        for index, response in enumerate(responses)
+    ]
+    return Completion.construct(object="text_completion", choices=choices, **_envelope("cmpl", responses))
+
+
+def _envelope(prefix: str, responses: Sequence[ChatResponse]) -> dict[str, Any]:
+    prompt = responses[0].usage.prompt_tokens or 0
+    sampled = sum(response.usage.completion_tokens or 0 for response in responses)
+    return {
+        "id": f"{prefix}-{uuid.uuid4().hex}",
+        "created": int(time.time()),
+        "model": responses[0].model or "",
+        "usage": CompletionUsage.construct(
+            prompt_tokens=prompt, completion_tokens=sampled, total_tokens=prompt + sampled
+        ),
+    }
 
 
 def _message(response: ChatResponse) -> ChatCompletionMessage:
@@ -97,9 +98,3 @@ def _message(response: ChatResponse) -> ChatCompletionMessage:
 def _finish(response: ChatResponse) -> str | None:
     """None for an unknown reason: OpenAI has no name for it."""
     return None if response.finish_reason is FinishReason.UNKNOWN else response.finish_reason.value
-
-
-def _usage(responses: Sequence[ChatResponse]) -> CompletionUsage:
-    prompt = responses[0].usage.prompt_tokens or 0
-    sampled = sum(response.usage.completion_tokens or 0 for response in responses)
-    return CompletionUsage.construct(prompt_tokens=prompt, completion_tokens=sampled, total_tokens=prompt + sampled)

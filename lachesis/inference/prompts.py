@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 
@@ -24,22 +24,10 @@ from lachesis.inference.template_cases import USUAL, Pattern
 from lachesis.inference.template_report import Extension, Finding, TemplateReport, WhenUnextendable
 from lachesis.inference.template_validator import TemplateValidator
 from lachesis.inference.text_encoder import TextEncoder
-from lachesis.trajectories import ChatResponse, SampledTokens, TokenPrefix
+from lachesis.trajectories import ChatResponse, Node, SampledTokens, TokenPrefix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-__all__ = [
-    "Prompt",
-    "PromptBuilder",
-    "PromptError",
-    "PromptStart",
-    "TemplateError",
-    "TemplateNotExtendable",
-    "TemplateReport",
-    "TurnRejected",
-    "WhenUnextendable",
-]
 
 _FIRST_KEPT: Final = 16
 """First prompts in the cache: about as many as the items in progress."""
@@ -72,17 +60,6 @@ class Prompt:
     start: PromptStart
     context: str
     """Digest for `SampledTokens.context`."""
-
-
-class PromptNode(Protocol):
-    """The attributes of a `lachesis.trajectories.Node` that prompts use."""
-
-    @property
-    def item(self) -> Mapping[str, Any]: ...
-    @property
-    def origin(self) -> Any: ...
-    @property
-    def sampled(self) -> bool: ...
 
 
 class PromptBuilder:
@@ -121,7 +98,8 @@ class PromptBuilder:
         seal.update(json.dumps([source, dict(template_kwargs or {})], sort_keys=True, default=str).encode())
         seal.update(self._encoder.fingerprint())
         self._seal = seal
-        self._first: dict[str, Sequence[int]] = {}
+        self._first_ids = lru_cache(maxsize=_FIRST_KEPT)(self._encode_first)
+        """Ids of a whole conversation: the rollouts of a group begin alike."""
 
     @cached_property
     def template_report(self) -> TemplateReport:
@@ -158,7 +136,7 @@ class PromptBuilder:
 
     # Prompts
 
-    def prompt(self, nodes: Sequence[PromptNode], tools: Tools | None = None) -> Prompt:
+    def prompt(self, nodes: Sequence[Node], tools: Tools | None = None) -> Prompt:
         """The prompt for the next turn of a conversation.
 
         `nodes` are the path of a `MessageHistory`. The prompt extends the deepest node that was sampled in its place
@@ -205,7 +183,7 @@ class PromptBuilder:
         tokens: SampledTokens,
         following: Sequence[Mapping[str, Any]],
         finding: Finding,
-        first: PromptNode,
+        first: Node,
         tools: Tools | None,
     ) -> tuple[list[int], str] | None:
         """Ids of the suffix of a sampled turn, and the generation prompt at its end; None without a suffix template.
@@ -250,7 +228,7 @@ class PromptBuilder:
             text = str(self.tokenizer.convert_ids_to_tokens(token_id) or "")
         return text
 
-    def _branch(self, nodes: Sequence[PromptNode], tools: Tools | None, context: str, finding: Finding) -> Prompt:
+    def _branch(self, nodes: Sequence[Node], tools: Tools | None, context: str, finding: Finding) -> Prompt:
         """The template's rendering of the whole conversation. It extends sampled ids that it begins with."""
         if finding.extension is Extension.OMITS:
             raise TemplateError(
@@ -288,7 +266,7 @@ class PromptBuilder:
         roles = tuple(role.removesuffix("+") for role in pattern.roles)
         return self._validator.find(Pattern(1, roles)).extension is not Extension.REJECTED
 
-    def _whole(self, nodes: Sequence[PromptNode], tools: Tools | None) -> tuple[str, str]:
+    def _whole(self, nodes: Sequence[Node], tools: Tools | None) -> tuple[str, str]:
         """The template's rendering of the conversation, and the generation prompt at its end."""
         if not nodes:
             raise PromptError("the prompt", "the conversation is empty", "give it at least one message")
@@ -297,14 +275,8 @@ class PromptBuilder:
         without = self._template.render(messages, tools, add_generation_prompt=False)
         return text, generation_prompt_of(text, without, self._encoder.added)
 
-    def _first_ids(self, text: str) -> Sequence[int]:
-        """Ids of a whole conversation. The latest are cached, because the rollouts of a group begin alike."""
-        ids = self._first.get(text)
-        if ids is None:
-            while len(self._first) >= _FIRST_KEPT:
-                self._first.pop(next(iter(self._first)), None)
-            ids = self._first[text] = array("I", self._encoder.encode(text))
-        return ids
+    def _encode_first(self, text: str) -> Sequence[int]:
+        return array("I", self._encoder.encode(text))
 
     def _forced(self, tokens: SampledTokens, generation_prompt: str) -> list[int]:
         """Ids between the generation prompt and the sampled ids, such as the opening of a forced call."""
@@ -315,13 +287,13 @@ class PromptBuilder:
         return prompt.own_ids if prompt.parent.own_ids[-len(opening) :] == opening else []
 
 
-def _tokens(node: PromptNode, context: str) -> SampledTokens | None:
+def _tokens(node: Node, context: str) -> SampledTokens | None:
     """The sampled tokens of a node, if they were sampled with this context."""
     tokens = node.origin.tokens if isinstance(node.origin, ChatResponse) else None
     return tokens if tokens is not None and tokens.context == context else None
 
 
-def _cuts(nodes: Sequence[PromptNode], context: str) -> tuple[list[tuple[int, SampledTokens]], int | None]:
+def _cuts(nodes: Sequence[Node], context: str) -> tuple[list[tuple[int, SampledTokens]], int | None]:
     """The turns whose sampled ids a prompt keeps, and the index of the first if it was sampled in its place."""
     cuts: list[tuple[int, SampledTokens]] = []
     for index in range(len(nodes) - 1, -1, -1):

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from openai.types import Completion
     from openai.types.chat import ChatCompletion
 
-__all__ = ["Router", "TokenTrackingUnavailable"]
-
 
 class TokenTrackingUnavailable(LachesisError, RuntimeError):
     """The caller needs exact tokens and logprobs, and these servers do not report them."""

@@ -39,16 +39,7 @@ class Sampling:
 
     def parameters(self) -> dict[str, Any]:
         """The named parameters as JSON fields, in vLLM's spelling. `stop` and `seed` only if they are set."""
-        named: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "top_k": self.top_k,
-            "min_p": self.min_p,
-            "presence_penalty": self.presence_penalty,
-            "frequency_penalty": self.frequency_penalty,
-            "repetition_penalty": self.repetition_penalty,
-        }
+        named: dict[str, Any] = {name: getattr(self, name) for name in ("max_tokens", *_NAMED)}
         if self.stop:
             named["stop"] = list(self.stop)
         if self.seed is not None:
@@ -61,12 +52,13 @@ class Sampling:
 
 
 _NAMED = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
-_FIELDS = (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed")
+SAMPLING_FIELDS = (*_NAMED, "max_tokens", "max_completion_tokens", "stop", "seed")
+"""The fields of a request that are parameters of `Sampling`."""
 
 
 def sampling_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
     """The extra fields of a request that are parameters of `Sampling`."""
-    return {name: extra_body[name] for name in _FIELDS if extra_body.get(name) is not None}
+    return {name: extra_body[name] for name in SAMPLING_FIELDS if extra_body.get(name) is not None}
 
 
 def recorded_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
@@ -74,7 +66,7 @@ def recorded_fields(extra_body: Mapping[str, Any]) -> dict[str, Any]:
 
     The others may be secrets, for a proxy for example.
     """
-    return {name: value for name, value in extra_body.items() if name in _FIELDS or is_sampling_field(name)}
+    return {name: value for name, value in extra_body.items() if name in SAMPLING_FIELDS or is_sampling_field(name)}
 
 
 def read_sampling(
@@ -92,7 +84,7 @@ def read_sampling(
         named["top_k"] = max(0, named["top_k"])  # -1 is another spelling of off
     stop = merged.get("stop") or ()
     if extra:
-        for name in _FIELDS:
+        for name in SAMPLING_FIELDS:
             extra.pop(name, None)
     return Sampling(
         max_tokens=merged.get("max_tokens") or merged.get("max_completion_tokens") or default_max_tokens,

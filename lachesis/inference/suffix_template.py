@@ -127,14 +127,18 @@ def generation_prompt_of(text: str, without: str, tokens: Collection[str]) -> st
 
     A template may write other text in its place. `tokens` are the added tokens; none is cut in two.
     """
-    at = len(without)
-    if not text.startswith(without):
-        pairs = enumerate(zip(text, without, strict=False))
-        at = next((at for at, (a, b) in pairs if a != b), min(len(text), len(without)))
+    at = shared_length(text, without)
     if at < len(text):
         starts = (text.find(token, max(0, at - len(token) + 1), at + len(token) - 1) for token in tokens)
         at = min((start for start in starts if 0 <= start < at), default=at)
     return text[at:]
+
+
+def shared_length(a: str, b: str) -> int:
+    """The length of the common beginning of two texts."""
+    if a.startswith(b):
+        return len(b)
+    return next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), len(a))
 
 
 def suffix_template_of(

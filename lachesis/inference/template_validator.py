@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from lachesis.inference.chat_template import ChatTemplate, TemplateError, TemplateMessage, Tools
+from lachesis.inference.chat_template import ChatTemplate, TemplateError, Tools
 from lachesis.inference.suffix_template import (
     Placeholder,
     Shape,
@@ -21,6 +21,7 @@ from lachesis.inference.suffix_template import (
     calls_of,
     generation_prompt_of,
     render_suffix,
+    shared_length,
     suffix_template_of,
 )
 from lachesis.inference.template_cases import (
@@ -51,12 +52,12 @@ class TemplateValidator:
         self._tokens = tokens
         self._spelled = ends[0] if ends else "<|end|>"
         self._findings: dict[Pattern, Finding] = {}
-        self._lasts: dict[int, str] = {}
-        self._rendered: dict[str, str] = {}
+        self._rendered: dict[str, str | None] = {}
+        patterns = [Pattern(calls, (role,)) for calls, role in ((0, "user"), (1, "tool"), (2, "tool"), (1, "user"))]
         shown = [
             text
-            for calls, role in ((0, "user"), (1, "tool"), (2, "tool"), (1, "user"))
-            for text in (self._last(calls), self._suffix(Placeholder(_shape(calls)), calls, (role,)))
+            for pattern in patterns
+            for text in (self._last(pattern.calls), self._suffix(self._case(pattern), _bare(pattern.calls)))
             if text
         ]
         self._template_tokens = TemplateTokens(tokens, ends, *shown)
@@ -83,19 +84,17 @@ class TemplateValidator:
         return False
 
     def _validate(self, pattern: Pattern) -> Finding:
-        cases = list(plain_turns(pattern, self._spelled))
-        wholes: dict[int, str] = {}
+        kept: list[tuple[Case, str]] = []
         rejection = ""
-        for number, case in enumerate(cases):
+        for case in plain_turns(pattern, self._spelled):
             try:
-                wholes[number] = self._render((*case.context, case.turn, *case.following), case.tools)
+                kept.append((case, self._whole(case)))
             except TemplateError as error:
                 rejection = rejection or error.reason
-        if not wholes:
+        if not kept:
             return Finding(pattern, Extension.REJECTED, rejection)
-        if omitted := self._omitted(pattern, wholes):
+        if omitted := self._omitted(pattern, [whole for _, whole in kept]):
             return Finding(pattern, Extension.OMITS, f"it leaves out {omitted}")
-        kept = [(case, wholes[number]) for number, case in enumerate(cases) if number in wholes]
         reason = "the template writes no placeholder for the turn exactly once"
         for placeholder in _placeholders(pattern):
             suffix_template = self._suffix_template(placeholder, pattern)
@@ -118,21 +117,19 @@ class TemplateValidator:
         return Finding(pattern, Extension.UNEXTENDABLE, reason)
 
     def _suffix_fits(self, whole: str, case: Case, placeholder: Placeholder, suffix_template: SuffixTemplate) -> bool:
-        text = self._case_suffix(case, placeholder)
+        text = self._suffix(case, placeholder)
         rest = suffix_template.missing(text) if text is not None else None
         return rest is not None and whole.endswith(rest)
 
     def _generation_prompt(self, case: Case, placeholder: Placeholder) -> str:
-        text, without = (
-            self._case_suffix(case, placeholder, add_generation_prompt=which) or "" for which in (True, False)
-        )
+        text, without = (self._suffix(case, placeholder, add_generation_prompt=which) or "" for which in (True, False))
         return generation_prompt_of(text, without, self._tokens)
 
-    def _omitted(self, pattern: Pattern, wholes: Mapping[int, str]) -> str:
+    def _omitted(self, pattern: Pattern, wholes: Sequence[str]) -> str:
         """The new messages that the template does not write."""
         roles = [role_of(message) for message in following_of(pattern, self._spelled)]
         for number, role in enumerate(roles):
-            if role not in ("assistant", "calls") and any(mark(number) not in whole for whole in wholes.values()):
+            if role not in ("assistant", "calls") and any(mark(number) not in whole for whole in wholes):
                 return {"tool": "tool results", "user": "user messages", "system": "system messages"}[role]
         return ""
 
@@ -174,20 +171,19 @@ class TemplateValidator:
     def _difference(self, case: Case, placeholder: Placeholder, suffix_template: SuffixTemplate) -> Difference | None:
         """How prompt + sampled text + suffix differs from the rendering of the whole conversation."""
         try:
-            whole = self._render((*case.context, case.turn, *case.following), case.tools)
+            whole = self._whole(case)
             prompt = self._render(case.context, case.tools)
             bare = self._render(case.context, case.tools, add_generation_prompt=False)
             last = self._render((*case.context, case.turn), case.tools, add_generation_prompt=False)
         except TemplateError:
             return None
-        text = self._case_suffix(case, placeholder)
+        text = self._suffix(case, placeholder)
         rest = suffix_template.missing(text) if text is not None else None
         if text is None or rest is None or not whole.endswith(rest):
             return Difference.BESIDE_CALLS
         for longer in (whole, last):
             if not longer.startswith(prompt):
-                opening = _shared(bare, prompt)
-                early = _shared(longer, prompt) < opening
+                early = shared_length(longer, prompt) < shared_length(bare, prompt)
                 return Difference.EARLIER if early else Difference.GENERATION_PROMPT
         end = self._end_of_last(placeholder, suffix_template)
         if not last.endswith(end):
@@ -201,89 +197,53 @@ class TemplateValidator:
             return Difference.END_OF_TURN
         return Difference.TURN
 
+    def _whole(self, case: Case) -> str:
+        return self._render((*case.context, case.turn, *case.following), case.tools)
+
     def _render(
         self, messages: Sequence[Mapping[str, Any]], tools: Tools | None, *, add_generation_prompt: bool = True
     ) -> str:
         key = json.dumps([messages, bool(tools), add_generation_prompt])
-        if key not in self._rendered:  # one validation uses the same text several times
+        text = self._rendered.get(key)
+        if text is None:  # one validation uses the same text several times
             prepared = [self.template.prepare(message) for message in messages]
-            self._rendered[key] = self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
-        return self._rendered[key]
-
-    def _suffix(
-        self, placeholder: Placeholder, calls: int, roles: tuple[str, ...], *, add_generation_prompt: bool = True
-    ) -> str | None:
-        pattern = Pattern(calls, roles)
-        following = [self.template.prepare(message) for message in following_of(pattern, self._spelled)]
-        return self._render_placeholder(
-            placeholder, calls_of(turn_of(calls)), following, add_generation_prompt=add_generation_prompt
-        )
-
-    def _case_suffix(self, case: Case, placeholder: Placeholder, *, add_generation_prompt: bool = True) -> str | None:
-        # Only the parts that the placeholder takes from the case make a difference.
-        system = case.system if placeholder.system else None
-        tools = case.tools if placeholder.tools else None
-        key = json.dumps(
-            [placeholder.shape, calls_of(case.turn), case.following, system, bool(tools), add_generation_prompt]
-        )
-        if key not in self._rendered:
-            following = [self.template.prepare(message) for message in case.following]
-            text = self._render_placeholder(
-                placeholder,
-                calls_of(case.turn),
-                following,
-                system=system,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
-            if text is None:
-                return None
+            text = self.template.render(prepared, tools, add_generation_prompt=add_generation_prompt)
             self._rendered[key] = text
+        return text
+
+    def _suffix(self, case: Case, placeholder: Placeholder, *, add_generation_prompt: bool = True) -> str | None:
+        """The text after the placeholder's words; None if the template rejects it or does not write it once."""
+        # Only the parts that the placeholder takes from the case make a difference.
+        calls, system = calls_of(case.turn), case.system if placeholder.system else None
+        tools = case.tools if placeholder.tools else None
+        key = json.dumps([placeholder.shape, calls, case.following, system, bool(tools), add_generation_prompt])
+        if key not in self._rendered:
+            try:
+                self._rendered[key] = render_suffix(
+                    self.template,
+                    placeholder,
+                    [self.template.prepare(message) for message in case.following],
+                    calls=calls,
+                    system=self.template.prepare(system) if system is not None else None,
+                    tools=tools,
+                    add_generation_prompt=add_generation_prompt,
+                )
+            except TemplateError:
+                self._rendered[key] = None
         return self._rendered[key]
 
-    def _render_placeholder(
-        self,
-        placeholder: Placeholder,
-        calls: tuple[tuple[str, str], ...],
-        following: list[TemplateMessage],
-        *,
-        system: Mapping[str, Any] | None = None,
-        tools: Tools | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str | None:
-        try:
-            return render_suffix(
-                self.template,
-                placeholder,
-                following,
-                calls=calls,
-                system=self.template.prepare(system) if system is not None else None,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except TemplateError:
-            return None
+    def _case(self, pattern: Pattern) -> Case:
+        """A plain turn, with everything that a placeholder may take."""
+        return Case((SYSTEM, *PLAIN), turn_of(pattern.calls), following_of(pattern, self._spelled), TOOLS)
 
     def _last(self, calls: int) -> str | None:
         """The text after the words of a turn that is the last message."""
-        if calls not in self._lasts:
-            text = self._suffix(Placeholder(_shape(calls)), calls, (), add_generation_prompt=False)
-            if text is None:
-                return None
-            self._lasts[calls] = text
-        return self._lasts[calls]
+        return self._suffix(self._case(Pattern(calls, ())), _bare(calls), add_generation_prompt=False)
 
     def _header(self, placeholder: Placeholder, pattern: Pattern) -> str | None:
         """The text between the words of a turn and those of the next message."""
         for system, tools in ((placeholder.system, placeholder.tools), (True, True)):
-            following = [self.template.prepare(message) for message in following_of(pattern, self._spelled)]
-            text = self._render_placeholder(
-                Placeholder(placeholder.shape, system, tools),
-                calls_of(turn_of(pattern.calls)),
-                following,
-                system=SYSTEM,
-                tools=TOOLS,
-            )
+            text = self._suffix(self._case(pattern), Placeholder(placeholder.shape, system, tools))
             if text is not None:
                 return text.partition(mark(0))[0]
         return None
@@ -321,10 +281,6 @@ def _placeholders(pattern: Pattern) -> Iterator[Placeholder]:
             yield Placeholder(shape, system, tools)
 
 
-def _shared(a: str, b: str) -> int:
-    """The length of the common beginning of two texts."""
-    return next((at for at, (one, other) in enumerate(zip(a, b, strict=False)) if one != other), min(len(a), len(b)))
-
-
-def _shape(calls: int) -> Shape:
-    return Shape.CALLS if calls else Shape.TEXT
+def _bare(calls: int) -> Placeholder:
+    """A placeholder that takes nothing but the new messages."""
+    return Placeholder(Shape.CALLS if calls else Shape.TEXT)

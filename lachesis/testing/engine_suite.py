@@ -14,7 +14,7 @@ import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, Self
 
@@ -198,10 +198,10 @@ async def relayed_engine(
 async def fake_bench(name: str, policy: Any = None, **server: Any) -> AsyncIterator[FakeBench]:
     """The engine `name` with a `FakeServer`, which plays `policy` or samples from its formula."""
     settings: dict[str, Any] = server.pop("settings", {})
-    async with AsyncExitStack() as stack:
-        fake = await stack.enter_async_context(FakeServer(policy or RandomTokens(), **server))
-        opening = relayed_engine(name, fake.root_url, fake.host.model_name, settings)
-        engine, relay = await stack.enter_async_context(opening)
+    async with (
+        FakeServer(policy or RandomTokens(), **server) as fake,
+        relayed_engine(name, fake.root_url, fake.host.model_name, settings) as (engine, relay),
+    ):
         yield FakeBench(engine, relay, fake)
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.lifecycle import AsyncService
+from lachesis.testing.web_service import WebService
 
 Answer: TypeAlias = dict[str, Any] | int | Callable[[dict[str, Any]], Any]
 """A message, with optional `finish_reason` and `usage`; a status code; or a function of the request, also async, that
@@ -42,41 +42,24 @@ def call(*calls: tuple[str, Any], content: str | None = None, **extra: Any) -> d
     return {"content": content, "tool_calls": listed, **extra}
 
 
-class ScriptedServer(AsyncService):
+class ScriptedServer(WebService):
     """Plays `script` answer by answer. The last answer repeats."""
 
+    title: ClassVar[str] = "the scripted server"
+
     def __init__(self, script: Sequence[Answer] | Callable[[dict[str, Any]], Any]) -> None:
+        super().__init__()
         self.script = script
         self.requests: list[dict[str, Any]] = []
         """The JSON bodies of all requests."""
         self.headers: list[dict[str, str]] = []
-        self._runner: web.AppRunner | None = None
-
-    @property
-    def base_url(self) -> str:
-        """The OpenAI-compatible API, once started."""
-        if self._runner is None:
-            raise RuntimeError("the scripted server is not running; call start(), or use it as a context manager")
-        return f"http://127.0.0.1:{self._runner.addresses[0][1]}/v1"
 
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for an `OpenAIServer` that talks to it."""
         return ServerSettings(**{"base_url": self.base_url, "model_name": "scripted", **overrides})
 
-    async def start(self) -> None:
-        """Bind a free port and start to answer."""
-        app = web.Application(client_max_size=1 << 28)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_get("/v1/models", self._models)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-
-    async def stop(self) -> None:
-        """Close the port and the connections."""
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            await runner.cleanup()
+    def routes(self) -> Iterable[web.RouteDef]:
+        return (web.post("/v1/chat/completions", self._chat), web.get("/v1/models", self._models))
 
     async def _models(self, _: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": "scripted", "object": "model"}]})

@@ -30,4 +30,4 @@ def test_a_first_prompt_is_the_same_whatever_was_asked_for_before(items: list[in
         history = MessageHistory([{"role": "user", "content": f"item {item}"}])
         rendered = TOKENIZER.apply_chat_template(list(history), add_generation_prompt=True, tokenize=False)
         assert BUILDER.prompt(history.nodes()).prefix.ids == ENCODER.encode(rendered)
-    assert len(BUILDER._first) <= 16
+    assert BUILDER._first_ids.cache_info().currsize <= 16

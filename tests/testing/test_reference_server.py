@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from lachesis.inference import OpenAIServer, RequestRejected, Router
-from lachesis.testing.reference_server import (
-    MODEL_NAME,
+from lachesis.testing.reference_server import MODEL_NAME, ReferenceServer
+from lachesis.testing.worked_solutions import (
     UNKNOWN_PROBLEM,
-    ReferenceServer,
     WorkedSolution,
     WorkedSolutionPolicy,
     arithmetic_steps,
+    evaluate,
     gsm8k_steps,
 )
-from lachesis.testing.worked_solutions import evaluate
 from lachesis.trajectories.messages import FinishReason, Message
 
 TOOLS = [{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}]

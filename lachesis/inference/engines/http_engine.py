@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 from lachesis.inference.chat_format import read_finish_reason
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.prompt_ids import PromptIds
+from lachesis.inference.engines.shortening import without_echo
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.http_client import HttpClient, ServerSettings
 from lachesis.inference.sampling import LogprobsKind, Sampling, recorded_fields, sampling_fields
@@ -21,20 +22,10 @@ _ROUNDING: Final = 1e-5
 _FLOOR: Final = -9000.0
 """vLLM and its relatives write -9999 for minus infinity, which no sampled token has."""
 _RESERVED: Final = frozenset(
-    {
-        "best_of",
-        "echo",
-        "input_ids",
-        "logprobs",
-        "n",
-        "prompt",
-        "stream",
-        "suffix",
-        "text",
-        "token_ids",
-        "truncate_prompt_tokens",
-        "use_beam_search",
-    }
+    (
+        *("best_of", "echo", "input_ids", "logprobs", "n", "prompt"),
+        *("stream", "suffix", "text", "token_ids", "truncate_prompt_tokens", "use_beam_search"),
+    )
 )
 """Fields that would change the prompt or the form of the answer, so that the tokens could no longer be read."""
 _CHECK_ENGINE: Final = "its API is not the one of this engine: check openai.engine and the server's version"
@@ -143,8 +134,7 @@ class SingleRequestEngine(HttpEngine, ABC):
             self.url,
             self.payload(prompt, sampling, n),
             max_retries=max_retries,
-            echo=lambda: b'"prompt_token_ids":' + prompt.json,
-            shorten=self.shorten,
+            shorten=lambda raw: self.shorten(without_echo(raw, b'"prompt_token_ids":' + prompt.json)),
         )
         generations = self.read(answer.body, prompt)
         if len(generations) != n:

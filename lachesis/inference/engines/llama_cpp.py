@@ -82,7 +82,7 @@ class LlamaCppEngine(HttpEngine):
             return [await self._generate_in_slot(prompt, sampling, max_retries)]
 
     async def _generate_in_slot(self, prompt: PromptIds, sampling: Sampling, max_retries: int | None) -> Generation:
-        answer = await self._complete(self.payload(prompt, sampling), max_retries)
+        answer = await self._ask("completion", self.payload(prompt, sampling), max_retries)
         body, attempts = answer.body, answer.attempts
         ids, listed = self._tokens(body)
         length = body.get("tokens_evaluated")
@@ -103,8 +103,8 @@ class LlamaCppEngine(HttpEngine):
         reason = _FINISH_REASONS.get(raw_reason or "", FinishReason.UNKNOWN)
         return replace(generation, finish_reason=reason, latency=answer.latency, attempts=attempts)
 
-    async def _complete(self, payload: Mapping[str, Any], max_retries: int | None) -> HttpAnswer:
-        return await self.send_in_slot(f"{self.root_url}/completion", payload, max_retries=max_retries)
+    async def _ask(self, route: str, payload: Mapping[str, Any], max_retries: int | None) -> HttpAnswer:
+        return await self.send(f"{self.root_url}/{route}", payload, max_retries=max_retries, in_slot=True)
 
     def _tokens(self, body: Mapping[str, Any]) -> tuple[list[int], list[Mapping[str, Any]]]:
         ids, listed = body.get("tokens"), list_of_objects(body.get("completion_probabilities", []))
@@ -126,7 +126,7 @@ class LlamaCppEngine(HttpEngine):
                 "n_probs": candidates,
                 "cache_prompt": True,
             }
-            answer = await self._complete(payload, max_retries)
+            answer = await self._ask("completion", payload, max_retries)
             retries += answer.attempts - 1
             _, listed = self._tokens(answer.body)
             for entry in list_of_objects(listed[0].get("top_logprobs")) or () if listed else ():
@@ -140,8 +140,7 @@ class LlamaCppEngine(HttpEngine):
 
     async def _plain_token(self, max_retries: int | None) -> int:
         if self._forced_token is None:
-            wanted = {"content": "a", "add_special": False}
-            answer = await self.send_in_slot(f"{self.root_url}/tokenize", wanted, max_retries=max_retries)
+            answer = await self._ask("tokenize", {"content": "a", "add_special": False}, max_retries)
             tokens = answer.body.get("tokens")
             if not isinstance(tokens, list) or not tokens or not isinstance(tokens[-1], int):
                 raise BadResponse(self.base_url, "its /tokenize named no token for a letter", "check the model file")

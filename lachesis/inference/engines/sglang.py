@@ -13,20 +13,10 @@ from lachesis.inference.http_client import ARRAY
 from lachesis.inference.sampling import LogprobsKind, Sampling
 
 _OF_THE_REQUEST: Final = frozenset(
-    {
-        "bootstrap_host",
-        "bootstrap_port",
-        "bootstrap_room",
-        "custom_logit_processor",
-        "data_parallel_rank",
-        "extra_key",
-        "lora_id",
-        "lora_path",
-        "priority",
-        "rid",
-        "routing_key",
-        "session_params",
-    }
+    (
+        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "custom_logit_processor", "data_parallel_rank"),
+        *("extra_key", "lora_id", "lora_path", "priority", "rid", "routing_key", "session_params"),
+    )
 )
 """Extra fields beside `sampling_params`. All others go into `sampling_params`."""
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Final
 from lachesis.inference.engines.base import Generation
 from lachesis.inference.engines.http_engine import SingleRequestEngine, join_versions, list_of_objects
 from lachesis.inference.engines.prompt_ids import PromptIds
-from lachesis.inference.engines.token_texts import without_token_texts
+from lachesis.inference.engines.shortening import without_token_texts
 from lachesis.inference.errors import BadResponse, RequestRejected
 from lachesis.inference.sampling import LogprobsKind, Sampling
 

@@ -11,7 +11,6 @@ from lachesis.testing.fake_server.faults import Fault
 from lachesis.testing.fake_server.model import FakeModel
 from lachesis.testing.fake_server.policies import (
     Echo,
-    FromFunction,
     Lengths,
     RandomTokens,
     RandomWords,
@@ -31,7 +30,6 @@ __all__ = [
     "FakeModel",
     "FakeServer",
     "Fault",
-    "FromFunction",
     "Lengths",
     "Policy",
     "RandomTokens",

@@ -8,15 +8,8 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from lachesis.testing.fake_server.completions import Call
-from lachesis.testing.fake_server.shapes import JSON, Host, Rejected, Shown, new_id, now, openai_error, usage, whole
-from lachesis.testing.fake_server.vllm import (
-    Checked,
-    VLLMApi,
-    check_model,
-    check_prompts,
-    read_vllm_call,
-    weight_versions,
-)
+from lachesis.testing.fake_server.shapes import JSON, Host, Rejected, Shown, new_id, top_logprobs, whole
+from lachesis.testing.fake_server.vllm import VLLMApi, read_vllm_call, token_names
 from tool_call_parsers import get_parser
 
 
@@ -25,89 +18,73 @@ class ChatCompletions(VLLMApi):
 
     name: ClassVar[str] = "chat-completions"
 
-    def read(self, host: Host, body: JSON) -> Call:
-        check_model(host, body)
-        if body.get("stream"):
-            raise Rejected(400, openai_error(400, "The fake server does not stream.", "stream"))
+    def call(self, host: Host, body: JSON) -> Call:
         messages, tools = body.get("messages"), body.get("tools")
         if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
-            raise Rejected(400, openai_error(400, "messages: a list of messages is required.", "messages"))
+            raise Rejected("messages: a list of messages is required.", param="messages")
         ids = render_ids(host, body, messages, tools)
         room = max(1, host.context_length - len(ids))
         named = "max_completion_tokens" if body.get("max_completion_tokens") is not None else "max_tokens"
-        with Checked():
-            call = read_vllm_call(body, [ids], default_max_tokens=room, max_tokens=named)
-        check_prompts(host, call)
+        call = read_vllm_call(body, [ids], default_max_tokens=room, max_tokens=named)
         return replace(call, messages=messages, tools=tools)
 
     def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> JSON:
-        return_ids = bool(body.get("return_token_ids"))
+        return_ids, versions = bool(body.get("return_token_ids")), bool(body.get("return_weight_versions"))
         choices = []
         for each in shown:
-            message, called = self._message(host, body, call, each)
-            reason = "tool_calls" if called and each.made.finish_reason == "stop" else each.made.finish_reason
-            choices.append(
-                {
-                    "index": each.made.index,
-                    "message": message,
-                    "logprobs": self._logprobs(host, body, call, each) if body.get("logprobs") else None,
-                    "finish_reason": reason,
-                    "stop_reason": each.made.stop_reason,
-                    "token_ids": list(each.ids) if return_ids and each.ids is not None else None,
-                    "routed_experts": None,
-                    "weight_versions": weight_versions(host, each) if body.get("return_weight_versions") else None,
-                }
-            )
-        return {
-            "id": new_id("chatcmpl-"),
-            "object": "chat.completion",
-            "created": now(),
-            "model": host.model_name,
-            "choices": choices,
-            "service_tier": None,
-            "system_fingerprint": None,
-            "usage": usage(shown),
-            "prompt_logprobs": None,
-            "prompt_token_ids": list(shown[0].prompt_ids) if return_ids else None,
-            "kv_transfer_params": None,
-        }
+            message = self._message(host, body, call, each)
+            choice = {
+                "index": each.made.index,
+                "message": message,
+                "logprobs": self._logprobs(host, body, call, each) if body.get("logprobs") else None,
+                **self.ending(host, each, each.ids if return_ids else None, versions=versions),
+            }
+            if message["tool_calls"] and choice["finish_reason"] == "stop":
+                choice["finish_reason"] = "tool_calls"
+            choices.append(choice)
+        return self.answer(
+            host,
+            choices,
+            shown,
+            absent=("service_tier", "system_fingerprint", "prompt_logprobs", "kv_transfer_params"),
+            id=new_id("chatcmpl-"),
+            object="chat.completion",
+            prompt_token_ids=list(shown[0].prompt_ids) if return_ids else None,
+        )
 
-    def _message(self, host: Host, body: JSON, call: Call, each: Shown) -> tuple[JSON, bool]:
+    def _message(self, host: Host, body: JSON, call: Call, each: Shown) -> JSON:
         message: JSON = {"role": "assistant", "content": each.made.text, "refusal": None, "tool_calls": []}
         if host.tool_call_parser is None or not call.tools or body.get("tool_choice") == "none":
-            return message, False
+            return message
         parsed = get_parser(host.tool_call_parser).parse(each.made.text, call.tools)
-        if not parsed.tool_calls:
-            return message, False
-        message["content"] = parsed.content
-        message["tool_calls"] = [
-            {"id": made.id, "type": "function", "function": {"name": made.name, "arguments": made.arguments_json}}
-            for made in parsed.tool_calls
-        ]
-        return message, True
+        if parsed.tool_calls:
+            message["content"] = parsed.content
+            message["tool_calls"] = [
+                {"id": made.id, "type": "function", "function": {"name": made.name, "arguments": made.arguments_json}}
+                for made in parsed.tool_calls
+            ]
+        return message
 
     def _logprobs(self, host: Host, body: JSON, call: Call, each: Shown) -> JSON | None:
         if each.logprobs is None:
             return None
         ids = each.ids if each.ids is not None else each.made.ids
-        count = whole(body, "top_logprobs", 0)
-        found = host.model.top(call.prompts[0], ids, call.sampling, host.logprobs_mode, count) if count else []
-        as_ids = bool(body.get("return_tokens_as_token_ids"))
+        likeliest = top_logprobs(host, call, 0, ids, whole(body, "top_logprobs", 0))
+        name, bytes_of = token_names(host, body), host.codec.bytes_of
 
         def entry(index: int, logprob: float | None) -> JSON:
-            token = f"token_id:{index}" if as_ids else host.codec.token_texts[index]
-            return {"token": token, "logprob": logprob, "bytes": list(host.codec.bytes_of[index])}
+            return {"token": name(index), "logprob": logprob, "bytes": list(bytes_of[index])}
 
         return {
             "content": [
-                {**entry(index, logprob), "top_logprobs": [entry(*pair) for pair in (found[place] if found else ())]}
-                for place, (index, logprob) in enumerate(zip(ids, each.logprobs, strict=False))
+                {**entry(index, logprob), "top_logprobs": [entry(*pair) for pair in best]}
+                for index, logprob, best in zip(ids, each.logprobs, likeliest, strict=False)
             ]
         }
 
 
 def render_ids(host: Host, body: Mapping[str, Any], messages: Sequence[Any], tools: Any) -> list[int]:
-    """The ids of a conversation's prompt; 400 if the template raises."""
+    """The ids of a conversation's prompt. Raises `ValueError` if the template raises."""
     try:
         text = host.codec.render(
             [_for_template(message) for message in messages],
@@ -116,7 +93,7 @@ def render_ids(host: Host, body: Mapping[str, Any], messages: Sequence[Any], too
             **(body.get("chat_template_kwargs") or {}),
         )
     except Exception as error:  # templates raise any exception
-        raise Rejected(400, openai_error(400, f"{type(error).__name__}: {error}")) from error
+        raise ValueError(f"{type(error).__name__}: {error}") from error
     return host.codec.encode(text, add_special_tokens=bool(body.get("add_special_tokens")))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from random import Random
 from typing import Any, Protocol
 
 from lachesis.inference.sampling import LogprobsKind, Sampling
-from lachesis.testing.fake_server.model import FakeModel, Packed, pack
+from lachesis.testing.fake_server.model import FakeModel, hash_of
 from lachesis.testing.fake_server.tokenizer import Codec
 
 
@@ -18,8 +19,8 @@ class Call:
 
     prompts: Sequence[Sequence[int]]
     sampling: Sampling
-    packed: Sequence[Packed] = field(init=False, repr=False)
-    """The prompts in the model's form. An invalid id raises `ValueError` in the constructor."""
+    hashes: Sequence[blake2b] = field(init=False, repr=False, compare=False)
+    """Of the prompts, for the model. An invalid id raises `ValueError` in the constructor."""
     n: int = 1
     """Completions of each prompt."""
     stop_ids: Collection[int] = ()
@@ -34,7 +35,7 @@ class Call:
     tools: Sequence[Mapping[str, Any]] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "packed", tuple(Packed(pack(prompt)) for prompt in self.prompts))
+        object.__setattr__(self, "hashes", tuple(map(hash_of, self.prompts)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,8 @@ class Ask:
 
     call: Call
     prompt_ids: Sequence[int]
-    packed: Packed
-    """The same, for the model."""
+    hashed: blake2b
+    """Their hash, for the model."""
     index: int
     """The index among the `n` completions of this prompt."""
     number: int
@@ -144,7 +145,7 @@ def finish(ask: Ask, prompt: int, reply: Reply, faults: list[str]) -> Completion
     if reply.logprobs is not None:
         logprobs = list(reply.logprobs[: len(ids)])
     else:
-        logprobs = ask.model.score(ask.packed, ids, call.sampling, ask.logprobs)
+        logprobs = ask.model.score(ask.hashed, ids, call.sampling, ask.logprobs)
     return Completion(prompt, ask.index, ids, logprobs, text, reason or "stop", stop_reason, faults)
 
 

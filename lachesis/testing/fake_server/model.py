@@ -1,10 +1,10 @@
 """A tiny language model: its next-token distribution depends on every earlier id and can be recomputed.
 
-The formula, for a model with `seed`, `rows` and vocabulary size V:
+The formula, for a model with `seed`, `rows` (256, or 32 for a large vocabulary) and vocabulary size V:
 
 * `row = int(digest[:8], 16) % rows`, where `digest` is `lachesis.trajectories.TokenPrefix.digest` of all earlier ids,
   prompt and sampled: blake2b with 16 bytes over the little-endian 32-bit ids.
-* `logits[id] = spread * word[id] / 2**32`, where `word` are V little-endian 32-bit words of
+* `logits[id] = 8 * word[id] / 2**32`, where `word` are V little-endian 32-bit words of
   `shake_256(f"{seed}/{row}")`. With a `mean_length`, the end-of-turn ids together have probability
   `1 / mean_length` at temperature 1.
 * `logprobs = log_softmax(logits / temperature)`, over the ids that remain after top-k, min-p and top-p, in this order.
@@ -29,19 +29,9 @@ from lachesis.inference.sampling import LogprobsKind, Sampling
 
 _WORD: Final = next(code for code in "IL" if array(code).itemsize == 4)
 _CACHED_FLOATS: Final = 2**23
+_SPREAD: Final = 8.0
 IMPOSSIBLE: Final = -9999.0
 """Logprob of an id that truncation excludes, which only a script can say. vLLM writes minus infinity so."""
-
-
-class Packed(NamedTuple):
-    """Ids in the form that the model hashes."""
-
-    words: array[int]
-
-    @property
-    def digest(self) -> str:
-        """As `lachesis.trajectories.TokenPrefix.digest`."""
-        return _hash(self).hexdigest()
 
 
 class _Distribution(NamedTuple):
@@ -61,8 +51,6 @@ class FakeModel:
         *,
         end_ids: Collection[int] = (),
         mean_length: float | None = None,
-        spread: float = 8.0,
-        rows: int | None = None,
     ) -> None:
         """`mean_length`: tokens of a completion. None makes end-of-turn ids as likely as any other."""
         if mean_length is not None and not mean_length >= 1:
@@ -71,9 +59,8 @@ class FakeModel:
         self.seed = seed
         self.end_ids = frozenset(end_ids)
         self.mean_length = mean_length
-        self.spread = spread
         # A row of a large vocabulary costs milliseconds and megabytes. Fewer rows still distinguish prefixes.
-        self.rows = rows or (256 if vocabulary_size <= 2**13 else 32)
+        self.rows = 256 if vocabulary_size <= 2**13 else 32
         cached = max(self.rows // 4, _CACHED_FLOATS // (2 * vocabulary_size))
         self._distribution = functools.lru_cache(maxsize=cached)(self._compute)
 
@@ -83,7 +70,7 @@ class FakeModel:
         words.frombytes(shake_256(f"{self.seed}/{row}".encode()).digest(4 * self.vocabulary_size))
         if sys.byteorder == "big":
             words.byteswap()
-        scale = self.spread / 2**32
+        scale = _SPREAD / 2**32
         logits = [word * scale for word in words]
         if self.mean_length is not None and self.end_ids:
             others = math.fsum(math.exp(value) for index, value in enumerate(logits) if index not in self.end_ids)
@@ -94,11 +81,11 @@ class FakeModel:
         return logits
 
     def score(
-        self, prompt_ids: Iterable[int] | Packed, ids: Sequence[int], sampling: Sampling, kind: LogprobsKind = "raw"
+        self, prompt_ids: Iterable[int] | blake2b, ids: Sequence[int], sampling: Sampling, kind: LogprobsKind = "raw"
     ) -> list[float]:
         """The logprob of each of `ids` after `prompt_ids` and the earlier ids."""
         settings = _settings(sampling, kind)
-        context, scored = _hash(prompt_ids), []
+        context, scored = hash_of(prompt_ids), []
         distribution, rows = self._distribution, self.rows
         for index in ids:
             row = int.from_bytes(context.digest()[:4]) % rows
@@ -108,7 +95,7 @@ class FakeModel:
 
     def sample(
         self,
-        prompt_ids: Iterable[int] | Packed,
+        prompt_ids: Iterable[int] | blake2b,
         sampling: Sampling,
         rng: Random,
         *,
@@ -123,7 +110,7 @@ class FakeModel:
         """
         drawn_from, reported = _settings(sampling, "processed"), _settings(sampling, kind)
         greedy, same = sampling.temperature <= 0, drawn_from == reported
-        context, ids, logprobs = _hash(prompt_ids), [], []
+        context, ids, logprobs = hash_of(prompt_ids), [], []
         distribution, rows, last = self._distribution, self.rows, self.vocabulary_size - 1
         for _ in range(limit):
             row = int.from_bytes(context.digest()[:4]) % rows
@@ -147,7 +134,7 @@ class FakeModel:
     ) -> list[list[tuple[int, float]]]:
         """For each position of `ids`, the `count` likeliest ids with their logprobs, likeliest first."""
         settings = _settings(sampling, kind)
-        context, found = _hash(prompt_ids), []
+        context, found = hash_of(prompt_ids), []
         for index in ids:
             logprobs = self._distribution(int.from_bytes(context.digest()[:4]) % self.rows, *settings).logprobs
             best = sorted(range(len(logprobs)), key=logprobs.__getitem__, reverse=True)[:count]
@@ -198,16 +185,17 @@ def _truncate(weights: list[float], top_k: int, top_p: float, min_p: float) -> s
     return set(order)
 
 
-def pack(ids: Iterable[int]) -> array[int]:
-    """Ids as little-endian 32-bit words. Raises `ValueError` for invalid ids."""
+def hash_of(ids: Iterable[int] | blake2b) -> blake2b:
+    """The hash of `lachesis.trajectories.TokenPrefix.digest`, over little-endian 32-bit words. A hash is copied.
+
+    Raises `ValueError` for invalid ids.
+    """
+    if isinstance(ids, blake2b):
+        return ids.copy()
     try:
         words = array(_WORD, ids)
     except (OverflowError, TypeError) as error:
         raise ValueError(f"token ids are whole numbers from 0 on: {error}") from None
     if sys.byteorder == "big":
         words.byteswap()
-    return words
-
-
-def _hash(ids: Iterable[int] | Packed) -> blake2b:
-    return blake2b(ids.words if isinstance(ids, Packed) else pack(ids), digest_size=16)
+    return blake2b(words, digest_size=16)

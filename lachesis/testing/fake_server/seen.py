@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal, TypeAlias
 
 from lachesis.testing.fake_server.completions import Call, Completion
@@ -47,17 +47,5 @@ class Seen:
             "faults": self.faults,
             "prompts": [list(prompt) for prompt in self.call.prompts] if self.call else [],
             "sampling": self.call.sampling.record("raw") if self.call else None,
-            "completions": [
-                {
-                    "prompt": made.prompt,
-                    "index": made.index,
-                    "ids": made.ids,
-                    "logprobs": made.logprobs,
-                    "text": made.text,
-                    "finish_reason": made.finish_reason,
-                    "stop_reason": made.stop_reason,
-                    "faults": made.faults,
-                }
-                for made in self.completions
-            ],
+            "completions": [asdict(made) for made in self.completions],
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-import socket
+import sys
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,29 +13,29 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
 import orjson
 from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
-from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.sampling import LogprobsKind
 from lachesis.testing.fake_server.chat import ChatCompletions, render_ids
 from lachesis.testing.fake_server.completions import Ask, Call, Policy, finish
 from lachesis.testing.fake_server.faults import TOKENS, WIRE, Fault, Occasion, drawn, fault_plan, spoil, tamper
-from lachesis.testing.fake_server.model import FakeModel, Packed
+from lachesis.testing.fake_server.model import FakeModel
 from lachesis.testing.fake_server.policies import RandomWords, Speaker, as_policy
 from lachesis.testing.fake_server.seen import Seen
 from lachesis.testing.fake_server.sglang import AtroposGenerate, SGLangGenerate
 from lachesis.testing.fake_server.shapes import JSON, Api, Host, Rejected, Shown, new_id, now, openai_error
 from lachesis.testing.fake_server.tokenizer import Codec, fake_tokenizer
 from lachesis.testing.fake_server.vllm import Completions, Generate
+from lachesis.testing.web_service import WebService, json_response
 
 VERSION: Final = "0.33.0"
 """The vLLM release whose routes it imitates."""
-_LARGEST_REQUEST: Final = 256 * 2**20
 _JSON: Final = "application/json"
+_UNAUTHORIZED: Final = {"error": "Unauthorized"}
 _COUNTS: Final = (
     *("requests", "in_flight", "most_in_flight", "waiting", "cancelled"),
     *("completions", "prompt_tokens", "completion_tokens"),
@@ -43,7 +43,7 @@ _COUNTS: Final = (
 """Counts that begin at 0. Counts by route, status and fault appear when they occur."""
 
 
-class FakeServer(AsyncService):
+class FakeServer(WebService):
     """An HTTP server with the routes of vLLM, SGLang, OpenAI and Atropos, and no model; an async context manager.
 
     Args:
@@ -63,6 +63,8 @@ class FakeServer(AsyncService):
         keep_requests: the number of latest requests in `requests`.
         record: a file that gets a JSON line for each request (`Seen.record`).
     """
+
+    title: ClassVar[str] = "the fake server"
 
     def __init__(
         self,
@@ -90,6 +92,7 @@ class FakeServer(AsyncService):
         host: str = "127.0.0.1",
         port: int = 0,
     ) -> None:
+        super().__init__(host, port)
         self.policy = as_policy(policy) if policy is not None else RandomWords()
         self.faults = fault_plan(faults)
         self.tokenizer = fake_tokenizer() if tokenizer is None else tokenizer
@@ -111,31 +114,14 @@ class FakeServer(AsyncService):
         """The counts of `/fake/stats`."""
         self._record_path = Path(record) if record is not None else None
         self._record: IO[bytes] | None = None
-        self._address = (host, port)
-        self._socket: socket.socket | None = None
-        self._runner: web.AppRunner | None = None
         self._opening: asyncio.Task[None] | None = None
-        self._ready: asyncio.Event | None = None
-        self._slots: asyncio.Semaphore | None = None
+        self._ready = asyncio.Event()
         self._asked: Counter[str] = Counter()
 
     @property
     def model(self) -> FakeModel:
         """Scores any ids: `server.model.score(prompt_ids, ids, sampling, kind)`."""
         return self.host.model
-
-    @property
-    def root_url(self) -> str:
-        """Without `/v1`: the base of `/generate`, `/inference/v1/generate` and `/tokenize`."""
-        if self._socket is None:
-            raise RuntimeError("the fake server is not running; call start(), or use it as a context manager")
-        host, port = self._socket.getsockname()[:2]
-        return f"http://{host}:{port}"
-
-    @property
-    def base_url(self) -> str:
-        """The OpenAI-compatible API, for `ServerSettings`."""
-        return f"{self.root_url}/v1"
 
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for a client of this server."""
@@ -147,50 +133,35 @@ class FakeServer(AsyncService):
     def update_weights(self, version: str, seed: int) -> None:
         """Use another model and `weight_version` from the next request on."""
         old = self.model
-        model = FakeModel(
-            old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length, spread=old.spread
-        )
+        model = FakeModel(old.vocabulary_size, seed, end_ids=old.end_ids, mean_length=old.mean_length)
         self.host = replace(self.host, model=model, weight_version=version)
 
     async def start(self) -> None:
         """Bind the port and start to answer."""
-        app = web.Application(client_max_size=_LARGEST_REQUEST)
-        self._add_routes(app)
-        self._slots = asyncio.Semaphore(self.max_concurrency) if self.max_concurrency else None
+        self._ready = asyncio.Event()
+        self._slots = asyncio.Semaphore(self.max_concurrency or sys.maxsize)
         if self._record_path is not None:
             self._record = self._record_path.open("ab")
-        self._ready = asyncio.Event()
-        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
-        await self._runner.setup()
-        try:
-            family = socket.AF_INET6 if ":" in self._address[0] else socket.AF_INET
-            self._socket = socket.socket(family, socket.SOCK_STREAM)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            self._socket.bind(self._address)
-            self._opening = asyncio.create_task(self._open(self._runner, self._socket, self._ready))
-            if not self.slow_start:
-                await self._opening
-            elif not self.refuse_until_ready:
-                await asyncio.sleep(0)  # lets the task listen first
-        except BaseException:
-            await self.stop()
-            raise
+        await super().start()
 
-    async def _open(self, runner: web.AppRunner, bound: socket.socket, ready: asyncio.Event) -> None:
-        site = web.SockSite(runner, bound, backlog=4096)
+    async def _listen(self, site: web.BaseSite) -> None:
         if not self.refuse_until_ready:
             await site.start()
+        self._opening = asyncio.create_task(self._open(site))
+        if not self.slow_start:
+            await self._opening
+
+    async def _open(self, site: web.BaseSite) -> None:
         if self.slow_start:
             with suppress(TimeoutError):
-                await asyncio.wait_for(ready.wait(), self.slow_start)
-        ready.set()
+                await asyncio.wait_for(self._ready.wait(), self.slow_start)
+        self._ready.set()
         if self.refuse_until_ready:  # the socket was bound and not listening, so connections were refused
             await site.start()
 
     def become_ready(self) -> None:
         """End the slow start now."""
-        if self._ready is not None:
-            self._ready.set()
+        self._ready.set()
 
     async def started(self) -> None:
         """Wait until the slow start is over."""
@@ -204,36 +175,31 @@ class FakeServer(AsyncService):
             with suppress(asyncio.CancelledError):
                 await self._opening
             self._opening = None
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
+        await super().stop()
         if self._record is not None:
             self._record.close()
             self._record = None
 
-    def _add_routes(self, app: web.Application) -> None:
+    def routes(self) -> Iterable[web.RouteDef]:
+        """Those of `docs/fake-server.md`."""
         sglang, atropos = SGLangGenerate(), AtroposGenerate()
-        one: Mapping[str, Api] = {
+        by_path: Mapping[str, Api] = {
             "/v1/completions": Completions(),
             "/v1/chat/completions": ChatCompletions(),
             "/inference/v1/generate": Generate(),
         }
-        for path, api in one.items():
-            app.router.add_post(path, self._handler(lambda body, api=api: api))
-        app.router.add_post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang))
-        for path in ("/health", "/health_generate", "/ping"):
-            app.router.add_get(path, self._health)
-        for path in ("/get_model_info", "/model_info"):
-            app.router.add_get(path, self._model_info)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/version", self._version)
-        app.router.add_get("/weight_info", self._weight_info)
-        app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/detokenize", self._detokenize)
-        app.router.add_get("/fake/stats", self._stats)
+        return (
+            *(web.post(path, self._handler(lambda body, api=api: api)) for path, api in by_path.items()),
+            web.post("/generate", self._handler(lambda body: atropos if "prompt" in body else sglang)),
+            *(web.get(path, self._health) for path in ("/health", "/health_generate", "/ping")),
+            *(web.get(path, self._model_info) for path in ("/get_model_info", "/model_info")),
+            web.get("/v1/models", self._models),
+            web.get("/version", self._version),
+            web.get("/weight_info", self._weight_info),
+            web.post("/tokenize", self._tokenize),
+            web.post("/detokenize", self._detokenize),
+            web.get("/fake/stats", self._stats),
+        )
 
     def _handler(self, choose: Any) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
@@ -241,9 +207,9 @@ class FakeServer(AsyncService):
             try:
                 body = orjson.loads(raw)
             except orjson.JSONDecodeError as error:
-                return _json(openai_error(400, f"Invalid JSON: {error}"), 400)
+                return json_response(openai_error(400, f"Invalid JSON: {error}"), 400)
             if not isinstance(body, dict):
-                return _json(openai_error(400, "The body must be a JSON object."), 400)
+                return json_response(openai_error(400, "The body must be a JSON object."), 400)
             return await self._serve(request, choose(body), body)
 
         return handle
@@ -259,12 +225,14 @@ class FakeServer(AsyncService):
         try:
             return await self._answer(request, api, seen)
         except Rejected as rejected:
+            status = rejected.status
             if seen.state == "open":
-                seen.status, seen.state = rejected.status, "rejected"
-                stats[f"status.{rejected.status}"] += 1
-            if isinstance(rejected.body, str):
-                return web.Response(text=rejected.body, status=rejected.status, headers=rejected.headers)
-            return _json(rejected.body, rejected.status, rejected.headers)
+                seen.status, seen.state = status, "rejected"
+                stats[f"status.{status}"] += 1
+            failure = _UNAUTHORIZED if status == 401 else api.failure(status, str(rejected), rejected.param)
+            if isinstance(failure, str):
+                return web.Response(text=failure, status=status, headers=rejected.headers)
+            return json_response(failure, status, rejected.headers)
         except asyncio.CancelledError:
             seen.state = "cancelled"
             stats["cancelled"] += 1
@@ -277,29 +245,30 @@ class FakeServer(AsyncService):
                 self._record.flush()
 
     async def _answer(self, request: web.Request, api: Api, seen: Seen) -> web.StreamResponse:
-        self._authorize(request)
-        if not self._is_ready:
-            raise Rejected(503, api.failure(503, "The model is still loading."))
+        if not self._authorized(request):
+            raise Rejected("Unauthorized", 401)
+        if not self._ready.is_set():
+            raise Rejected("The model is still loading.", 503)
         rng = Random(f"{self.seed}/wire/{seen.number}") if self.faults else None
         faults = drawn(self.faults, WIRE, seen.number, rng) if rng is not None else []
         for fault in faults:
             seen.faults.append(fault)
             self.stats[f"faults.{fault}"] += 1
-            await self._fail(request, api, seen, fault)
+            await self._fail(request, seen, fault)
         host = self.host  # later weight updates do not affect this request
-        seen.call = call = api.read(host, seen.body)
-        if self._slots is None:
+        try:
+            seen.call = call = api.read(host, seen.body)
+        except ValueError as error:
+            raise Rejected(str(error), api.rejects_with) from error
+        self.stats["waiting"] += 1
+        try:
+            await self._slots.acquire()
+        finally:
+            self.stats["waiting"] -= 1
+        try:
             await self._work(api, host, seen, call)
-        else:
-            self.stats["waiting"] += 1
-            try:
-                await self._slots.acquire()
-            finally:
-                self.stats["waiting"] -= 1
-            try:
-                await self._work(api, host, seen, call)
-            finally:
-                self._slots.release()
+        finally:
+            self._slots.release()
         payload = self._write(api, host, seen, call, faults, rng)
         seen.status = 200
         if Fault.CUT_BODY in faults:
@@ -315,18 +284,17 @@ class FakeServer(AsyncService):
         """Make the completions, and sleep for the time that a model would take."""
         kind = api.logprobs(host)
         for place, prompt in enumerate(call.prompts):
-            packed = call.packed[place]
-            seed = self._chance(packed, call)
+            hashed = call.hashes[place]
+            seed = self._chance(hashed.hexdigest(), call)
             limit = min(call.sampling.max_tokens, max(0, host.context_length - len(prompt)))
             for index in range(call.n):
                 ask = Ask(
-                    call, prompt, packed, index, seen.number, host.model, host.codec, kind, limit, f"{seed}/{index}"
+                    call, prompt, hashed, index, seen.number, host.model, host.codec, kind, limit, f"{seed}/{index}"
                 )
                 try:
                     reply = self.policy.reply(ask)
                 except Exception as error:  # a 400: the client must not retry an error of the policy
-                    said = f"the policy failed: {type(error).__name__}: {error}"
-                    raise Rejected(400, api.failure(400, said)) from error
+                    raise Rejected(f"the policy failed: {type(error).__name__}: {error}") from error
                 names: list[Fault] = []
                 if self.faults:
                     rng = ask.rng("faults")
@@ -340,9 +308,8 @@ class FakeServer(AsyncService):
         if delay := self._seconds(seen):
             await asyncio.sleep(delay)
 
-    def _chance(self, prompt: Packed, call: Call) -> str:
-        """The seed of a completion's random numbers."""
-        digest = prompt.digest
+    def _chance(self, digest: str, call: Call) -> str:
+        """The seed of the random numbers for a prompt with this digest."""
         if call.sampling.seed is not None:
             return f"{self.seed}/{digest}/{call.sampling.seed}"
         if not self.vary:
@@ -373,23 +340,23 @@ class FakeServer(AsyncService):
             return json.dumps(answer).encode()  # orjson would write null
         return orjson.dumps(answer)
 
-    async def _fail(self, request: web.Request, api: Api, seen: Seen, fault: Fault) -> None:
+    async def _fail(self, request: web.Request, seen: Seen, fault: Fault) -> None:
         """Raise, or never return, for faults without an answer."""
         match fault:
             case Fault.RATE_LIMITED:
                 headers = {"Retry-After": f"{self.retry_after:g}"}
-                raise Rejected(429, api.failure(429, "Too many requests."), headers)
+                raise Rejected("Too many requests.", 429, headers=headers)
             case Fault.SERVER_ERROR:
-                raise Rejected(500, api.failure(500, "The engine died."))
+                raise Rejected("The engine died.", 500)
             case Fault.UNAVAILABLE:
-                raise Rejected(503, api.failure(503, "The server is overloaded."))
+                raise Rejected("The server is overloaded.", 503)
             case Fault.HANG:
                 await asyncio.Event().wait()
             case Fault.DISCONNECT:
                 seen.state = "cut"
                 if request.transport is not None:
                     request.transport.abort()
-                raise Rejected(500, "")
+                raise Rejected("The connection is closed.", 500)
 
     async def _cut(self, request: web.Request, seen: Seen, payload: bytes) -> web.StreamResponse:
         seen.state = "cut"
@@ -401,19 +368,13 @@ class FakeServer(AsyncService):
             request.transport.close()
         return response
 
-    def _authorize(self, request: web.Request) -> None:
-        if not self.api_key:
-            return
+    def _authorized(self, request: web.Request) -> bool:
         kind, _, key = request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() != "bearer" or not secrets.compare_digest(key.encode(), self.api_key.encode()):
-            raise Rejected(401, {"error": "Unauthorized"})
-
-    @property
-    def _is_ready(self) -> bool:
-        return self._ready is not None and self._ready.is_set()
+        matches = kind.lower() == "bearer" and secrets.compare_digest(key.encode(), self.api_key.encode())
+        return matches or not self.api_key
 
     def _check_ready(self) -> None:
-        if not self._is_ready:
+        if not self._ready.is_set():
             raise web.HTTPServiceUnavailable(text="")
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -421,10 +382,8 @@ class FakeServer(AsyncService):
         return web.Response()
 
     async def _models(self, request: web.Request) -> web.Response:
-        try:
-            self._authorize(request)
-        except Rejected as rejected:
-            return _json(rejected.body, rejected.status)
+        if not self._authorized(request):
+            return json_response(_UNAUTHORIZED, 401)
         self._check_ready()
         card = {
             "id": self.host.model_name,
@@ -436,17 +395,17 @@ class FakeServer(AsyncService):
             "max_model_len": self.host.context_length,
             "permission": [{"id": new_id("modelperm-"), "object": "model_permission", "created": now()}],
         }
-        return _json({"object": "list", "data": [card]})
+        return json_response({"object": "list", "data": [card]})
 
     async def _version(self, request: web.Request) -> web.Response:
-        return _json({"version": VERSION})
+        return json_response({"version": VERSION})
 
     async def _weight_info(self, request: web.Request) -> web.Response:
-        return _json({"weight_version": self.host.weight_version})
+        return json_response({"weight_version": self.host.weight_version})
 
     async def _model_info(self, request: web.Request) -> web.Response:
         self._check_ready()
-        return _json(
+        return json_response(
             {
                 "model_path": self.host.model_name,
                 "tokenizer_path": self.host.model_name,
@@ -463,23 +422,21 @@ class FakeServer(AsyncService):
                 ids = render_ids(host, body, body["messages"], body.get("tools"))
             else:
                 ids = host.codec.encode(body["prompt"], add_special_tokens=body.get("add_special_tokens", True))
-        except Rejected as rejected:
-            return _json(rejected.body, rejected.status)
+        except ValueError as error:
+            return json_response(openai_error(400, str(error)), 400)
         except (KeyError, TypeError):
-            return _json(openai_error(400, "prompt or messages: Field required"), 400)
+            return json_response(openai_error(400, "prompt or messages: Field required"), 400)
         strings = self.tokenizer.convert_ids_to_tokens(ids) if body.get("return_token_strs") else None
-        return _json({"count": len(ids), "max_model_len": host.context_length, "tokens": ids, "token_strs": strings})
+        return json_response(
+            {"count": len(ids), "max_model_len": host.context_length, "tokens": ids, "token_strs": strings}
+        )
 
     async def _detokenize(self, request: web.Request) -> web.Response:
         tokens = orjson.loads(await request.read()).get("tokens")
         known = range(self.host.model.vocabulary_size)
         if not isinstance(tokens, list) or not all(isinstance(index, int) and index in known for index in tokens):
-            return _json(openai_error(400, "tokens: a list of ids of the vocabulary is required"), 400)
-        return _json({"prompt": self.codec.decode(tokens)})
+            return json_response(openai_error(400, "tokens: a list of ids of the vocabulary is required"), 400)
+        return json_response({"prompt": self.codec.decode(tokens)})
 
     async def _stats(self, request: web.Request) -> web.Response:
-        return _json({**self.stats, "cpu_seconds": time.process_time()})
-
-
-def _json(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
-    return web.Response(body=orjson.dumps(body), status=status, content_type=_JSON, headers=headers)
+        return json_response({**self.stats, "cpu_seconds": time.process_time()})

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Final
 
 from lachesis.inference.sampling import LogprobsKind
 from lachesis.testing.fake_server.completions import Call
-from lachesis.testing.fake_server.shapes import JSON, Host, Rejected, Shown, is_ids, new_id, read_call, whole
+from lachesis.testing.fake_server.shapes import JSON, Api, Host, Shown, is_ids, new_id, read_call, top_logprobs, whole
 from lachesis.testing.fake_server.vllm import read_vllm_call
 
 _ALL_TOKENS = 1 << 30
 """SGLang's internal value for "top-k off", beside -1."""
 
 
-class SGLangGenerate:
+class SGLangGenerate(Api):
     """`POST /generate`: an object for one prompt, a list for many prompts or `n` > 1."""
 
     name: ClassVar[str] = "sglang"
@@ -23,29 +23,26 @@ class SGLangGenerate:
         """SGLang's default: logits divided by the temperature, before any truncation."""
         return "temperature"
 
-    def failure(self, status: int, message: str) -> JSON | str:
+    def failure(self, status: int, message: str, param: str | None) -> JSON | str:
         return {"error": {"message": message}}
 
     def read(self, host: Host, body: JSON) -> Call:
         if body.get("stream"):
-            raise self._rejected("The fake server does not stream.")
+            raise ValueError("The fake server does not stream.")
         prompts = self._prompts(host, body)
         parameters = body.get("sampling_params") or {}
         if not isinstance(parameters, Mapping):
-            raise self._rejected("The fake server takes one sampling_params for all prompts.")
-        try:
-            call = read_call(
-                parameters,
-                prompts,
-                default_max_tokens=128,
-                least=0,
-                max_tokens="max_new_tokens",
-                seed="sampling_seed",
-                keep_stop="no_stop_trim",
-                top_k_off=(-1, _ALL_TOKENS),
-            )
-        except ValueError as error:
-            raise self._rejected(str(error)) from error
+            raise ValueError("The fake server takes one sampling_params for all prompts.")
+        call = read_call(
+            parameters,
+            prompts,
+            default_max_tokens=128,
+            least=0,
+            max_tokens="max_new_tokens",
+            seed="sampling_seed",
+            keep_stop="no_stop_trim",
+            top_k_off=(-1, _ALL_TOKENS),
+        )
         for prompt in prompts:
             self._check(host, prompt, parameters.get("max_new_tokens"))
         return call
@@ -95,50 +92,43 @@ class SGLangGenerate:
     def _prompts(self, host: Host, body: JSON) -> list[list[int]]:
         text, ids = body.get("text"), body.get("input_ids")
         if (text is None) == (ids is None):
-            raise self._rejected("Either text, input_ids or input_embeds should be provided.")
+            raise ValueError("Either text, input_ids or input_embeds should be provided.")
         listed = [text] if isinstance(text, str) else [ids] if is_ids(ids) else text if text is not None else ids
         prompts: list[Any] = [
             host.codec.encode(each, add_special_tokens=True) if isinstance(each, str) else each for each in listed or ()
         ]
         if not prompts or not all(is_ids(prompt) for prompt in prompts):
-            raise self._rejected("text should be a string and input_ids a list of ids, or lists of these.")
+            raise ValueError("text should be a string and input_ids a list of ids, or lists of these.")
         return prompts
 
     def _check(self, host: Host, prompt: Sequence[int], max_new_tokens: int | None) -> None:
         count, most = len(prompt), host.context_length
         if max(prompt) >= host.model.vocabulary_size:
-            raise self._rejected(
+            raise ValueError(
                 f"The input_ids {list(prompt[:8])}... contains values greater than the vocab size "
                 f"({host.model.vocabulary_size})."
             )
         if count >= most:
-            raise self._rejected(
-                f"The input ({count} tokens) is longer than the model's context length ({most} tokens)."
-            )
+            raise ValueError(f"The input ({count} tokens) is longer than the model's context length ({most} tokens).")
         if max_new_tokens is not None and count + max_new_tokens > most:
-            raise self._rejected(
+            raise ValueError(
                 f"Requested token count exceeds the model's maximum context length of {most} tokens. You requested a "
                 f"total of {count + max_new_tokens} tokens: {count} tokens from the input messages and "
                 f"{max_new_tokens} tokens for the completion. Please reduce the number of tokens in the input messages "
                 "or the completion to fit within the limit."
             )
 
-    def _rejected(self, message: str) -> Rejected:
-        return Rejected(400, self.failure(400, message))
 
-
-class AtroposGenerate:
+class AtroposGenerate(Api):
     """`POST /generate` of Atropos' `vllm_api_server.py`: every field but the prompt goes into `SamplingParams`.
 
     Unknown fields, `model` included, give a plain 500, as there.
     """
 
     name: ClassVar[str] = "atropos"
+    rejects_with: ClassVar[int] = 500
 
-    def logprobs(self, host: Host) -> LogprobsKind:
-        return host.logprobs_mode
-
-    def failure(self, status: int, message: str) -> JSON | str:
+    def failure(self, status: int, message: str, param: str | None) -> JSON | str:
         return "Internal Server Error" if status == 500 else {"detail": message}
 
     def read(self, host: Host, body: JSON) -> Call:
@@ -149,11 +139,8 @@ class AtroposGenerate:
             ids = host.codec.encode(prompt, add_special_tokens=True)
         known = body.keys() <= _SAMPLING_PARAMS | {"prompt", "stream"} and not body.get("stream")
         if not known or not 0 < len(ids) < host.context_length or max(ids) >= host.model.vocabulary_size:
-            raise Rejected(500, self.failure(500, ""))
-        try:
-            return read_vllm_call(body, [ids], default_max_tokens=16)
-        except ValueError as error:
-            raise Rejected(500, self.failure(500, "")) from error
+            raise ValueError("not a request for this server")
+        return read_vllm_call(body, [ids], default_max_tokens=16)
 
     def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> JSON:
         answer: JSON = {
@@ -174,11 +161,10 @@ class AtroposGenerate:
         """`[{id: logprob, ...}]` for each token, the sampled one first: a list of one object, ids as JSON keys."""
         ids, logprobs = each.ids or (), each.logprobs or ()
         unnamed: list[list[JSON]] = [[{}] for _ in range(len(each.made.ids) - len(ids))]
-        count = whole(body, "logprobs", 0)
-        found = host.model.top(call.prompts[0], ids, call.sampling, host.logprobs_mode, count) if count else []
+        likeliest = top_logprobs(host, call, 0, ids, whole(body, "logprobs", 0))
         named: list[list[JSON]] = [
-            [{str(index): logprob, **{str(i): s for i, s in (found[place] if found else ()) if i != index}}]
-            for place, (index, logprob) in enumerate(zip(ids, logprobs, strict=False))
+            [{str(index): logprob, **{str(other): score for other, score in best if other != index}}]
+            for index, logprob, best in zip(ids, logprobs, likeliest, strict=False)
         ]
         return [*named, *unnamed]
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from lachesis.inference.sampling import LogprobsKind, Sampling
 from lachesis.testing.fake_server.completions import Call, Completion
@@ -43,35 +44,39 @@ class Shown:
 
 
 class Rejected(Exception):
-    """An error answer. `body` is JSON or plain text."""
+    """An error answer: its status and message, and the field that vLLM's errors name."""
 
-    def __init__(self, status: int, body: JSON | str, headers: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, message: str, status: int = 400, *, param: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         self.status = status
-        self.body = body
-        self.headers = dict(headers or {})
-        super().__init__(f"{status}: {body}")
+        self.param = param
+        self.headers = headers
+        super().__init__(message)
 
 
-class Api(Protocol):
+class Api(ABC):
     """One route for completions."""
 
     name: ClassVar[str]
+    rejects_with: ClassVar[int] = 400
+    """The status for a request that `read` rejects."""
 
     def logprobs(self, host: Host) -> LogprobsKind:
         """The kind of its logprobs."""
-        ...
+        return host.logprobs_mode
 
+    @abstractmethod
     def read(self, host: Host, body: JSON) -> Call:
-        """The request. Raises `Rejected` with the error of the imitated server."""
-        ...
+        """The request. Raises `Rejected`, or `ValueError` with the message of the imitated server."""
 
+    @abstractmethod
     def write(self, host: Host, body: JSON, call: Call, shown: Sequence[Shown]) -> Any:
         """The answer, for JSON."""
-        ...
 
-    def failure(self, status: int, message: str) -> JSON | str:
+    @abstractmethod
+    def failure(self, status: int, message: str, param: str | None) -> JSON | str:
         """The body of an error."""
-        ...
 
 
 def openai_error(status: int, message: str, param: str | None = None) -> JSON:
@@ -119,6 +124,15 @@ def stop_texts(value: Any) -> tuple[str, ...]:
 def is_ids(value: Any) -> bool:
     """Whether this is a list of token ids, and not of prompts."""
     return isinstance(value, list) and bool(value) and isinstance(value[0], int)
+
+
+def top_logprobs(
+    host: Host, call: Call, prompt: int, ids: Sequence[int], count: int
+) -> Sequence[Sequence[tuple[int, float]]]:
+    """For each of `ids`, the `count` likeliest ids with their logprobs. `prompt` is the index of their prompt."""
+    if not count:
+        return [()] * len(ids)
+    return host.model.top(call.prompts[prompt], ids, call.sampling, host.logprobs_mode, count)
 
 
 def usage(shown: Sequence[Shown]) -> JSON:

@@ -20,12 +20,8 @@ VOCABULARY: Final = 1400
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIAL_TOKENS: Final = (END_OF_TEXT, TURN_START, TURN_END)
 ADDED_TOKENS: Final = (
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
+    *("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"),
+    *("<think>", "</think>"),
 )
 """One id each. They are part of the text and never skipped, as in Qwen's tokenizers."""
 
