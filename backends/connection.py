@@ -12,17 +12,15 @@ import contextlib
 import hmac
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, TypeVar
 
 from .base import BackendError, SandboxLost
-from .byte_stream import Attachment, Frame
+from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
-from .executor.framing import CHUNK, PROTOCOL, token_proof
+from .executor.framing import CHUNK, PROTOCOL, UNVERIFIED_LIMIT, Delivery, encode, token_proof
 
 T = TypeVar("T")
 
@@ -32,13 +30,11 @@ GRACE = 60.0
 """Seconds within which a broken connection can be restored."""
 
 _WINDOW = 1 << 22  # unacknowledged bytes above which the parts of a file wait
-_ACK_FRAMES, _ACK_BYTES = 16, 1 << 18  # an acknowledgement is due after so many frames or bytes
 _PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that many times longer otherwise
 _UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
 _HANDSHAKE = 10.0  # seconds for a handshake
 _STAGGER = 1.0  # seconds after which another stream is tried beside a silent one
 _HANDSHAKES = 16  # handshakes at once
-_UNVERIFIED_LIMIT = 4096  # bytes that a peer may send before the handshake has succeeded
 
 
 Dial = Callable[[], Awaitable[ByteStream]]
@@ -87,11 +83,7 @@ class Connection:
         self._name, self._grace, self._sealed = "the sandbox", GRACE, False
         self._token = b""
         self._known = False  # whether the executor has the token
-        self._retained: deque[Frame] = deque()  # sent, not acknowledged
-        self._retained_bytes = 0
-        self._acknowledged = 0  # number of our frames that are acknowledged
-        self._received = 0  # number of their frames
-        self._due_frames = self._due_bytes = 0  # received since our last acknowledgement
+        self._delivery = Delivery()
         self._unanswered = 0  # pings
         self._ticks = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -188,7 +180,7 @@ class Connection:
         """Send a message without an answer: `cancel`, `drop`, `shutdown`. Does nothing on a lost connection."""
         if self._lost is None:
             self._leaving = self._leaving or op == "shutdown"
-            self._write(Frame.of({"op": op, **fields}))
+            self._write(encode({"op": op, **fields}))
 
     def shut_down(self) -> None:
         """Make the executor end with everything inside. Then `ended` is done."""
@@ -205,7 +197,7 @@ class Connection:
         if self._ticker is not None:
             self._ticker.cancel()
         self._drop_stream()
-        self._retained.clear()
+        self._delivery.retained.clear()
         if self._task is not asyncio.current_task():
             self._task.cancel()
 
@@ -216,13 +208,13 @@ class Connection:
         if header["op"] == "write" and len(payload) > CHUNK:
             view = memoryview(payload)
             while len(view) > CHUNK and not pending.answer.done():
-                self._write(Frame.of({**header, "more": True}, bytes(view[:CHUNK])))
+                self._write(encode({**header, "more": True}, bytes(view[:CHUNK])))
                 view = view[CHUNK:]
                 await self._room()
             if pending.answer.done():  # it failed, and the executor ignores the rest
                 view = view[:0]
             payload = bytes(view)
-        self._write(Frame.of(header, payload))
+        self._write(encode(header, payload))
         if len(payload) > CHUNK:
             await self._room()
 
@@ -230,7 +222,7 @@ class Connection:
         """Wait until there is room to send. Also returns when the connection is lost."""
         while self._lost is None:
             attachment = self._attachment
-            if attachment is not None and self._retained_bytes < _WINDOW:
+            if attachment is not None and self._delivery.retained_bytes < _WINDOW:
                 with contextlib.suppress(Exception):  # the reader finds out that it is broken
                     await attachment.stream.drain()
                 return
@@ -239,26 +231,19 @@ class Connection:
             self._progress.clear()
             await self._progress.wait()
 
-    def _write(self, frame: Frame) -> None:
+    def _write(self, frame: bytes) -> None:
         if self._dial is not None:
-            self._retained.append(frame)
-            self._retained_bytes += frame.size
+            self._delivery.retain(frame)
         if self._attachment is not None:
             self._attachment.write(frame)
 
     def _forget(self, acknowledged: int) -> None:
-        """Drop the frames that the executor has."""
-        if not self._acknowledged <= acknowledged <= self._acknowledged + len(self._retained):
-            raise ValueError("it acknowledges frames that were never sent")
-        while self._acknowledged < acknowledged:
-            self._retained_bytes -= self._retained.popleft().size
-            self._acknowledged += 1
+        self._delivery.forget(acknowledged)
         self._progress.set()
 
     def _acknowledge(self, **more: Any) -> None:
-        self._due_frames = self._due_bytes = 0
         if self._attachment is not None:
-            self._attachment.write(Frame.of({"id": 0, "ack": self._received, **more}))
+            self._attachment.write(self._delivery.acknowledgement(**more))
 
     def _tick(self) -> None:
         """Ping, and abort a stream whose pings stay unanswered.
@@ -314,15 +299,13 @@ class Connection:
                 if header.get("id") == 0:
                     self._control(header)
                     continue
-                self._received += 1
-                self._due_frames += 1
-                self._due_bytes += size
+                self._delivery.receive(size)
                 pending = self._pending.get(header["id"])
                 if pending is not None and not pending.answer.done():  # else the caller was cancelled
                     pending.parts.append(payload)
                     if not header.get("more"):
                         pending.answer.set_result((header, b"".join(pending.parts)))
-                if self._dial is not None and (self._due_frames >= _ACK_FRAMES or self._due_bytes >= _ACK_BYTES):
+                if self._dial is not None and self._delivery.is_due():
                     self._acknowledge()
         except (ValueError, LookupError, TypeError) as error:
             return f"its stream is damaged ({error})"
@@ -402,28 +385,28 @@ class Connection:
         attachment = Attachment(stream)
         try:
             async with asyncio.timeout(_HANDSHAKE):
-                hello, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
+                hello, _, _ = await attachment.next(UNVERIFIED_LIMIT)
                 if hello.get("hello") != PROTOCOL:
                     raise ValueError(f"the executor speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
                 far, near = str(hello["nonce"]), secrets.token_hex(16)
-                answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": self._received}
-                facts = (far, near, self._received, int(self._sealed))
+                taken = self._delivery.received
+                answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": taken}
+                facts = (far, near, taken, int(self._sealed))
                 if not hello["fresh"]:
                     answer["proof"] = token_proof(self._token, "near", *facts)
                 elif not self._known:
                     answer["token"] = self._token.hex()  # no command has run there that could intercept it
                 else:
                     raise _UnknownSession("its executor does not know the session: it was started anew")
-                attachment.write(Frame.of({**answer, "sealed": int(self._sealed)}))
+                attachment.write(encode({**answer, "sealed": int(self._sealed)}))
                 await stream.drain()
-                reply, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
+                reply, _, _ = await attachment.next(UNVERIFIED_LIMIT)
                 received = int(reply["received"])
                 proof = token_proof(self._token, "far", *facts, received)
                 if not hmac.compare_digest(proof, str(reply["proof"])):
                     raise ValueError("the peer is not its executor")
                 if self._sealed:
-                    key = blake2b(f"frames {far} {near}".encode(), key=self._token, digest_size=32).digest()
-                    attachment.seal(key)
+                    attachment.frames.seal(self._token, far, near, b"near", b"far")
                 if not self.hello.done():
                     self.hello.set_result(hello)
                 return attachment, received
@@ -440,8 +423,8 @@ class Connection:
         self._forget(received)
         self._known = True
         self._attachment = attachment
-        self._due_frames = self._due_bytes = self._unanswered = 0
-        for frame in self._retained:
+        self._unanswered = 0
+        for frame in self._delivery.retained:
             attachment.write(frame)
         self._progress.set()
 
