@@ -20,7 +20,7 @@ from .base import BackendError, SandboxLost
 from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
-from .executor.framing import CHUNK, PROTOCOL, UNVERIFIED_LIMIT, Delivery, encode, token_proof
+from .executor.framing import PROTOCOL, UNVERIFIED_LIMIT, Delivery, encode, token_proof
 
 T = TypeVar("T")
 
@@ -29,7 +29,6 @@ PATIENCE = 60.0
 GRACE = 60.0
 """Seconds within which a broken connection can be restored."""
 
-_WINDOW = 1 << 22  # unacknowledged bytes above which the parts of a file wait
 _PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that many times longer otherwise
 _UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
 _HANDSHAKE = 10.0  # seconds for a handshake
@@ -71,9 +70,6 @@ class Connection:
         self._lost: str | None = None
         self._goodbye: str | None = None
         self._leaving = False
-        self._progress = (
-            asyncio.Event()
-        )  # set when frames are acknowledged, a stream is attached, or the connection is lost
         self.hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         """The executor's greeting: `python` (its version, three integers), `pid`."""
         self.ended: asyncio.Future[str | None] = loop.create_future()
@@ -156,7 +152,7 @@ class Connection:
         pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(patience):
-                await self._send({"id": number, "op": op, **fields}, payload, pending)
+                self._write(encode({"id": number, "op": op, **fields}, payload))
                 header, data = await pending.answer
         except TimeoutError:
             reason = f"its executor has not answered {op!r} for {patience:g} s"
@@ -193,7 +189,6 @@ class Connection:
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(SandboxLost(self._lost))
-        self._progress.set()
         if self._ticker is not None:
             self._ticker.cancel()
         self._drop_stream()
@@ -203,43 +198,11 @@ class Connection:
 
     # sending
 
-    async def _send(self, header: dict[str, Any], payload: bytes, pending: _Pending) -> None:
-        """Write a request. A file goes in parts, so that other requests can pass."""
-        if header["op"] == "write" and len(payload) > CHUNK:
-            view = memoryview(payload)
-            while len(view) > CHUNK and not pending.answer.done():
-                self._write(encode({**header, "more": True}, bytes(view[:CHUNK])))
-                view = view[CHUNK:]
-                await self._room()
-            if pending.answer.done():  # it failed, and the executor ignores the rest
-                view = view[:0]
-            payload = bytes(view)
-        self._write(encode(header, payload))
-        if len(payload) > CHUNK:
-            await self._room()
-
-    async def _room(self) -> None:
-        """Wait until there is room to send. Also returns when the connection is lost."""
-        while self._lost is None:
-            attachment = self._attachment
-            if attachment is not None and self._delivery.retained_bytes < _WINDOW:
-                with contextlib.suppress(Exception):  # the reader finds out that it is broken
-                    await attachment.stream.drain()
-                return
-            if self._dial is None:
-                return  # the stream is gone; the reader reports it
-            self._progress.clear()
-            await self._progress.wait()
-
     def _write(self, frame: bytes) -> None:
         if self._dial is not None:
             self._delivery.retain(frame)
         if self._attachment is not None:
             self._attachment.write(frame)
-
-    def _forget(self, acknowledged: int) -> None:
-        self._delivery.forget(acknowledged)
-        self._progress.set()
 
     def _acknowledge(self, **more: Any) -> None:
         if self._attachment is not None:
@@ -317,7 +280,7 @@ class Connection:
         if "hello" in header and not self.hello.done():
             self.hello.set_result(header)
         if "ack" in header and self._dial is not None:
-            self._forget(header["ack"])
+            self._delivery.forget(header["ack"])
 
     def _drop_stream(self) -> None:
         if self._attachment is not None:
@@ -420,13 +383,12 @@ class Connection:
             raise
 
     def _resume(self, attachment: Attachment, received: int) -> None:
-        self._forget(received)
+        self._delivery.forget(received)
         self._known = True
         self._attachment = attachment
         self._unanswered = 0
         for frame in self._delivery.retained:
             attachment.write(frame)
-        self._progress.set()
 
 
 async def _awaited(dial: Dial) -> ByteStream:

@@ -27,7 +27,7 @@ from .base import (
 )
 from .connection import GRACE, PATIENCE, Connection
 from .executor.framing import PROTOCOL
-from .transfer import Transfer, download, upload
+from .transfer import PART, Transfer, download, upload
 
 T = TypeVar("T")
 
@@ -247,7 +247,12 @@ class ExecutorSandbox:
         return data
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        await self._connection.request("write", data, path=path)
+        if len(data) <= PART:
+            await self._connection.request("write", data, path=path)
+            return
+        async with self._transfer("write", path) as transfer:
+            await transfer.push(data)
+            await transfer.commit()
 
     def _transfer(self, kind: str, path: str) -> Transfer:
         return Transfer(self._connection, next(self._transfers), kind, path)
