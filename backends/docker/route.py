@@ -18,7 +18,7 @@ import tarfile
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiodocker
 from aiodocker.stream import Stream
@@ -53,29 +53,6 @@ _VOLUME = "lachesis-runtime-"
 
 StillThere = Callable[[], Awaitable[None]]
 """Raises `SandboxLost`, with the reason, when the container is known to have ended."""
-
-
-class Route(Protocol):
-    """The route to the executor of one sandbox."""
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of the executor."""
-        ...
-
-    @property
-    def mounts(self) -> list[dict[str, Any]]:
-        """The mounts of the container, in the terms of the engine."""
-        ...
-
-    @property
-    def sealed(self) -> bool:
-        """Whether streams pass through a process that others inside could tamper with."""
-        ...
-
-    async def dial(self) -> ByteStream: ...
-
-    def close(self) -> None: ...
 
 
 # --- a socket of this machine ----------------------------------------------------------------------------------------
@@ -113,8 +90,10 @@ class SocketRoute:
     than the executor are disconnected, by their process id where the kernel shows it, and by the handshake in any case.
     """
 
+    sealed = False
+    arguments = ("--dial", f"{INSIDE}/{_SOCKET}")
+
     def __init__(self, id: str, runtime_folder: Path, still_there: StillThere) -> None:
-        self._runtime = runtime_folder
         self._folder = run_folder() / id
         self._folder.mkdir(mode=0o700)
         (self._folder / "new").write_text(owner.this_owner())
@@ -123,24 +102,13 @@ class SocketRoute:
         self._bound = self._folder / "link"
         self._bound.mkdir()
         self._bound.chmod(0o755)
+        self.mounts: list[dict[str, Any]] = [
+            {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
+            for source, target in ((runtime_folder, runtime.RUNTIME), (self._bound, INSIDE))
+        ]
         self._still_there = still_there
         self._peer = 0
         self._listener: socket.socket | None = self._listen()
-
-    @property
-    def arguments(self) -> list[str]:
-        return ["--dial", f"{INSIDE}/{_SOCKET}"]
-
-    @property
-    def mounts(self) -> list[dict[str, Any]]:
-        return [
-            {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
-            for source, target in ((self._runtime, runtime.RUNTIME), (self._bound, INSIDE))
-        ]
-
-    @property
-    def sealed(self) -> bool:
-        return False
 
     def _listen(self) -> socket.socket:
         path = self._bound / _SOCKET
@@ -215,22 +183,16 @@ async def _readable(listener: socket.socket, seconds: float) -> bool:
 class RelayRoute:
     """Streams through `exec`, for an engine that does not share this machine's files."""
 
+    sealed = True
+
     def __init__(self, engine: Engine, facts: EngineInfo, id: str, volume: str, still_there: StillThere) -> None:
-        self._engine, self._facts, self._id, self._volume = engine, facts, id, volume
+        self._engine, self._facts, self._id = engine, facts, id
+        self.arguments = ("--listen", f"@{id}")
+        self.mounts: list[dict[str, Any]] = [
+            {"Type": "volume", "Source": volume, "Target": runtime.RUNTIME, "ReadOnly": True}
+        ]
         self._still_there = still_there
         self._streams: set[_RelayStream] = set()
-
-    @property
-    def arguments(self) -> list[str]:
-        return ["--listen", f"@{self._id}"]
-
-    @property
-    def mounts(self) -> list[dict[str, Any]]:
-        return [{"Type": "volume", "Source": self._volume, "Target": runtime.RUNTIME, "ReadOnly": True}]
-
-    @property
-    def sealed(self) -> bool:
-        return True
 
     async def dial(self) -> ByteStream:
         docker = open_client(self._engine, self._facts.api)
@@ -318,6 +280,11 @@ class _RelayStream:
         self._broken = self._broken or ConnectionAbortedError("it was aborted")
         self._flushed.set()
         self._task.cancel()
+
+
+Route = SocketRoute | RelayRoute
+"""`arguments` are those of the executor, `mounts` the container's in the terms of the engine; `sealed` tells whether
+streams pass through a process that others inside could tamper with."""
 
 
 async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -> str:
