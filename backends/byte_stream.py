@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, Protocol
 
 from .executor.framing import CHUNK, SHOWN, Frames
 
+_PART = 1 << 20  # the most bytes that are sent by one call
 _HEADER = 1 << 26  # a longer header means a damaged stream
 
 
@@ -20,10 +23,6 @@ class ByteStream(Protocol):
 
     def write(self, data: bytes) -> None:
         """Send, or buffer. Never blocks."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until little is buffered."""
         ...
 
     def abort(self) -> None:
@@ -41,9 +40,6 @@ class _StreamPair:
     def write(self, data: bytes) -> None:
         self._writer.write(data)
 
-    async def drain(self) -> None:
-        await self._writer.drain()
-
     def abort(self) -> None:
         if not self._writer.is_closing():  # asyncio's pipes cannot be aborted twice
             transport = getattr(self._writer, "transport", None) or self._writer.channel
@@ -53,6 +49,54 @@ class _StreamPair:
 def asyncio_stream(reader: Any, writer: Any) -> ByteStream:
     """A reader and a writer of asyncio, or of asyncssh (in binary mode), as one stream."""
     return _StreamPair(reader, writer)
+
+
+class PumpedStream:
+    """The bytes of `received`, and `send`, which is called for one part at a time, as one stream.
+
+    Each direction has a task. When one of them ends, the stream does.
+    """
+
+    def __init__(self, received: AsyncIterable[bytes], send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._reader = asyncio.StreamReader()
+        self._outgoing = bytearray()
+        self._writable = asyncio.Event()
+        self._aborted = False
+        self._tasks = [asyncio.create_task(self._receive(received)), asyncio.create_task(self._send(send))]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
+
+    async def read(self, n: int) -> bytes:
+        return await self._reader.read(n)
+
+    def write(self, data: bytes) -> None:
+        self._outgoing += data
+        self._writable.set()
+
+    def abort(self) -> None:
+        if not self._aborted:  # a second cancellation would interrupt what they do at their end
+            self._aborted = True
+            for task in self._tasks:
+                task.cancel()
+
+    async def _receive(self, received: AsyncIterable[bytes]) -> None:
+        async for data in received:
+            self._reader.feed_data(data)
+
+    async def _send(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        while await self._writable.wait():
+            self._writable.clear()
+            while self._outgoing:
+                part = bytes(self._outgoing[:_PART])
+                del self._outgoing[: len(part)]
+                await send(part)
+
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._reader.set_exception(error)
+        self._reader.feed_eof()
+        self.abort()
 
 
 class Attachment:

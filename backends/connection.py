@@ -362,7 +362,6 @@ class Connection:
                 else:
                     raise _UnknownSession("its executor does not know the session: it was started anew")
                 attachment.write(encode({**answer, "sealed": int(self._sealed)}))
-                await stream.drain()
                 reply, _, _ = await attachment.next(UNVERIFIED_LIMIT)
                 received = int(reply["received"])
                 proof = token_proof(self._token, "far", *facts, received)

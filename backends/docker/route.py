@@ -16,7 +16,7 @@ import socket
 import struct
 import tarfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from aiodocker.stream import Stream
 
 from backends import owner
 from backends.base import BackendError
-from backends.connection import ByteStream, asyncio_stream
+from backends.byte_stream import ByteStream, PumpedStream, asyncio_stream
 from backends.host import runtime
 from backends.host.folders import private_folder
 from backends.tasks import finish
@@ -192,7 +192,6 @@ class RelayRoute:
             {"Type": "volume", "Source": volume, "Target": runtime.RUNTIME, "ReadOnly": True}
         ]
         self._still_there = still_there
-        self._streams: set[_RelayStream] = set()
 
     async def dial(self) -> ByteStream:
         docker = open_client(self._engine, self._facts.api)
@@ -209,77 +208,27 @@ class RelayRoute:
             if isinstance(error, EngineError) and error.status in (404, 409):
                 await self._still_there()
             raise
-        self._streams = {one for one in self._streams if not one.aborted} | {relay := _RelayStream(docker, stream)}
-        return relay
+        return PumpedStream(_received(docker, stream), stream.write_in)
 
     def close(self) -> None:
-        for stream in self._streams:
-            stream.abort()
+        """Nothing of it stays on this machine."""
 
 
-class _RelayStream:
-    """The standard input and output of an exec. Its standard error explains its end."""
-
-    def __init__(self, docker: aiodocker.Docker, stream: Stream) -> None:
-        self._docker, self._stream = docker, stream
-        self._incoming = bytearray()
-        self._errors = b""
-        self._outgoing: list[bytes] = []
-        self._wake, self._flushed = asyncio.Event(), asyncio.Event()
-        self._flushed.set()
-        self.aborted = False
-        self._broken: Exception | None = None
-        self._task = asyncio.create_task(self._send())
-
-    async def read(self, n: int) -> bytes:
-        while not self._incoming:
-            message = await self._stream.read_out()
-            if message is None:
-                if self._errors:
-                    raise BackendError(f"the relay inside ended: {self._errors.decode(errors='replace').strip()}")
-                return b""
+async def _received(docker: aiodocker.Docker, stream: Stream) -> AsyncGenerator[bytes]:
+    """The standard output of an exec. Its standard error explains its end."""
+    errors = b""
+    try:
+        while (message := await stream.read_out()) is not None:
             if message.stream == 1:
-                self._incoming += message.data
+                yield message.data
             else:
-                self._errors = (self._errors + message.data)[-2000:]
-        data = bytes(self._incoming[:n])
-        del self._incoming[:n]
-        return data
-
-    def write(self, data: bytes) -> None:
-        if self._broken is not None:
-            raise self._broken
-        self._outgoing.append(data)
-        self._flushed.clear()
-        self._wake.set()
-
-    async def drain(self) -> None:
-        await self._flushed.wait()
-        if self._broken is not None:
-            raise self._broken
-
-    async def _send(self) -> None:
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._outgoing:
-                    data, self._outgoing = b"".join(self._outgoing), []
-                    await self._stream.write_in(data)
-                self._flushed.set()
-        except Exception as error:
-            self._broken = error
-            self._flushed.set()
-        finally:
-            with contextlib.suppress(Exception):
-                await self._stream.close()
-            await close_client(self._docker)
-
-    def abort(self) -> None:
-        self.aborted = True
-        self._broken = self._broken or ConnectionAbortedError("it was aborted")
-        self._flushed.set()
-        self._task.cancel()
+                errors = (errors + message.data)[-2000:]
+        if errors:
+            raise BackendError(f"the relay inside ended: {errors.decode(errors='replace').strip()}")
+    finally:
+        with contextlib.suppress(Exception):
+            await stream.close()
+        await close_client(docker)
 
 
 Route = SocketRoute | RelayRoute

@@ -15,7 +15,6 @@ from .processes import kill_tree
 from .programs import find_bash
 from .relay import relay
 from .seccomp import lock_own_settings
-from .sockets import connection_maker, listener
 
 
 def main() -> None:
@@ -66,9 +65,9 @@ def main() -> None:
         if not is_init:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if "--listen" in options:
-        executor.session.use_listener(*listener(options["--listen"]))
+        executor.session.use_listener(options["--listen"])
     elif "--dial" in options:
-        executor.session.use_dial(connection_maker(options["--dial"]))
+        executor.session.use_dial(options["--dial"])
     try:
         executor.loop.run()
         executor.session.say_goodbye()

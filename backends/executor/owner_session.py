@@ -59,30 +59,45 @@ class OwnerSession:
         self.stream = FramedStream(self, stream_in, stream_out, attached=True)
         self.greet(self.stream)
 
-    def use_listener(self, listening: int, accept: Callable[[], int]) -> None:
-        """Take streams from `accept`, which raises `BlockingIOError` when there is none."""
+    def use_listener(self, address: str) -> None:
+        """Take streams from a listening Unix socket: `@NAME`, a path, or `fd:N`."""
+        import socket  # here, as loading it takes time
+
+        if address.startswith("fd:"):
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, int(address[3:]))
+            server.set_inheritable(False)
+        else:
+            server = socket.socket(socket.AF_UNIX)
+            server.bind("\0" + address[1:] if address.startswith("@") else address)
+        server.listen(128)
+        server.setblocking(False)
         self.begin()
 
         def on_connection(fd: int) -> None:
             try:
-                self.add_unverified(accept())
+                self.add_unverified(server.accept()[0].detach())
             except BlockingIOError:
                 pass
             except OSError:  # no descriptors are left, and epoll would report it again at once
                 self.loop.unwatch(fd)
                 self.loop.after(0.1, lambda: self.loop.watch(fd, select.EPOLLIN, on_connection))
 
-        self.loop.watch(listening, select.EPOLLIN, on_connection)
+        self.loop.watch(server.fileno(), select.EPOLLIN, on_connection)
 
-    def use_dial(self, connect: Callable[[], int]) -> None:
-        """Make a stream by `connect` whenever there is none."""
+    def use_dial(self, path: str) -> None:
+        """Connect to a Unix socket whenever there is no stream."""
+        import socket
+
         self.begin()
 
         def dial() -> None:
             if self.stream is not None or self.unverified:
                 return
             try:
-                self.add_unverified(connect())
+                with socket.socket(socket.AF_UNIX) as stream:
+                    stream.setblocking(False)
+                    stream.connect(path)
+                    self.add_unverified(stream.detach())
             except OSError:
                 self.redial()
 

@@ -48,7 +48,7 @@ from .calls import (
     text_of,
     why_ended,
 )
-from .exec_stream import ExecStream, entrypoint, relay
+from .exec_stream import entrypoint, exec_stream, relay
 
 if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
     import modal
@@ -330,7 +330,7 @@ class ModalBackend:
                 if reason is None:
                     raise ConnectionError(text_of(error)) from None
                 raise SandboxLost(reason) from None
-            return ExecStream(process)
+            return exec_stream(process)
 
         try:
             connection = await Connection.resumable(
