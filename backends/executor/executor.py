@@ -184,8 +184,7 @@ class Executor:
 
     def op_open(self, header: Header, _: bytes) -> None:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
-        number = header["transfer"]
-        self.transfers[number] = kinds[header["kind"]](self, self.path(header["path"]), number)
+        self.transfers[header["transfer"]] = kinds[header["kind"]](self, self.path(header["path"]))
         self.session.send({"id": header["id"]})
 
     def op_pull(self, header: Header, _: bytes) -> None:
