@@ -21,6 +21,7 @@ from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
 from .executor.framing import PROTOCOL, UNVERIFIED_LIMIT, Delivery, encode, token_proof
+from .tasks import has_failed
 
 T = TypeVar("T")
 
@@ -119,11 +120,14 @@ class Connection:
 
     def _begin(self, attachment: Attachment) -> None:
         self._task = asyncio.create_task(self._serve(attachment))
-        self._task.add_done_callback(self._finally)
+        self._task.add_done_callback(self._finish)
 
-    def _finally(self, _: asyncio.Task[None]) -> None:
-        if not self.ended.done():  # a task cancelled before its first step does not reach its `finally`
-            self.ended.set_result(None)
+    def _finish(self, task: asyncio.Task[str | None]) -> None:
+        reason = None if has_failed(task) else task.result()
+        if not self.ended.done():  # cancelled, where the event loop has ended first
+            self.ended.set_result(reason)
+        if self._dial is not None:
+            self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
 
     @property
     def lost(self) -> str | None:
@@ -226,32 +230,21 @@ class Connection:
 
     # receiving
 
-    async def _serve(self, attachment: Attachment) -> None:
-        """Serve the first stream and all that replace it."""
-        reason: str | None = None
-        try:
-            while True:
-                cut = await self._read(attachment)
-                self._drop_stream()
-                if self._dial is None:
-                    reason = self._goodbye if cut is None else cut
-                    return
-                if self._goodbye is not None or self._leaving:
-                    reason = self._goodbye or "it was shut down"
-                    return
-                try:
-                    attachment = await self._attach(self._grace)
-                except _Unreachable as error:
-                    reason = f"its connection broke and could not be restored within {self._grace:g} s: {error}"
-                    return
-                except SandboxLost as error:
-                    reason = str(error)
-                    return
-        finally:
-            if not self.ended.done():
-                self.ended.set_result(reason)
-            if self._dial is not None:
-                self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
+    async def _serve(self, attachment: Attachment) -> str | None:
+        """Serve the first stream and all that replace it. Returns why nothing more will arrive, if that is known."""
+        while True:
+            cut = await self._read(attachment)
+            self._drop_stream()
+            if self._dial is None:
+                return self._goodbye if cut is None else cut
+            if self._goodbye is not None or self._leaving:
+                return self._goodbye or "it was shut down"
+            try:
+                attachment = await self._attach(self._grace)
+            except _Unreachable as error:
+                return f"its connection broke and could not be restored within {self._grace:g} s: {error}"
+            except SandboxLost as error:
+                return str(error)
 
     async def _read(self, attachment: Attachment) -> str | None:
         """Read until the stream ends. Returns a description if it is damaged."""
