@@ -70,6 +70,8 @@ class DockerBackend:
     working directory that is part of the image is then rejected.
     """
 
+    name = "docker"
+
     def __init__(
         self,
         url: str | None = None,
@@ -127,10 +129,6 @@ class DockerBackend:
 
     def __repr__(self) -> str:
         return f"DockerBackend(url={self._url!r}, image={self._image!r})"
-
-    @property
-    def name(self) -> str:
-        return "docker"
 
     async def check(self) -> Availability:
         try:

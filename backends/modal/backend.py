@@ -81,6 +81,8 @@ class ModalBackend:
     `secrets`, and none of the image.
     """
 
+    name = "modal"
+
     def __init__(
         self,
         *,
@@ -137,10 +139,6 @@ class ModalBackend:
 
     def __repr__(self) -> str:
         return f"ModalBackend(app_name={self.app_name!r})"
-
-    @property
-    def name(self) -> str:
-        return "modal"
 
     async def check(self) -> Availability:
         """Ask Modal whether it accepts the credentials. Creates nothing."""

@@ -94,6 +94,8 @@ class SingularityBackend:
     1 GiB unless given, in memory; `memory_bytes` includes the files.
     """
 
+    name = "singularity"
+
     def __init__(
         self,
         binary: str | os.PathLike[str] | None = None,
@@ -117,10 +119,6 @@ class SingularityBackend:
 
     def __repr__(self) -> str:
         return f"SingularityBackend(binary={self._binary!r}, image={self._image!r})"
-
-    @property
-    def name(self) -> str:
-        return "singularity"
 
     async def check(self) -> Availability:
         return await self._host.in_thread(self._check)
