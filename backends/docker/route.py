@@ -196,13 +196,12 @@ class RelayRoute:
     async def dial(self) -> ByteStream:
         docker = open_client(self._engine, self._facts.api)
         try:
-            with explained(self._engine, "starting a relay inside"):
+            async with explained(self._engine, "starting a relay inside"):
                 container = docker.containers.container(self._id)
                 command = runtime.runtime_command("--relay", f"@{self._id}")
-                async with asyncio.timeout(PATIENCE):
-                    exec = await container.exec(command, stdin=True, workdir="/")
-                    stream = exec.start(detach=False)
-                    await stream.__aenter__()
+                exec = await container.exec(command, stdin=True, workdir="/")
+                stream = exec.start(detach=False)
+                await stream.__aenter__()
         except BaseException as error:
             await close_client(docker)
             if isinstance(error, EngineError) and error.status in (404, 409):
@@ -260,16 +259,15 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
             "Mounts": [{"Type": "volume", "Source": name, "Target": runtime.RUNTIME}],
         },
     }
-    with explained(engine, "uploading the portable runtime"):
-        async with asyncio.timeout(PATIENCE):
-            container = await _locked(docker, f"{name}-upload", config)
-            try:
-                status, _, _ = await request(docker, "HEAD", f"containers/{container.id}/archive", {"path": marker})
-                if status == 404:
-                    for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
-                        await upload(docker, container.id, target, await asyncio.to_thread(archive))
-            finally:
-                await finish(container.delete(force=True))
+    async with explained(engine, "uploading the portable runtime"):
+        container = await _locked(docker, f"{name}-upload", config)
+        try:
+            status, _, _ = await request(docker, "HEAD", f"containers/{container.id}/archive", {"path": marker})
+            if status == 404:
+                for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
+                    await upload(docker, container.id, target, await asyncio.to_thread(archive))
+        finally:
+            await finish(container.delete(force=True))
     return name
 
 
