@@ -32,7 +32,7 @@ from backends.base import (
     sandbox_title,
 )
 from backends.connection import GRACE, ByteStream, Connection
-from backends.owner import is_gone, new_id, this_owner
+from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from backends.tasks import finish, has_failed, seen
 
@@ -394,17 +394,8 @@ class ModalBackend:
                 if isinstance(error.__cause__, modal.exception.NotFoundError):
                     return None  # it has ended
                 raise
-            owner = tags.get("owner", "")
-            return sandbox, SandboxInfo(
-                backend=self.name,
-                id=tags.get("id", sandbox.object_id),
-                run_id=tags.get("run_id", ""),
-                task_id=tags.get("task_id", ""),
-                owner=owner,
-                orphan=is_gone(owner),
-                created=float(tags.get("created", 0)),
-                detail=sandbox.object_id,
-            )
+            id = tags.get("id", sandbox.object_id)
+            return sandbox, SandboxInfo.of(self.name, id, tags, sandbox.object_id)
 
         found = await retried(listed, f"the sandboxes of the Modal app {self.app_name!r} cannot be listed")
         return [pair for pair in await bounded(map(described, found)) if pair is not None]
