@@ -127,21 +127,21 @@ class SocketRoute:
     async def dial(self) -> ByteStream:
         if self._listener is None:
             self._listener = self._listen()
+        patience = 0.25  # check soon: most streams break because the container ended
         try:
-            patience = 0.25  # check soon: most streams break because the container ended
             while True:
-                if await _readable(self._listener, patience):
-                    with contextlib.suppress(BlockingIOError, ConnectionError):
-                        accepted, _ = self._listener.accept()
-                        if self._is_executor(accepted):
-                            break
-                        accepted.close()
-                else:
+                try:
+                    async with asyncio.timeout(patience):
+                        accepted, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                except TimeoutError:
                     await self._still_there()
                     patience = 1.0
+                else:
+                    if self._is_executor(accepted):
+                        break
+                    accepted.close()
         finally:
             self._hang_up()
-        accepted.setblocking(False)
         return asyncio_stream(*await asyncio.open_unix_connection(sock=accepted, limit=_STREAM_LIMIT))
 
     def _is_executor(self, accepted: socket.socket) -> bool:
@@ -161,20 +161,6 @@ class SocketRoute:
     def close(self) -> None:
         self._hang_up()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-async def _readable(listener: socket.socket, seconds: float) -> bool:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(listener, ready.set)
-    try:
-        async with asyncio.timeout(seconds):
-            await ready.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(listener)
-    return True
 
 
 # --- a relay inside --------------------------------------------------------------------------------------------------
