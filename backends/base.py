@@ -6,12 +6,15 @@ timeout. So callers tell a broken sandbox from a wrong answer by type.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lachesis.errors import LachesisError
+
+from .owner import is_gone
 
 T = TypeVar("T")
 
@@ -130,6 +133,16 @@ class SandboxInfo:
     """Unix time in seconds, 0 when unknown."""
     detail: str = ""
     """One line in the terms of the technology: a state, a process id, a folder."""
+
+    @classmethod
+    def of(cls, backend: str, id: str, labels: Mapping[str, str], detail: str) -> SandboxInfo:
+        """From labels `run_id`, `task_id`, `owner` and `created`, as far as there are any."""
+        owner = labels.get("owner", "")
+        created = 0.0
+        with contextlib.suppress(ValueError):
+            created = float(labels.get("created", ""))
+        run_id, task_id = labels.get("run_id", ""), labels.get("task_id", "")
+        return cls(backend, id, run_id, task_id, owner, is_gone(owner), created, detail)
 
 
 @dataclass(frozen=True, slots=True)

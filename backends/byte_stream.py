@@ -1,18 +1,16 @@
-"""The owner's end of a byte stream as frames, with tags where others could interfere."""
+"""The owner's end of a byte stream as frames."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import hmac
-import json
-from dataclasses import dataclass
-from hashlib import blake2b
+import math
+from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, Protocol
 
-from .executor.framing import CHUNK, FRAME
+from .executor.framing import CHUNK, SHOWN, Frames
 
-_SMALL = 1 << 16  # payloads up to this size are sent in one write with their header
-_SHOWN = 80  # bytes of a damaged stream in the error: usually the words of another program
+_PART = 1 << 20  # the most bytes that are sent by one call
 _HEADER = 1 << 26  # a longer header means a damaged stream
 
 
@@ -25,10 +23,6 @@ class ByteStream(Protocol):
 
     def write(self, data: bytes) -> None:
         """Send, or buffer. Never blocks."""
-        ...
-
-    async def drain(self) -> None:
-        """Wait until little is buffered."""
         ...
 
     def abort(self) -> None:
@@ -46,9 +40,6 @@ class _StreamPair:
     def write(self, data: bytes) -> None:
         self._writer.write(data)
 
-    async def drain(self) -> None:
-        await self._writer.drain()
-
     def abort(self) -> None:
         if not self._writer.is_closing():  # asyncio's pipes cannot be aborted twice
             transport = getattr(self._writer, "transport", None) or self._writer.channel
@@ -60,38 +51,52 @@ def asyncio_stream(reader: Any, writer: Any) -> ByteStream:
     return _StreamPair(reader, writer)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """An encoded frame. `head` holds the lengths, the header and a small payload."""
+class PumpedStream:
+    """The bytes of `received`, and `send`, which is called for one part at a time, as one stream.
 
-    head: bytes
-    payload: bytes
+    Each direction has a task. When one of them ends, the stream does.
+    """
 
-    @classmethod
-    def of(cls, header: dict[str, Any], payload: bytes = b"") -> Frame:
-        encoded = json.dumps(header).encode()
-        head = FRAME.pack(len(encoded), len(payload)) + encoded
-        return cls(head + payload, b"") if len(payload) <= _SMALL else cls(head, payload)
+    def __init__(self, received: AsyncIterable[bytes], send: Callable[[bytes], Awaitable[None]]) -> None:
+        self._reader = asyncio.StreamReader()
+        self._outgoing = bytearray()
+        self._writable = asyncio.Event()
+        self._aborted = False
+        self._tasks = [asyncio.create_task(self._receive(received)), asyncio.create_task(self._send(send))]
+        for task in self._tasks:
+            task.add_done_callback(self._on_end)
 
-    @property
-    def size(self) -> int:
-        return len(self.head) + len(self.payload)
+    async def read(self, n: int) -> bytes:
+        return await self._reader.read(n)
 
+    def write(self, data: bytes) -> None:
+        self._outgoing += data
+        self._writable.set()
 
-class Seal:
-    """Tags for the frames of one attachment in one direction. They prevent adding, changing and replaying frames."""
+    def abort(self) -> None:
+        if not self._aborted:  # a second cancellation would interrupt what they do at their end
+            self._aborted = True
+            for task in self._tasks:
+                task.cancel()
 
-    SIZE = 16
+    async def _receive(self, received: AsyncIterable[bytes]) -> None:
+        async for data in received:
+            self._reader.feed_data(data)
 
-    def __init__(self, key: bytes, sender: bytes) -> None:
-        self._key, self._sender, self._count = key, sender, 0
+    async def _send(self, send: Callable[[bytes], Awaitable[None]]) -> None:
+        while await self._writable.wait():
+            self._writable.clear()
+            while self._outgoing:
+                part = bytes(self._outgoing[:_PART])
+                del self._outgoing[: len(part)]
+                await send(part)
 
-    def tag(self, *parts: bytes | memoryview) -> bytes:
-        mac = blake2b(self._count.to_bytes(8, "big"), key=self._key, digest_size=self.SIZE, person=self._sender)
-        self._count += 1
-        for part in parts:
-            mac.update(part)
-        return mac.digest()
+    def _on_end(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self._reader.set_exception(error)
+        self._reader.feed_eof()
+        self.abort()
 
 
 class Attachment:
@@ -99,56 +104,27 @@ class Attachment:
 
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
-        self._buffer = bytearray()
+        self.frames = Frames()
         self._begun = False
-        self._sealing: Seal | None = None
-        self._opening: Seal | None = None
 
-    def seal(self, key: bytes) -> None:
-        """Tag the frames of both directions from now on."""
-        self._sealing, self._opening = Seal(key, b"near"), Seal(key, b"far")
-
-    def write(self, frame: Frame) -> None:
+    def write(self, frame: bytes) -> None:
         with contextlib.suppress(Exception):  # the reader finds out that it is broken
-            if self._sealing is not None:
-                tag = self._sealing.tag(frame.head, frame.payload)
-                frame = Frame(frame.head, frame.payload + tag) if frame.payload else Frame(frame.head + tag, b"")
-            self.stream.write(frame.head)
-            if frame.payload:
-                self.stream.write(frame.payload)
+            self.stream.write(self.frames.outgoing(frame))
 
-    async def next(self, limit: int | None = None) -> tuple[dict[str, Any], bytes, int]:
+    async def next(self, limit: float = math.inf) -> tuple[dict[str, Any], bytes, int]:
         """The next frame: header, payload, and size in bytes.
 
         Raises:
             EOFError: the stream has ended.
             ValueError: the bytes are no frame, its tag is wrong, or it has more than `limit` bytes.
         """
-        buffer = self._buffer
-        await self._fill(FRAME.size)
-        header_size, payload_size = FRAME.unpack_from(buffer)
-        header_end = FRAME.size + header_size
-        size = header_end + payload_size
-        if header_size > _HEADER or (limit is not None and size > limit):
-            raise ValueError(f"it is damaged: a frame is too large, and begins with {bytes(buffer[:_SHOWN])!r}")
-        tag_size = Seal.SIZE if self._opening is not None else 0
-        await self._fill(size + tag_size)
-        with memoryview(buffer) as view:
-            if self._opening is not None and not hmac.compare_digest(
-                self._opening.tag(view[:size]), view[size : size + tag_size]
-            ):
-                raise ValueError("a frame has a wrong tag")
-            header = json.loads(bytes(view[FRAME.size : header_end]))
-            payload = bytes(view[header_end:size])
-        del buffer[: size + tag_size]
-        self._begun = True
-        return header, payload, size
-
-    async def _fill(self, size: int) -> None:
-        while len(self._buffer) < size:
-            data = await self.stream.read(max(CHUNK, size - len(self._buffer)))
+        arrived = self.frames.arrived
+        while (frame := self.frames.next(limit, _HEADER)) is None:
+            data = await self.stream.read(CHUNK)
             if not data:
-                if self._buffer and not self._begun:
-                    raise ValueError(f"it ended after {bytes(self._buffer[:_SHOWN])!r}")
+                if arrived and not self._begun:
+                    raise ValueError(f"it ended after {bytes(arrived[:SHOWN])!r}")
                 raise EOFError("it was closed by the other side")
-            self._buffer += data
+            arrived += data
+        self._begun = True
+        return frame

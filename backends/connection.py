@@ -12,17 +12,17 @@ import contextlib
 import hmac
 import secrets
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from typing import Any, TypeVar
 
+from lachesis.tasks import has_failed
+
 from .base import BackendError, SandboxLost
-from .byte_stream import Attachment, Frame
+from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
-from .executor.framing import CHUNK, PROTOCOL, token_proof
+from .executor.framing import PROTOCOL, UNVERIFIED_LIMIT, Delivery, encode, token_proof
 
 T = TypeVar("T")
 
@@ -31,14 +31,11 @@ PATIENCE = 60.0
 GRACE = 60.0
 """Seconds within which a broken connection can be restored."""
 
-_WINDOW = 1 << 22  # unacknowledged bytes above which the parts of a file wait
-_ACK_FRAMES, _ACK_BYTES = 16, 1 << 18  # an acknowledgement is due after so many frames or bytes
 _PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that many times longer otherwise
 _UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
 _HANDSHAKE = 10.0  # seconds for a handshake
 _STAGGER = 1.0  # seconds after which another stream is tried beside a silent one
 _HANDSHAKES = 16  # handshakes at once
-_UNVERIFIED_LIMIT = 4096  # bytes that a peer may send before the handshake has succeeded
 
 
 Dial = Callable[[], Awaitable[ByteStream]]
@@ -75,9 +72,6 @@ class Connection:
         self._lost: str | None = None
         self._goodbye: str | None = None
         self._leaving = False
-        self._progress = (
-            asyncio.Event()
-        )  # set when frames are acknowledged, a stream is attached, or the connection is lost
         self.hello: asyncio.Future[dict[str, Any]] = loop.create_future()
         """The executor's greeting: `python` (its version, three integers), `pid`."""
         self.ended: asyncio.Future[str | None] = loop.create_future()
@@ -87,11 +81,7 @@ class Connection:
         self._name, self._grace, self._sealed = "the sandbox", GRACE, False
         self._token = b""
         self._known = False  # whether the executor has the token
-        self._retained: deque[Frame] = deque()  # sent, not acknowledged
-        self._retained_bytes = 0
-        self._acknowledged = 0  # number of our frames that are acknowledged
-        self._received = 0  # number of their frames
-        self._due_frames = self._due_bytes = 0  # received since our last acknowledgement
+        self._delivery = Delivery()
         self._unanswered = 0  # pings
         self._ticks = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -131,11 +121,14 @@ class Connection:
 
     def _begin(self, attachment: Attachment) -> None:
         self._task = asyncio.create_task(self._serve(attachment))
-        self._task.add_done_callback(self._finally)
+        self._task.add_done_callback(self._finish)
 
-    def _finally(self, _: asyncio.Task[None]) -> None:
-        if not self.ended.done():  # a task cancelled before its first step does not reach its `finally`
-            self.ended.set_result(None)
+    def _finish(self, task: asyncio.Task[str | None]) -> None:
+        reason = None if has_failed(task) else task.result()
+        if not self.ended.done():  # cancelled, where the event loop has ended first
+            self.ended.set_result(reason)
+        if self._dial is not None:
+            self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
 
     @property
     def lost(self) -> str | None:
@@ -164,7 +157,7 @@ class Connection:
         pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future())
         try:
             async with asyncio.timeout(patience):
-                await self._send({"id": number, "op": op, **fields}, payload, pending)
+                self._write(encode({"id": number, "op": op, **fields}, payload))
                 header, data = await pending.answer
         except TimeoutError:
             reason = f"its executor has not answered {op!r} for {patience:g} s"
@@ -188,7 +181,7 @@ class Connection:
         """Send a message without an answer: `cancel`, `drop`, `shutdown`. Does nothing on a lost connection."""
         if self._lost is None:
             self._leaving = self._leaving or op == "shutdown"
-            self._write(Frame.of({"op": op, **fields}))
+            self._write(encode({"op": op, **fields}))
 
     def shut_down(self) -> None:
         """Make the executor end with everything inside. Then `ended` is done."""
@@ -201,64 +194,24 @@ class Connection:
         for pending in self._pending.values():
             if not pending.answer.done():
                 pending.answer.set_exception(SandboxLost(self._lost))
-        self._progress.set()
         if self._ticker is not None:
             self._ticker.cancel()
         self._drop_stream()
-        self._retained.clear()
+        self._delivery.retained.clear()
         if self._task is not asyncio.current_task():
             self._task.cancel()
 
     # sending
 
-    async def _send(self, header: dict[str, Any], payload: bytes, pending: _Pending) -> None:
-        """Write a request. A file goes in parts, so that other requests can pass."""
-        if header["op"] == "write" and len(payload) > CHUNK:
-            view = memoryview(payload)
-            while len(view) > CHUNK and not pending.answer.done():
-                self._write(Frame.of({**header, "more": True}, bytes(view[:CHUNK])))
-                view = view[CHUNK:]
-                await self._room()
-            if pending.answer.done():  # it failed, and the executor ignores the rest
-                view = view[:0]
-            payload = bytes(view)
-        self._write(Frame.of(header, payload))
-        if len(payload) > CHUNK:
-            await self._room()
-
-    async def _room(self) -> None:
-        """Wait until there is room to send. Also returns when the connection is lost."""
-        while self._lost is None:
-            attachment = self._attachment
-            if attachment is not None and self._retained_bytes < _WINDOW:
-                with contextlib.suppress(Exception):  # the reader finds out that it is broken
-                    await attachment.stream.drain()
-                return
-            if self._dial is None:
-                return  # the stream is gone; the reader reports it
-            self._progress.clear()
-            await self._progress.wait()
-
-    def _write(self, frame: Frame) -> None:
+    def _write(self, frame: bytes) -> None:
         if self._dial is not None:
-            self._retained.append(frame)
-            self._retained_bytes += frame.size
+            self._delivery.retain(frame)
         if self._attachment is not None:
             self._attachment.write(frame)
 
-    def _forget(self, acknowledged: int) -> None:
-        """Drop the frames that the executor has."""
-        if not self._acknowledged <= acknowledged <= self._acknowledged + len(self._retained):
-            raise ValueError("it acknowledges frames that were never sent")
-        while self._acknowledged < acknowledged:
-            self._retained_bytes -= self._retained.popleft().size
-            self._acknowledged += 1
-        self._progress.set()
-
     def _acknowledge(self, **more: Any) -> None:
-        self._due_frames = self._due_bytes = 0
         if self._attachment is not None:
-            self._attachment.write(Frame.of({"id": 0, "ack": self._received, **more}))
+            self._attachment.write(self._delivery.acknowledgement(**more))
 
     def _tick(self) -> None:
         """Ping, and abort a stream whose pings stay unanswered.
@@ -278,32 +231,21 @@ class Connection:
 
     # receiving
 
-    async def _serve(self, attachment: Attachment) -> None:
-        """Serve the first stream and all that replace it."""
-        reason: str | None = None
-        try:
-            while True:
-                cut = await self._read(attachment)
-                self._drop_stream()
-                if self._dial is None:
-                    reason = self._goodbye if cut is None else cut
-                    return
-                if self._goodbye is not None or self._leaving:
-                    reason = self._goodbye or "it was shut down"
-                    return
-                try:
-                    attachment = await self._attach(self._grace)
-                except _Unreachable as error:
-                    reason = f"its connection broke and could not be restored within {self._grace:g} s: {error}"
-                    return
-                except SandboxLost as error:
-                    reason = str(error)
-                    return
-        finally:
-            if not self.ended.done():
-                self.ended.set_result(reason)
-            if self._dial is not None:
-                self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
+    async def _serve(self, attachment: Attachment) -> str | None:
+        """Serve the first stream and all that replace it. Returns why nothing more will arrive, if that is known."""
+        while True:
+            cut = await self._read(attachment)
+            self._drop_stream()
+            if self._dial is None:
+                return self._goodbye if cut is None else cut
+            if self._goodbye is not None or self._leaving:
+                return self._goodbye or "it was shut down"
+            try:
+                attachment = await self._attach(self._grace)
+            except _Unreachable as error:
+                return f"its connection broke and could not be restored within {self._grace:g} s: {error}"
+            except SandboxLost as error:
+                return str(error)
 
     async def _read(self, attachment: Attachment) -> str | None:
         """Read until the stream ends. Returns a description if it is damaged."""
@@ -314,15 +256,13 @@ class Connection:
                 if header.get("id") == 0:
                     self._control(header)
                     continue
-                self._received += 1
-                self._due_frames += 1
-                self._due_bytes += size
+                self._delivery.receive(size)
                 pending = self._pending.get(header["id"])
                 if pending is not None and not pending.answer.done():  # else the caller was cancelled
                     pending.parts.append(payload)
                     if not header.get("more"):
                         pending.answer.set_result((header, b"".join(pending.parts)))
-                if self._dial is not None and (self._due_frames >= _ACK_FRAMES or self._due_bytes >= _ACK_BYTES):
+                if self._dial is not None and self._delivery.is_due():
                     self._acknowledge()
         except (ValueError, LookupError, TypeError) as error:
             return f"its stream is damaged ({error})"
@@ -334,7 +274,7 @@ class Connection:
         if "hello" in header and not self.hello.done():
             self.hello.set_result(header)
         if "ack" in header and self._dial is not None:
-            self._forget(header["ack"])
+            self._delivery.forget(header["ack"])
 
     def _drop_stream(self) -> None:
         if self._attachment is not None:
@@ -402,28 +342,27 @@ class Connection:
         attachment = Attachment(stream)
         try:
             async with asyncio.timeout(_HANDSHAKE):
-                hello, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
+                hello, _, _ = await attachment.next(UNVERIFIED_LIMIT)
                 if hello.get("hello") != PROTOCOL:
                     raise ValueError(f"the executor speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
                 far, near = str(hello["nonce"]), secrets.token_hex(16)
-                answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": self._received}
-                facts = (far, near, self._received, int(self._sealed))
+                taken = self._delivery.received
+                answer = {"id": 0, "attach": PROTOCOL, "nonce": near, "received": taken}
+                facts = (far, near, taken, int(self._sealed))
                 if not hello["fresh"]:
                     answer["proof"] = token_proof(self._token, "near", *facts)
                 elif not self._known:
                     answer["token"] = self._token.hex()  # no command has run there that could intercept it
                 else:
                     raise _UnknownSession("its executor does not know the session: it was started anew")
-                attachment.write(Frame.of({**answer, "sealed": int(self._sealed)}))
-                await stream.drain()
-                reply, _, _ = await attachment.next(_UNVERIFIED_LIMIT)
+                attachment.write(encode({**answer, "sealed": int(self._sealed)}))
+                reply, _, _ = await attachment.next(UNVERIFIED_LIMIT)
                 received = int(reply["received"])
                 proof = token_proof(self._token, "far", *facts, received)
                 if not hmac.compare_digest(proof, str(reply["proof"])):
                     raise ValueError("the peer is not its executor")
                 if self._sealed:
-                    key = blake2b(f"frames {far} {near}".encode(), key=self._token, digest_size=32).digest()
-                    attachment.seal(key)
+                    attachment.frames.seal(self._token, far, near, b"near", b"far")
                 if not self.hello.done():
                     self.hello.set_result(hello)
                 return attachment, received
@@ -437,13 +376,12 @@ class Connection:
             raise
 
     def _resume(self, attachment: Attachment, received: int) -> None:
-        self._forget(received)
+        self._delivery.forget(received)
         self._known = True
         self._attachment = attachment
-        self._due_frames = self._due_bytes = self._unanswered = 0
-        for frame in self._retained:
+        self._unanswered = 0
+        for frame in self._delivery.retained:
             attachment.write(frame)
-        self._progress.set()
 
 
 async def _awaited(dial: Dial) -> ByteStream:

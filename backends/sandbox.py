@@ -27,7 +27,7 @@ from .base import (
 )
 from .connection import GRACE, PATIENCE, Connection
 from .executor.framing import PROTOCOL
-from .transfer import Transfer, download, upload
+from .transfer import PART, Transfer, download, upload
 
 T = TypeVar("T")
 
@@ -91,38 +91,30 @@ class ExecutorProcess:
 
     def __init__(self, connection: Connection, id: str, command: str) -> None:
         self._connection = connection
-        self._id, self._command = id, command
+        self.id, self.command = id, command
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._id}: {self._command!r}>"
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def command(self) -> str:
-        return self._command
+        return f"<{type(self).__name__} {self.id}: {self.command!r}>"
 
     async def status(self) -> ProcessStatus:
-        header, _ = await self._connection.request("status", process=self._id)
+        header, _ = await self._connection.request("status", process=self.id)
         return ProcessStatus(exit_code=header["exit_code"], output_size=header["output_size"])
 
     async def read(self, offset: int = 0, *, wait: float = 0.0, limit: int = 65_536) -> OutputChunk:
         header, data = await self._connection.request(
-            "output", process=self._id, offset=offset, wait=wait, limit=limit, patience=wait + PATIENCE
+            "output", process=self.id, offset=offset, wait=wait, limit=limit, patience=wait + PATIENCE
         )
         return OutputChunk(data=data, offset=header["offset"], exit_code=header["exit_code"])
 
     async def write(self, data: bytes) -> None:
         # No limit: the process may not read its input for an hour.
-        await self._connection.request("input", data, process=self._id, patience=None)
+        await self._connection.request("input", data, process=self.id, patience=None)
 
     async def close_stdin(self) -> None:
-        await self._connection.request("input", process=self._id, close=True, patience=None)
+        await self._connection.request("input", process=self.id, close=True, patience=None)
 
     async def kill(self) -> None:
-        await self._connection.request("kill", process=self._id)
+        await self._connection.request("kill", process=self.id)
 
 
 class ExecutorSandbox:
@@ -130,23 +122,11 @@ class ExecutorSandbox:
 
     def __init__(self, connection: Connection, *, id: str, workdir: str, python: str | None) -> None:
         self._connection = connection
-        self._id, self._workdir, self._python = id, workdir, python
+        self.id, self.workdir, self.python = id, workdir, python
         self._transfers = itertools.count(1)
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {self._id}{' (lost)' if self._connection.lost else ''}>"
-
-    @property
-    def id(self) -> str:
-        return self._id
-
-    @property
-    def workdir(self) -> str:
-        return self._workdir
-
-    @property
-    def python(self) -> str | None:
-        return self._python
+        return f"<{type(self).__name__} {self.id}{' (lost)' if self._connection.lost else ''}>"
 
     async def exec(
         self,
@@ -177,7 +157,7 @@ class ExecutorSandbox:
                 **({"fresh": True} if fresh else {}),
             )
         except OSError as error:  # errors of the command are in its result
-            raise BackendError(f"sandbox {self._id} cannot run commands: {error}") from error
+            raise BackendError(f"sandbox {self.id} cannot run commands: {error}") from error
         return ExecResult(
             exit_code=header["exit_code"],
             stdout=data[: header["stdout"]],
@@ -232,7 +212,7 @@ class ExecutorSandbox:
                 "start", command=command, cwd=cwd, env=dict(env or {}), terminal=terminal
             )
         except OSError as error:
-            raise BackendError(f"sandbox {self._id} cannot start processes: {error}") from error
+            raise BackendError(f"sandbox {self.id} cannot start processes: {error}") from error
         return ExecutorProcess(self._connection, header["process"], command)
 
     async def processes(self) -> list[Process]:
@@ -247,7 +227,12 @@ class ExecutorSandbox:
         return data
 
     async def write_bytes(self, path: str, data: bytes) -> None:
-        await self._connection.request("write", data, path=path)
+        if len(data) <= PART:
+            await self._connection.request("write", data, path=path)
+            return
+        async with self._transfer("write", path) as transfer:
+            await transfer.push(data)
+            await transfer.commit()
 
     def _transfer(self, kind: str, path: str) -> Transfer:
         return Transfer(self._connection, next(self._transfers), kind, path)

@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import io
 import os
+import socket
 import stat
 import tarfile
-import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
-from typing import Any, BinaryIO, TypeVar, cast
+from typing import Any, BinaryIO, cast
+
+from lachesis.tasks import finish, in_own_thread
 
 from .connection import Connection
 
@@ -21,8 +22,6 @@ PART = 1 << 18
 """Bytes of a part, the largest that the executor accepts and sends."""
 DEPTH = 8
 """Parts in flight at once."""
-
-T = TypeVar("T")
 
 
 class Transfer:
@@ -87,109 +86,55 @@ async def upload(transfer: Transfer, folder: str) -> None:
     """Pack `folder` into an open `unpack`."""
     from .executor.folders import pack  # both sides pack with the same code
 
-    def run(call: Callable[[Coroutine[Any, Any, None]], None]) -> None:
-        with io.BufferedWriter(_Pushing(lambda data: call(transfer.push(data))), PART) as file:
-            pack(folder, cast(BinaryIO, file))
-
-    await _in_thread(run)
+    async with _threaded(lambda file: pack(folder, file)) as (packed, _):
+        while data := await packed.read(PART):
+            await transfer.push(data)
     await transfer.commit()
 
 
 async def download(transfer: Transfer, folder: str, max_bytes: int | None) -> None:
     """Unpack an open `pack` into `folder`; see `ExecutorSandbox.download_dir`."""
-    async with contextlib.aclosing(transfer.parts()) as parts:
-
-        def run(call: Callable[[Coroutine[Any, Any, bytes]], bytes]) -> None:
-            file = io.BufferedReader(_Pulling(lambda: call(_next(parts))), PART)
-            extract(cast(BinaryIO, file), folder, max_bytes)
-
-        await _in_thread(run)
-
-
-async def _next(parts: AsyncGenerator[bytes]) -> bytes:
-    return await anext(parts, b"")
-
-
-class _Pushing(io.RawIOBase):
-    def __init__(self, push: Callable[[bytes], None]) -> None:
-        self._push = push
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self._push(bytes(data))
-        return len(data)
+    async with (
+        _threaded(lambda file: extract(file, folder, max_bytes)) as (_, packed),
+        contextlib.aclosing(transfer.parts()) as parts,
+    ):
+        async for part in parts:
+            packed.write(part)
+            try:
+                await packed.drain()
+            except ConnectionError:  # it has failed, or needs no more
+                break
 
 
-class _Pulling(io.RawIOBase):
-    def __init__(self, pull: Callable[[], bytes]) -> None:
-        self._pull = pull
-        self._rest = memoryview(b"")
+@contextlib.asynccontextmanager
+async def _threaded(
+    work: Callable[[BinaryIO], None],
+) -> AsyncGenerator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """The other end of the file on which `work` runs in a new thread, until that has ended.
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        if not self._rest:
-            self._rest = memoryview(self._pull())
-        size = min(len(buffer), len(self._rest))
-        buffer[:size] = self._rest[:size]
-        self._rest = self._rest[size:]
-        return size
-
-
-async def _in_thread(run: Callable[[Callable[[Coroutine[Any, Any, T]], T]], None]) -> None:
-    """Run `run(call)` in a new thread, where `call` waits for a coroutine of this loop.
-
-    It is no thread of a pool: it waits for the loop, which may wait for that pool. On cancellation the next `call`
-    raises in the thread, and this returns after the thread has ended.
+    Leaving closes this end and raises what `work` raised, unless another exception came first.
     """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[None] = loop.create_future()
-    stopping = threading.Event()
-    calling: set[asyncio.Future[Any]] = set()
+    ours, theirs = socket.socketpair()
 
-    async def perform(coroutine: Coroutine[Any, Any, T]) -> T:
-        task = asyncio.ensure_future(coroutine)
-        calling.add(task)
-        try:
-            if stopping.is_set():
-                task.cancel()
-            return await task
-        finally:
-            calling.discard(task)
+    def run() -> None:
+        with theirs, theirs.makefile("rwb", PART) as file:
+            work(cast(BinaryIO, file))
 
-    def call(coroutine: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(perform(coroutine), loop).result()
-
-    def finish(error: BaseException | None) -> None:
-        if error is None:
-            done.set_result(None)
-        else:
-            done.set_exception(error)
-
-    def body() -> None:
-        error: BaseException | None = None
-        try:
-            run(call)
-        except BaseException as caught:
-            error = OSError(errno.ECANCELED, "cancelled") if isinstance(caught, asyncio.CancelledError) else caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended first
-            loop.call_soon_threadsafe(finish, error)
-
-    threading.Thread(target=body, name="transfer", daemon=True).start()
+    reader, writer = await asyncio.open_unix_connection(sock=ours, limit=PART)
+    running = in_own_thread(run)
+    error: BaseException | None = None
     try:
-        await asyncio.shield(done)
-    except asyncio.CancelledError:
-        stopping.set()
-        for task in list(calling):
-            task.cancel()
-        while not done.done():
-            with contextlib.suppress(asyncio.CancelledError):  # cancelled again: the thread is stopping already
-                await asyncio.wait([done])
-        done.exception()  # retrieved
-        raise
+        yield reader, writer
+    except BaseException as caught:
+        error = caught
+    writer.close()
+    try:
+        await finish(running)
+    except Exception:
+        if error is None:
+            raise
+    if error is not None:
+        raise error
 
 
 # --- a tar archive onto this machine ---------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Coroutine, Iterable
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -65,3 +67,22 @@ def seen(task: asyncio.Future[Any]) -> None:
     """Mark the exception of a task as retrieved, so that asyncio does not report it."""
     with contextlib.suppress(asyncio.CancelledError):
         task.exception()
+
+
+def in_own_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+    """The result of `call`, which runs in a new thread, and goes on if the caller is cancelled.
+
+    It is no thread of a pool: `call` may wait for an event loop that waits for a pool, or take minutes, and the
+    interpreter waits for pools at its end.
+    """
+    outcome: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            outcome.set_result(call())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    outcome.set_running_or_notify_cancel()
+    threading.Thread(target=work, name="lachesis", daemon=True).start()
+    return asyncio.wrap_future(outcome)

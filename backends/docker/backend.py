@@ -15,6 +15,7 @@ import tarfile
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import aiodocker
@@ -32,7 +33,7 @@ from backends.connection import Connection
 from backends.host import runtime
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
-from lachesis.tasks import finish, has_failed
+from lachesis.tasks import finish, has_failed, seen
 
 from . import container as containers
 from .client import (
@@ -69,6 +70,8 @@ class DockerBackend:
     the root is read-only, and the working directory, /tmp and /var/tmp are in memory, each limited to `disk_bytes`; a
     working directory that is part of the image is then rejected.
     """
+
+    name = "docker"
 
     def __init__(
         self,
@@ -127,10 +130,6 @@ class DockerBackend:
 
     def __repr__(self) -> str:
         return f"DockerBackend(url={self._url!r}, image={self._image!r})"
-
-    @property
-    def name(self) -> str:
-        return "docker"
 
     async def check(self) -> Availability:
         try:
@@ -219,21 +218,19 @@ class DockerBackend:
     async def _remove(self, docker: aiodocker.Docker, engine: Engine, id: str) -> None:
         """Remove a container in any state, and wait until it is gone."""
         container = docker.containers.container(id)
-        async with self._slot():
-            with explained(engine, f"removing the container of sandbox {id}"):
-                async with asyncio.timeout(PATIENCE):
-                    while True:
-                        try:
-                            await container.delete(force=True, v=True)
-                        except aiodocker.DockerError as error:
-                            if error.status == 404:
-                                return
-                            if error.status not in (409, 500):  # it is being removed, or was just ending
-                                raise
-                        status, _, _ = await request(docker, "GET", f"containers/{id}/json")
-                        if status == 404:
-                            return
-                        await asyncio.sleep(0.02)
+        async with self._slot(), explained(engine, f"removing the container of sandbox {id}"):
+            while True:
+                try:
+                    await container.delete(force=True, v=True)
+                except aiodocker.DockerError as error:
+                    if error.status == 404:
+                        return
+                    if error.status not in (409, 500):  # it is being removed, or was just ending
+                        raise
+                status, _, _ = await request(docker, "GET", f"containers/{id}/json")
+                if status == 404:
+                    return
+                await asyncio.sleep(0.02)
 
 
 async def _listed(docker: aiodocker.Docker, engine: Engine) -> list[SandboxInfo]:
@@ -244,33 +241,32 @@ async def _listed(docker: aiodocker.Docker, engine: Engine) -> list[SandboxInfo]
 
 async def _rows(docker: aiodocker.Docker, engine: Engine, label: str) -> list[dict[str, Any]]:
     filters = json.dumps({"label": [LABEL + label]})
-    with explained(engine, "listing containers"):
-        async with asyncio.timeout(PATIENCE):
-            found = await docker.containers.list(all=1, filters=filters)
+    async with explained(engine, "listing containers"):
+        found = await docker.containers.list(all=1, filters=filters)
     return [dict(container._container) for container in found]
 
 
+@dataclass
 class _Creation:
     """A sandbox that is being created. `undo` removes what exists of it."""
 
-    def __init__(
-        self,
-        backend: DockerBackend,
-        spec: SandboxSpec,
-        id: str,
-        name: str,
-        engine: Engine,
-        facts: EngineInfo,
-        docker: aiodocker.Docker,
-    ) -> None:
-        self.backend, self.spec, self.id, self.name = backend, spec, id, name
-        self.engine, self.facts = engine, facts
-        self.docker = docker  # closed once the sandbox exists
-        self.created = time.time()
-        self.labels = containers.labels(id, spec, this_owner(), self.created)
-        self.asked = False  # whether a container of that name may exist
-        self.route: Route | None = None
-        self.connection: Connection | None = None
+    backend: DockerBackend
+    spec: SandboxSpec
+    id: str
+    name: str
+    engine: Engine
+    facts: EngineInfo
+    docker: aiodocker.Docker
+    """Closed once the sandbox exists."""
+    created: float = field(default_factory=time.time)
+    asked: bool = False
+    """Whether a container of that name may exist."""
+    route: Route | None = None
+    connection: Connection | None = None
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return containers.labels(self.id, self.spec, this_owner(), self.created)
 
     async def sandbox(self) -> DockerSandbox:
         backend, spec, options = self.backend, self.spec, self.backend._options
@@ -280,9 +276,8 @@ class _Creation:
             account = containers.ROOT if containers.is_root(user) else await self._account(image, user)
             workdir = containers.workdir(spec, image, account)
             in_memory = await self._create(image, workdir, account)
-            with explained(self.engine, f"starting the container of {self.name}"):
-                async with asyncio.timeout(PATIENCE):
-                    await self.docker.containers.container(self.id).start()
+            async with explained(self.engine, f"starting the container of {self.name}"):
+                await self.docker.containers.container(self.id).start()
             assert self.route is not None
             try:
                 self.connection = await Connection.resumable(
@@ -386,7 +381,7 @@ class _Creation:
     async def _ask(self, config: dict[str, Any]) -> None:
         """Create a container with the sandbox' name. It is awaited even when cancelled, so that `undo` finds it."""
         self.asked = True
-        with explained(self.engine, f"creating the container of {self.name}"):
+        async with explained(self.engine, f"creating the container of {self.name}", None):
             await finish(asyncio.wait_for(self.docker.containers.create(config, name=self.id), PATIENCE))
 
     async def _open_route(self, image: Image) -> Route:
@@ -402,9 +397,8 @@ class _Creation:
         """Create a folder that the user inside may not create."""
         folder = tarfile.TarInfo(path.lstrip("/"))
         folder.type, folder.mode, folder.uid, folder.gid = tarfile.DIRTYPE, 0o755, account.uid, account.gid
-        with explained(self.engine, f"making {path} in {self.name}"):
-            async with asyncio.timeout(PATIENCE):
-                await upload(self.docker, self.id, "/", tar_of(folder))
+        async with explained(self.engine, f"making {path} in {self.name}"):
+            await upload(self.docker, self.id, "/", tar_of(folder))
 
     # the inside of an image
 
@@ -432,10 +426,9 @@ class _Creation:
     async def _unstarted(self, image: Image) -> AsyncIterator[aiodocker.docker.DockerContainer]:
         """A container that is never started, for looking into the image. It has the sandbox' name and is removed."""
         await self._ask({"Image": image.id, "Entrypoint": ["/never-started"], "Labels": self.labels})
-        with explained(self.engine, "looking into the image"):
-            async with asyncio.timeout(PATIENCE):
-                yield self.docker.containers.container(self.id)
-                await self.docker.containers.container(self.id).delete(force=True, v=True)
+        async with explained(self.engine, "looking into the image"):
+            yield self.docker.containers.container(self.id)
+            await self.docker.containers.container(self.id).delete(force=True, v=True)
 
 
 class DockerSandbox(ExecutorSandbox):
@@ -446,15 +439,17 @@ class DockerSandbox(ExecutorSandbox):
     ) -> None:
         super().__init__(connection, id=creation.id, workdir=workdir, python=python)
         self._creation, self._in_memory = creation, in_memory
-        self._end: asyncio.Task[None] | None = None
-        self._watch = asyncio.create_task(self._clean_up())
+        self._end = self._ending()
 
-    async def _clean_up(self) -> None:
-        """Remove a sandbox that has ended by itself, even if it is never closed."""
+    def _ending(self) -> asyncio.Task[None]:
+        ending = asyncio.create_task(self._watch())
+        ending.add_done_callback(seen)
+        return ending
+
+    async def _watch(self) -> None:
+        """Remove the container when its connection has ended, even if the sandbox is never closed."""
         await asyncio.wait([self._connection.ended])
-        self._end = self._end or asyncio.create_task(self._creation.undo(strict=True))
-        with contextlib.suppress(BackendError):
-            await asyncio.shield(self._end)
+        await self._creation.undo(strict=True)
 
     async def close(self) -> None:
         """See `Sandbox.close`.
@@ -464,11 +459,8 @@ class DockerSandbox(ExecutorSandbox):
         """
         self._connection.shut_down()  # works without the engine
         self._connection.fail(f"{self._creation.name} was closed")
-        self._watch.cancel()
-        end = self._end
-        if end is None or has_failed(end):
-            self._end = asyncio.create_task(self._creation.undo(strict=True))
-        assert self._end is not None
+        if has_failed(self._end):
+            self._end = self._ending()  # another attempt
         await finish(self._end)
 
     async def snapshot(self) -> str:
@@ -493,7 +485,7 @@ class DockerSandbox(ExecutorSandbox):
             )
         tag = f"{self.id.removeprefix(ID_PREFIX)}-{secrets.token_hex(4)}"
         marks = {ID: "", f"{LABEL}snapshot": self.id, f"{LABEL}snapshot.run_id": creation.spec.labels.get("run_id", "")}
-        with explained(creation.engine, f"saving {creation.name} as an image"):
+        async with explained(creation.engine, f"saving {creation.name} as an image", None):
             config = {"Entrypoint": [], "Cmd": ["/bin/sh"], "Labels": marks}
             async with client(creation.engine, creation.facts.api) as docker:
                 await docker.containers.container(self.id).commit(repository=SNAPSHOTS, tag=tag, config=config)

@@ -9,7 +9,7 @@ import io
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -164,11 +164,12 @@ async def client(engine: Engine, api_version: str = "auto") -> AsyncIterator[aio
         await close_client(docker)
 
 
-@contextlib.contextmanager
-def explained(engine: Engine, what: str) -> Iterator[None]:
-    """Turn the errors of one request into an `EngineError` that starts with `what`."""
+@contextlib.asynccontextmanager
+async def explained(engine: Engine, what: str, patience: float | None = PATIENCE) -> AsyncIterator[None]:
+    """Turn the errors of one request, a late answer too, into an `EngineError` that starts with `what`."""
     try:
-        yield
+        async with asyncio.timeout(patience):
+            yield
     except aiodocker.DockerError as error:
         if error.status == 900:
             raise _unreachable(engine, what, error.__cause__ or error.__context__ or error) from error
@@ -211,10 +212,9 @@ async def engine_info(docker: aiodocker.Docker, engine: Engine) -> EngineInfo:
         BackendUnavailable: it runs no Linux containers.
         EngineError: it does not answer.
     """
-    with explained(engine, "reading the engine's properties"):
-        async with asyncio.timeout(PATIENCE):
-            version = await docker.version()
-            info = await docker.system.info()
+    async with explained(engine, "reading the engine's properties"):
+        version = await docker.version()
+        info = await docker.system.info()
     if version.get("Os", "linux") != "linux":
         raise BackendUnavailable(f"the engine at {engine.url} runs {version['Os']} containers: switch it to Linux ones")
     components = " ".join(str(part.get("Name")) for part in version.get("Components") or [])

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from backends.owner import is_gone
 
 from .client import EngineInfo
 
@@ -116,22 +115,8 @@ def labels(id: str, spec: SandboxSpec, owner: str, created: float) -> dict[str, 
 
 def listed(row: Mapping[str, Any]) -> SandboxInfo:
     """The sandbox of a row of the engine's list of containers."""
-    found = row.get("Labels") or {}
-    try:
-        created = float(found.get(f"{LABEL}created", ""))
-    except ValueError:
-        created = 0.0
-    who = found.get(OWNER, "")
-    return SandboxInfo(
-        backend="docker",
-        id=found[ID],
-        run_id=found.get(f"{LABEL}run_id", ""),
-        task_id=found.get(f"{LABEL}task_id", ""),
-        owner=who,
-        orphan=is_gone(who),
-        created=created,
-        detail=f"{row.get('State', '?')}, image {row.get('Image', '?')}",
-    )
+    found = {name.removeprefix(LABEL): value for name, value in (row.get("Labels") or {}).items()}
+    return SandboxInfo.of("docker", found["id"], found, f"{row.get('State', '?')}, image {row.get('Image', '?')}")
 
 
 _MASKED = [

@@ -18,7 +18,7 @@ import aiodocker
 
 from backends.base import BackendError, BackendUnavailable
 
-from .client import PATIENCE, Engine, EngineError, explained
+from .client import Engine, EngineError, explained
 
 Pull = Literal["missing", "always", "never"]
 HUB = "docker.io"
@@ -53,9 +53,8 @@ async def ensure_image(
 
 
 async def _inspect(docker: aiodocker.Docker, engine: Engine, name: str) -> dict[str, Any]:
-    with explained(engine, f"image {name!r}"):
-        async with asyncio.timeout(PATIENCE):
-            return await docker.images.inspect(name)
+    async with explained(engine, f"image {name!r}"):
+        return await docker.images.inspect(name)
 
 
 async def _pull(docker: aiodocker.Docker, engine: Engine, name: str, progress: Callable[[str], None]) -> None:
@@ -68,7 +67,7 @@ async def _pull(docker: aiodocker.Docker, engine: Engine, name: str, progress: C
     progress(f"pulling image {name} from {registry}")
     layers: dict[str, str] = {}
     try:
-        with explained(engine, f"pulling image {name!r}"):
+        async with explained(engine, f"pulling image {name!r}", None):
             async for event in docker.images.pull(qualified if credentials else name, auth=credentials, stream=True):
                 status, layer = str(event.get("status", "")), str(event.get("id", ""))
                 if status and layers.get(layer) != status:  # not every byte count

@@ -16,16 +16,16 @@ import socket
 import struct
 import tarfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import aiodocker
 from aiodocker.stream import Stream
 
 from backends import owner
 from backends.base import BackendError
-from backends.connection import ByteStream, asyncio_stream
+from backends.byte_stream import ByteStream, PumpedStream, asyncio_stream
 from backends.host import runtime
 from backends.host.folders import private_folder
 from lachesis.tasks import finish
@@ -53,29 +53,6 @@ _VOLUME = "lachesis-runtime-"
 
 StillThere = Callable[[], Awaitable[None]]
 """Raises `SandboxLost`, with the reason, when the container is known to have ended."""
-
-
-class Route(Protocol):
-    """The route to the executor of one sandbox."""
-
-    @property
-    def arguments(self) -> list[str]:
-        """Arguments of the executor."""
-        ...
-
-    @property
-    def mounts(self) -> list[dict[str, Any]]:
-        """The mounts of the container, in the terms of the engine."""
-        ...
-
-    @property
-    def sealed(self) -> bool:
-        """Whether streams pass through a process that others inside could tamper with."""
-        ...
-
-    async def dial(self) -> ByteStream: ...
-
-    def close(self) -> None: ...
 
 
 # --- a socket of this machine ----------------------------------------------------------------------------------------
@@ -113,8 +90,10 @@ class SocketRoute:
     than the executor are disconnected, by their process id where the kernel shows it, and by the handshake in any case.
     """
 
+    sealed = False
+    arguments = ("--dial", f"{INSIDE}/{_SOCKET}")
+
     def __init__(self, id: str, runtime_folder: Path, still_there: StillThere) -> None:
-        self._runtime = runtime_folder
         self._folder = run_folder() / id
         self._folder.mkdir(mode=0o700)
         (self._folder / "new").write_text(owner.this_owner())
@@ -123,24 +102,13 @@ class SocketRoute:
         self._bound = self._folder / "link"
         self._bound.mkdir()
         self._bound.chmod(0o755)
+        self.mounts: list[dict[str, Any]] = [
+            {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
+            for source, target in ((runtime_folder, runtime.RUNTIME), (self._bound, INSIDE))
+        ]
         self._still_there = still_there
         self._peer = 0
         self._listener: socket.socket | None = self._listen()
-
-    @property
-    def arguments(self) -> list[str]:
-        return ["--dial", f"{INSIDE}/{_SOCKET}"]
-
-    @property
-    def mounts(self) -> list[dict[str, Any]]:
-        return [
-            {"Type": "bind", "Source": str(source), "Target": target, "ReadOnly": True}
-            for source, target in ((self._runtime, runtime.RUNTIME), (self._bound, INSIDE))
-        ]
-
-    @property
-    def sealed(self) -> bool:
-        return False
 
     def _listen(self) -> socket.socket:
         path = self._bound / _SOCKET
@@ -159,21 +127,21 @@ class SocketRoute:
     async def dial(self) -> ByteStream:
         if self._listener is None:
             self._listener = self._listen()
+        patience = 0.25  # check soon: most streams break because the container ended
         try:
-            patience = 0.25  # check soon: most streams break because the container ended
             while True:
-                if await _readable(self._listener, patience):
-                    with contextlib.suppress(BlockingIOError, ConnectionError):
-                        accepted, _ = self._listener.accept()
-                        if self._is_executor(accepted):
-                            break
-                        accepted.close()
-                else:
+                try:
+                    async with asyncio.timeout(patience):
+                        accepted, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                except TimeoutError:
                     await self._still_there()
                     patience = 1.0
+                else:
+                    if self._is_executor(accepted):
+                        break
+                    accepted.close()
         finally:
             self._hang_up()
-        accepted.setblocking(False)
         return asyncio_stream(*await asyncio.open_unix_connection(sock=accepted, limit=_STREAM_LIMIT))
 
     def _is_executor(self, accepted: socket.socket) -> bool:
@@ -195,129 +163,62 @@ class SocketRoute:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-async def _readable(listener: socket.socket, seconds: float) -> bool:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    loop.add_reader(listener, ready.set)
-    try:
-        async with asyncio.timeout(seconds):
-            await ready.wait()
-    except TimeoutError:
-        return False
-    finally:
-        loop.remove_reader(listener)
-    return True
-
-
 # --- a relay inside --------------------------------------------------------------------------------------------------
 
 
 class RelayRoute:
     """Streams through `exec`, for an engine that does not share this machine's files."""
 
+    sealed = True
+
     def __init__(self, engine: Engine, facts: EngineInfo, id: str, volume: str, still_there: StillThere) -> None:
-        self._engine, self._facts, self._id, self._volume = engine, facts, id, volume
+        self._engine, self._facts, self._id = engine, facts, id
+        self.arguments = ("--listen", f"@{id}")
+        self.mounts: list[dict[str, Any]] = [
+            {"Type": "volume", "Source": volume, "Target": runtime.RUNTIME, "ReadOnly": True}
+        ]
         self._still_there = still_there
-        self._streams: set[_RelayStream] = set()
-
-    @property
-    def arguments(self) -> list[str]:
-        return ["--listen", f"@{self._id}"]
-
-    @property
-    def mounts(self) -> list[dict[str, Any]]:
-        return [{"Type": "volume", "Source": self._volume, "Target": runtime.RUNTIME, "ReadOnly": True}]
-
-    @property
-    def sealed(self) -> bool:
-        return True
 
     async def dial(self) -> ByteStream:
         docker = open_client(self._engine, self._facts.api)
         try:
-            with explained(self._engine, "starting a relay inside"):
+            async with explained(self._engine, "starting a relay inside"):
                 container = docker.containers.container(self._id)
                 command = runtime.runtime_command("--relay", f"@{self._id}")
-                async with asyncio.timeout(PATIENCE):
-                    exec = await container.exec(command, stdin=True, workdir="/")
-                    stream = exec.start(detach=False)
-                    await stream.__aenter__()
+                exec = await container.exec(command, stdin=True, workdir="/")
+                stream = exec.start(detach=False)
+                await stream.__aenter__()
         except BaseException as error:
             await close_client(docker)
             if isinstance(error, EngineError) and error.status in (404, 409):
                 await self._still_there()
             raise
-        self._streams = {one for one in self._streams if not one.aborted} | {relay := _RelayStream(docker, stream)}
-        return relay
+        return PumpedStream(_received(docker, stream), stream.write_in)
 
     def close(self) -> None:
-        for stream in self._streams:
-            stream.abort()
+        """Nothing of it stays on this machine."""
 
 
-class _RelayStream:
-    """The standard input and output of an exec. Its standard error explains its end."""
-
-    def __init__(self, docker: aiodocker.Docker, stream: Stream) -> None:
-        self._docker, self._stream = docker, stream
-        self._incoming = bytearray()
-        self._errors = b""
-        self._outgoing: list[bytes] = []
-        self._wake, self._flushed = asyncio.Event(), asyncio.Event()
-        self._flushed.set()
-        self.aborted = False
-        self._broken: Exception | None = None
-        self._task = asyncio.create_task(self._send())
-
-    async def read(self, n: int) -> bytes:
-        while not self._incoming:
-            message = await self._stream.read_out()
-            if message is None:
-                if self._errors:
-                    raise BackendError(f"the relay inside ended: {self._errors.decode(errors='replace').strip()}")
-                return b""
+async def _received(docker: aiodocker.Docker, stream: Stream) -> AsyncGenerator[bytes]:
+    """The standard output of an exec. Its standard error explains its end."""
+    errors = b""
+    try:
+        while (message := await stream.read_out()) is not None:
             if message.stream == 1:
-                self._incoming += message.data
+                yield message.data
             else:
-                self._errors = (self._errors + message.data)[-2000:]
-        data = bytes(self._incoming[:n])
-        del self._incoming[:n]
-        return data
+                errors = (errors + message.data)[-2000:]
+        if errors:
+            raise BackendError(f"the relay inside ended: {errors.decode(errors='replace').strip()}")
+    finally:
+        with contextlib.suppress(Exception):
+            await stream.close()
+        await close_client(docker)
 
-    def write(self, data: bytes) -> None:
-        if self._broken is not None:
-            raise self._broken
-        self._outgoing.append(data)
-        self._flushed.clear()
-        self._wake.set()
 
-    async def drain(self) -> None:
-        await self._flushed.wait()
-        if self._broken is not None:
-            raise self._broken
-
-    async def _send(self) -> None:
-        try:
-            while True:
-                await self._wake.wait()
-                self._wake.clear()
-                while self._outgoing:
-                    data, self._outgoing = b"".join(self._outgoing), []
-                    await self._stream.write_in(data)
-                self._flushed.set()
-        except Exception as error:
-            self._broken = error
-            self._flushed.set()
-        finally:
-            with contextlib.suppress(Exception):
-                await self._stream.close()
-            await close_client(self._docker)
-
-    def abort(self) -> None:
-        self.aborted = True
-        self._broken = self._broken or ConnectionAbortedError("it was aborted")
-        self._flushed.set()
-        self._task.cancel()
+Route = SocketRoute | RelayRoute
+"""`arguments` are those of the executor, `mounts` the container's in the terms of the engine; `sealed` tells whether
+streams pass through a process that others inside could tamper with."""
 
 
 async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -> str:
@@ -344,16 +245,15 @@ async def runtime_volume(docker: aiodocker.Docker, engine: Engine, image: str) -
             "Mounts": [{"Type": "volume", "Source": name, "Target": runtime.RUNTIME}],
         },
     }
-    with explained(engine, "uploading the portable runtime"):
-        async with asyncio.timeout(PATIENCE):
-            container = await _locked(docker, f"{name}-upload", config)
-            try:
-                status, _, _ = await request(docker, "HEAD", f"containers/{container.id}/archive", {"path": marker})
-                if status == 404:
-                    for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
-                        await upload(docker, container.id, target, await asyncio.to_thread(archive))
-            finally:
-                await finish(container.delete(force=True))
+    async with explained(engine, "uploading the portable runtime"):
+        container = await _locked(docker, f"{name}-upload", config)
+        try:
+            status, _, _ = await request(docker, "HEAD", f"containers/{container.id}/archive", {"path": marker})
+            if status == 404:
+                for target, archive in (("/", runtime.archive), (runtime.RUNTIME, _marker)):
+                    await upload(docker, container.id, target, await asyncio.to_thread(archive))
+        finally:
+            await finish(container.delete(force=True))
     return name
 
 

@@ -18,8 +18,8 @@ A frame is two big-endian 32-bit lengths (`!II`), a JSON header and a binary pay
 * A request has an `id` (a positive integer, never reused) and an `op`. Every request gets one answer with that `id`, in
   any order. An error is `{"error": {"errno", "message", "path"}}`; without an `errno` it is a failure of the executor
   itself. `cancel`, `drop` and `shutdown` have no `id` and no answer.
-* A message may be split over frames of one `id`; all but the last carry `"more": true`. Only `write` requests and the
-  answers to `read` and `spilled` are split, so that nothing large blocks the stream for others.
+* An answer to `read` or `spilled` may be split over frames, so that nothing large blocks the stream for others; all but
+  the last carry `"more": true`.
 * Frames with `"id": 0` concern the stream itself. The executor sends `{"id": 0, "hello": 2, "pid", "python"}` when it
   is ready for `init`, and `{"id": 0, "bye": reason}` when it ends by itself.
 
@@ -37,7 +37,7 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
   kill       process                                                                 {}
   kill_all                                                                           {} when nothing else runs inside
   read       path, offset, limit?                                                    payload
-  write      path; payload                                                           {}
+  write      path; payload (at most 256 KiB)                                         {}
   open       transfer: a number, never reused; kind, path                            {}
   pull       transfer                                                                end; payload (at most 256 KiB)
   push       transfer; payload (at most 256 KiB)                                     {} when there is room for more

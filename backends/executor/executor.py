@@ -47,7 +47,6 @@ class Executor:
         self.execs: dict[int, Exec] = {}
         self.spilled: dict[str, dict[str, Capped]] = {}
         self.processes: dict[str, Background] = {}
-        self.uploads: dict[int, Upload | None] = {}  # None: it failed, and further parts are ignored
         self.transfers: dict[int, OpenTransfer] = {}
         self.signals, wakeup = os.pipe()
         for fd in (self.signals, wakeup):
@@ -168,24 +167,14 @@ class Executor:
         self.session.send_file(header["id"], chunks)
 
     def op_write(self, header: Header, payload: bytes) -> None:
-        request, more = header["id"], header.get("more", False)
-        upload = None
+        upload = Upload(self.path(header["path"]))
         try:
-            upload = self.uploads.pop(request) if request in self.uploads else Upload(self.path(header["path"]))
-            if more:
-                self.uploads[request] = upload
-            if upload is None:
-                return
             upload.feed(payload)
-            if not more:
-                upload.close(keep=True)
-                self.session.send({"id": request})
+            upload.close(keep=True)
         except OSError:
-            if more:
-                self.uploads[request] = None
-            if upload is not None:
-                upload.close(keep=False)
+            upload.close(keep=False)
             raise
+        self.session.send({"id": header["id"]})
 
     def transfer(self, header: Header) -> OpenTransfer:
         try:
@@ -195,8 +184,7 @@ class Executor:
 
     def op_open(self, header: Header, _: bytes) -> None:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
-        number = header["transfer"]
-        self.transfers[number] = kinds[header["kind"]](self, self.path(header["path"]), number)
+        self.transfers[header["transfer"]] = kinds[header["kind"]](self, self.path(header["path"]))
         self.session.send({"id": header["id"]})
 
     def op_pull(self, header: Header, _: bytes) -> None:
@@ -217,9 +205,6 @@ class Executor:
         target = header["target"]
         if target in self.execs:
             self.execs[target].kill()
-        upload = self.uploads.pop(target, None)
-        if upload is not None:
-            upload.close(keep=False)
         self.session.cancel_file(target)
         for process in self.processes.values():
             process.waiting.pop(target, None)

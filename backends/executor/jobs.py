@@ -118,6 +118,9 @@ class Job:
         """Undo the construction of a job that could not be started."""
         self.finished = True
         self.timer[2] = None
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
         for fd in self.sinks:
             self.loop.unwatch(fd)
             os.close(fd)
@@ -178,8 +181,8 @@ class Exec(Job):
             raise
         self.shells.spawn(self, fds, arguments, self.cwd, env, {REPORT_FD: self.report})
 
-    def release(self) -> None:
-        super().release()
+    def close_pipes(self) -> None:
+        super().close_pipes()
         if self.report >= 0:
             os.close(self.report)
             self.report = -1
@@ -193,12 +196,7 @@ class Exec(Job):
         if shell is None or self.abandoned or shell.has_begun():
             super().on_exit(exit_code)
             return
-        for fd in self.sinks:
-            self.loop.unwatch(fd)
-            os.close(fd)
-        self.sinks = {}
-        os.close(self.report)
-        self.report = -1
+        self.close_pipes()
         self.pid = 0
         try:
             self.start_new_shell(None)

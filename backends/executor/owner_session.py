@@ -14,7 +14,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from .framed_stream import FramedStream
-from .framing import PROTOCOL, encode, failure, is_equal, keyed_hash, token_proof
+from .framing import PROTOCOL, Delivery, encode, failure, is_equal, token_proof
 from .processes import kill_tree
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ START, HANDSHAKE, SILENCE, GOODBYE_WAIT = 120.0, 10.0, 300.0, 2.0
 is not attached why the executor ends."""
 WINDOW = 1 << 22
 """Unacknowledged bytes above which files wait."""
-ACK_FRAMES, ACK_BYTES = 16, 1 << 18
 MAX_UNVERIFIED = 32
 """Connections at once whose handshake has not succeeded."""
 
@@ -49,11 +48,7 @@ class OwnerSession:
         self.token = b""
         self.grace = START
         self.grace_timer: Timer = []
-        self.retained: deque[bytes] = deque()  # sent, not acknowledged
-        self.retained_bytes = 0
-        self.acknowledged = 0  # frames, counted from the first
-        self.taken = 0  # frames received
-        self.due_frames = self.due_bytes = 0  # of these, since the last acknowledgement
+        self.delivery = Delivery()
         self.heard = time.monotonic()
         self.files: deque[tuple[int, Iterator[bytes]]] = deque()
 
@@ -64,30 +59,45 @@ class OwnerSession:
         self.stream = FramedStream(self, stream_in, stream_out, attached=True)
         self.greet(self.stream)
 
-    def use_listener(self, listening: int, accept: Callable[[], int]) -> None:
-        """Take streams from `accept`, which raises `BlockingIOError` when there is none."""
+    def use_listener(self, address: str) -> None:
+        """Take streams from a listening Unix socket: `@NAME`, a path, or `fd:N`."""
+        import socket  # here, as loading it takes time
+
+        if address.startswith("fd:"):
+            server = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM, 0, int(address[3:]))
+            server.set_inheritable(False)
+        else:
+            server = socket.socket(socket.AF_UNIX)
+            server.bind("\0" + address[1:] if address.startswith("@") else address)
+        server.listen(128)
+        server.setblocking(False)
         self.begin()
 
         def on_connection(fd: int) -> None:
             try:
-                self.add_unverified(accept())
+                self.add_unverified(server.accept()[0].detach())
             except BlockingIOError:
                 pass
             except OSError:  # no descriptors are left, and epoll would report it again at once
                 self.loop.unwatch(fd)
                 self.loop.after(0.1, lambda: self.loop.watch(fd, select.EPOLLIN, on_connection))
 
-        self.loop.watch(listening, select.EPOLLIN, on_connection)
+        self.loop.watch(server.fileno(), select.EPOLLIN, on_connection)
 
-    def use_dial(self, connect: Callable[[], int]) -> None:
-        """Make a stream by `connect` whenever there is none."""
+    def use_dial(self, path: str) -> None:
+        """Connect to a Unix socket whenever there is no stream."""
+        import socket
+
         self.begin()
 
         def dial() -> None:
             if self.stream is not None or self.unverified:
                 return
             try:
-                self.add_unverified(connect())
+                with socket.socket(socket.AF_UNIX) as stream:
+                    stream.setblocking(False)
+                    stream.connect(path)
+                    self.add_unverified(stream.detach())
             except OSError:
                 self.redial()
 
@@ -159,25 +169,23 @@ class OwnerSession:
                 raise ValueError("the token has a wrong length")
         elif not is_equal(token_proof(token, "near", *facts), header["proof"]):
             raise ValueError("the peer does not know the token")
-        if not self.acknowledged <= received <= self.acknowledged + len(self.retained):
-            raise ValueError("the peer counts frames that were never sent")
+        self.delivery.forget(received)
         self.token = token
         self.unverified.remove(stream)
         if self.stream is not None:
             self.stream.close()
-        proof = token_proof(token, "far", *facts, self.taken)
-        stream.write(encode({"id": 0, "attached": PROTOCOL, "received": self.taken, "proof": proof}))
+        taken = self.delivery.received
+        proof = token_proof(token, "far", *facts, taken)
+        stream.write(encode({"id": 0, "attached": PROTOCOL, "received": taken, "proof": proof}))
         if sealed:
-            stream.key = keyed_hash(token, ("frames %s %s" % (stream.nonce, near)).encode(), 32)
+            stream.frames.seal(token, stream.nonce, near, b"far", b"near")
         stream.attached = True
         stream.timer[2] = None
         self.stream = stream
         self.heard = time.monotonic()
-        self.due_frames = self.due_bytes = 0
         self.redial_after = 0.05
         self.grace_timer[2] = None
-        self.forget(received)
-        for frame in self.retained:
+        for frame in self.delivery.retained:
             stream.write(frame)
         stream.flush()
         if self.goodbye is not None:
@@ -196,30 +204,19 @@ class OwnerSession:
             self.unverified.remove(stream)
         self.redial()
 
-    def forget(self, acknowledged: int) -> None:
-        if not self.acknowledged <= acknowledged <= self.acknowledged + len(self.retained):
-            raise ValueError("the peer acknowledges frames that were never sent")
-        while self.acknowledged < acknowledged:
-            self.retained_bytes -= len(self.retained.popleft())
-            self.acknowledged += 1
-
     def on_frame(self, stream: FramedStream, header: Header, payload: bytes, size: int) -> None:
         self.heard = time.monotonic()
-        due = False
         if header.get("id") == 0:
             if "ack" in header:
-                self.forget(header["ack"])
+                self.delivery.forget(header["ack"])
                 stream.flush()
             due = "ping" in header
         else:
-            self.taken += 1
-            self.due_frames += 1
-            self.due_bytes += size
+            self.delivery.receive(size)
             self.serve(header, payload)
-            due = self.due_frames >= ACK_FRAMES or self.due_bytes >= ACK_BYTES
+            due = self.delivery.is_due()
         if due and self.resumable and not stream.closed:
-            self.due_frames = self.due_bytes = 0
-            stream.write(encode({"id": 0, "ack": self.taken}))
+            stream.write(self.delivery.acknowledgement())
             stream.flush()
 
     # sending
@@ -230,8 +227,7 @@ class OwnerSession:
 
     def post(self, frame: bytes) -> None:
         if self.resumable:
-            self.retained.append(frame)
-            self.retained_bytes += len(frame)
+            self.delivery.retain(frame)
         if self.stream is not None:
             self.stream.write(frame)
 
@@ -249,7 +245,7 @@ class OwnerSession:
 
     def next_chunk(self) -> bool:
         """Send a chunk of a file, each file in turn, when nothing else waits. False when none can be sent now."""
-        if not self.files or self.retained_bytes > WINDOW:
+        if not self.files or self.delivery.retained_bytes > WINDOW:
             return False
         request, chunks = self.files.popleft()
         header: Header = {"id": request}

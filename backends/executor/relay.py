@@ -2,45 +2,39 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 
-from .framing import CHUNK
-from .kernel import PR_SET_DUMPABLE, libc
+def relay(address: str, silence: float = 1e9, patience: float = 0.0) -> None:
+    """Copy standard input to the Unix socket `address`, and what comes from there to standard output.
 
-
-def relay(address: str) -> None:
-    """Copy standard input to the Unix socket `address` and what comes from there to standard output."""
+    It ends with either, or after `silence` seconds without any input. Writes may block: neither side stops reading.
+    For `patience` seconds, a socket that nobody listens at yet is no error. Everything is imported here, because
+    `backends.modal` sends this function without its module.
+    """
+    import ctypes
+    import os
+    import select
     import socket
+    import time
 
-    libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    with socket.socket(socket.AF_UNIX) as other:
-        other.connect(address)
-        other.setblocking(False)
-        routes = [(0, other.fileno()), (other.fileno(), 1)]
-        for fd in (0, 1):
-            os.set_blocking(fd, False)
-        waiting = {source: b"" for source, _ in routes}
-        poll = select.poll()
-        while True:
-            for fd in {0, 1, other.fileno()}:
-                events = sum(select.POLLIN for source, _ in routes if source == fd and not waiting[source])
-                events |= sum(select.POLLOUT for source, target in routes if target == fd and waiting[source])
-                if events:
-                    poll.register(fd, events)
-                else:  # a closed descriptor would be reported in every round
-                    with contextlib.suppress(KeyError):
-                        poll.unregister(fd)
-            ready = dict(poll.poll())
-            for source, target in routes:
-                if not waiting[source] and ready.get(source, 0) & ~select.POLLOUT:
-                    with contextlib.suppress(BlockingIOError):
-                        waiting[source] = os.read(source, CHUNK)
-                        if not waiting[source]:
-                            return
-                if waiting[source]:
-                    with contextlib.suppress(BlockingIOError):
-                        waiting[source] = waiting[source][os.write(target, waiting[source]) :]
-            if ready.get(1, 0) & (select.POLLERR | select.POLLHUP):
-                return
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # PR_SET_DUMPABLE
+    with socket.socket(socket.AF_UNIX) as far:
+        until = time.monotonic() + patience
+        while error := far.connect_ex(address):
+            if time.monotonic() >= until:
+                raise OSError(error, os.strerror(error), address)
+            time.sleep(0.02)
+        end = time.monotonic() + silence
+        while time.monotonic() < end:
+            ready, _, _ = select.select([0, far.fileno()], [], [], max(0.0, end - time.monotonic()))
+            if 0 in ready:
+                data = os.read(0, 1 << 18)
+                if not data:
+                    return
+                far.sendall(data)
+                end = time.monotonic() + silence
+            if far.fileno() in ready:
+                data = far.recv(1 << 18)
+                if not data:
+                    return
+                while data:
+                    data = data[os.write(1, data) :]

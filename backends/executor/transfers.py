@@ -15,14 +15,11 @@ from typing import TYPE_CHECKING
 from .files import Upload, open_regular
 from .folders import pack, unpack
 from .framing import CHUNK, failure
-from .kernel import F_SETPIPE_SZ, FILES, PR_SET_PDEATHSIG, libc
+from .kernel import F_SETPIPE_SZ, FILES, PR_SET_PDEATHSIG, close_all, libc
 from .processes import send_signal
 
 if TYPE_CHECKING:
-    from typing import IO
-
     from .executor import Executor
-    from .framing import Header
 
 STALL = 30.0
 """Seconds without progress after which the process that packs or unpacks a folder is killed."""
@@ -31,7 +28,7 @@ STALL = 30.0
 class OpenTransfer:
     """A file or a folder that is open for transfer."""
 
-    def __init__(self, executor: Executor, path: str, number: int) -> None:
+    def __init__(self, executor: Executor, path: str) -> None:
         self.loop, self.session = executor.loop, executor.session
 
     def pull(self, request: int) -> None:
@@ -48,8 +45,8 @@ class OpenTransfer:
 
 
 class FileReader(OpenTransfer):
-    def __init__(self, executor: Executor, path: str, number: int) -> None:
-        super().__init__(executor, path, number)
+    def __init__(self, executor: Executor, path: str) -> None:
+        super().__init__(executor, path)
         self.file = open(open_regular(path), "rb", buffering=0)
 
     def pull(self, request: int) -> None:
@@ -66,8 +63,8 @@ class FileReader(OpenTransfer):
 
 
 class FileWriter(OpenTransfer):
-    def __init__(self, executor: Executor, path: str, number: int) -> None:
-        super().__init__(executor, path, number)
+    def __init__(self, executor: Executor, path: str) -> None:
+        super().__init__(executor, path)
         self.upload = Upload(path)
         self.done = False
 
@@ -88,34 +85,31 @@ class FileWriter(OpenTransfer):
 class FolderTransfer(OpenTransfer):
     """A folder that a forked child packs or unpacks through a pipe."""
 
-    def __init__(self, executor: Executor, path: str, number: int) -> None:
-        super().__init__(executor, path, number)
+    packing = False
+
+    def __init__(self, executor: Executor, path: str) -> None:
+        super().__init__(executor, path)
+        self.waiting: list[tuple[int, memoryview | None]] = []
+        """Requests without an answer, and what is left of the data of each."""
         self.report = open(os.memfd_create("report"), "r+b", buffering=0)
         self.exit_code: int | None = None
         self.result: OSError | None = None
         self.progress = time.monotonic()
         self.watching = False
-        theirs, self.pipe = self.make_pipe()
+        ends = os.pipe()
+        self.pipe, theirs = ends if self.packing else reversed(ends)
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.pipe, F_SETPIPE_SZ, 1 << 20)
         os.set_blocking(self.pipe, False)
         try:
             self.pid = executor.shells.fork()
         except OSError:
-            os.close(self.pipe)
-            os.close(theirs)
+            close_all([*ends])
             raise
         if self.pid == 0:
             self.be_child(theirs, path)
         os.close(theirs)
         executor.shells.children[self.pid] = self.on_exit
-
-    def make_pipe(self) -> tuple[int, int]:
-        """The ends of the child and of this process."""
-        raise NotImplementedError
-
-    def work(self, file: IO[bytes], path: str) -> None:
-        raise NotImplementedError
 
     def be_child(self, pipe: int, path: str) -> None:
         """Never returns. The child stays undumpable: its memory is a copy of the executor's."""
@@ -126,16 +120,18 @@ class FolderTransfer(OpenTransfer):
             os.dup2(pipe, 0)
             os.dup2(self.report.fileno(), 1)
             os.closerange(3, min(FILES[1], 1 << 16))
-            with os.fdopen(0, self.MODE, CHUNK) as file:
-                self.work(file, path)
+            if self.packing:
+                with os.fdopen(0, "wb", CHUNK) as file:
+                    pack(path, file)
+            else:
+                with os.fdopen(0, "rb", CHUNK) as file:
+                    unpack(file, path)
             os._exit(0)
         except BaseException as error:
             if not isinstance(error, BrokenPipeError):  # the transfer was dropped
                 os.write(1, json.dumps(failure(0, error)).encode())
         finally:
             os._exit(1)
-
-    MODE = "rb"
 
     def on_exit(self, exit_code: int) -> None:
         self.exit_code = exit_code
@@ -153,21 +149,30 @@ class FolderTransfer(OpenTransfer):
         return OSError(reported["errno"] or errno.EIO, reported["message"], reported.get("path"))
 
     def conclude(self) -> None:
-        raise NotImplementedError
+        """Answer what waits, once the child has ended and all that it wrote is read."""
+        if self.exit_code is None or (self.packing and self.pipe >= 0):
+            return
+        self.close_pipe()
+        waiting, self.waiting = self.waiting, []
+        done = {"end": True} if self.packing else {}
+        for request, data in waiting:
+            failed = self.exit_code or data is not None
+            self.session.send(failure(request, self.error()) if failed else dict(done, id=request))
 
-    def is_waiting(self) -> bool:
-        raise NotImplementedError
+    def wait(self, request: int, data: bytes | None) -> None:
+        self.waiting.append((request, None if data is None else memoryview(data)))
+        self.on_progress()
 
     def on_progress(self) -> None:
         self.progress = time.monotonic()
-        if self.is_waiting() and not self.watching:
+        if self.waiting and not self.watching:
             self.watching = True
             self.loop.after(STALL, self.on_stall)
 
     def on_stall(self) -> None:
         """Fail the transfer, not the sandbox, when a process inside has stopped the child."""
         self.watching = False
-        if self.exit_code is not None or not self.is_waiting():
+        if self.exit_code is not None or not self.waiting:
             return
         left = self.progress + STALL - time.monotonic()
         if left > 0:
@@ -190,25 +195,10 @@ class FolderTransfer(OpenTransfer):
 
 
 class FolderPacker(FolderTransfer):
-    MODE = "wb"
-
-    def __init__(self, executor: Executor, path: str, number: int) -> None:
-        self.pulls: list[int] = []
-        super().__init__(executor, path, number)
-
-    def make_pipe(self) -> tuple[int, int]:
-        ours, theirs = os.pipe()
-        return theirs, ours
-
-    def work(self, file: IO[bytes], path: str) -> None:
-        pack(path, file)
-
-    def is_waiting(self) -> bool:
-        return bool(self.pulls)
+    packing = True
 
     def pull(self, request: int) -> None:
-        self.pulls.append(request)
-        self.on_progress()
+        self.wait(request, None)
         if self.pipe >= 0:
             self.loop.watch(self.pipe, select.EPOLLIN, self.on_readable)
         else:
@@ -220,59 +210,36 @@ class FolderPacker(FolderTransfer):
         except BlockingIOError:
             return
         if data:
-            self.session.send({"id": self.pulls.pop(0), "end": False}, data)
+            self.session.send({"id": self.waiting.pop(0)[0], "end": False}, data)
             self.on_progress()
-            if not self.pulls:
+            if not self.waiting:
                 self.loop.unwatch(fd)
         else:
             self.close_pipe()
             self.conclude()
 
-    def conclude(self) -> None:
-        if self.pipe >= 0 or self.exit_code is None:
-            return
-        pulls, self.pulls = self.pulls, []
-        for request in pulls:
-            self.session.send(failure(request, self.error()) if self.exit_code else {"id": request, "end": True})
-
 
 class FolderUnpacker(FolderTransfer):
-    MODE = "rb"
-
-    def __init__(self, executor: Executor, path: str, number: int) -> None:
-        self.pushes: list[tuple[int, memoryview]] = []
-        self.committing = 0
-        super().__init__(executor, path, number)
-
-    def make_pipe(self) -> tuple[int, int]:
-        return os.pipe()
-
-    def work(self, file: IO[bytes], path: str) -> None:
-        unpack(file, path)
-
-    def is_waiting(self) -> bool:
-        return bool(self.pushes or self.committing)
-
     def push(self, request: int, data: bytes) -> None:
-        self.pushes.append((request, memoryview(data)))
-        self.on_progress()
+        self.wait(request, data)
         self.on_writable(self.pipe)
 
     def commit(self, request: int) -> None:
-        self.committing = request
-        self.on_progress()
+        self.wait(request, None)
         self.on_writable(self.pipe)
 
     def on_writable(self, fd: int) -> None:
         try:
-            while self.pushes and fd >= 0:
-                request, data = self.pushes[0]
-                if data:
-                    self.pushes[0] = (request, data[os.write(fd, data) :])
+            while self.waiting and self.pipe >= 0:
+                request, data = self.waiting[0]
+                if data is None:  # the end
+                    self.close_pipe()
+                elif data:
+                    self.waiting[0] = (request, data[os.write(fd, data) :])
                     self.progress = time.monotonic()
-                    continue
-                del self.pushes[0]
-                self.session.send({"id": request})
+                else:
+                    del self.waiting[0]
+                    self.session.send({"id": request})
         except BlockingIOError:
             self.loop.watch(fd, select.EPOLLOUT, self.on_writable)
             return
@@ -280,18 +247,4 @@ class FolderUnpacker(FolderTransfer):
             self.close_pipe()
         if self.pipe >= 0:
             self.loop.unwatch(self.pipe)
-        if self.committing:
-            self.close_pipe()
         self.conclude()
-
-    def conclude(self) -> None:
-        if self.exit_code is None:
-            return
-        self.close_pipe()
-        pushes, self.pushes = self.pushes, []
-        for request, _ in pushes:
-            self.session.send(failure(request, self.error()))
-        if self.committing:
-            done: Header = {"id": self.committing}
-            self.session.send(failure(self.committing, self.error()) if self.exit_code else done)
-            self.committing = 0

@@ -280,7 +280,7 @@ class HostSandbox(ExecutorSandbox):
     async def begin(self, spec: SandboxSpec) -> None:
         """Wait until it is ready for commands."""
         plan = self._launched.plan
-        self._python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
+        self.python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
         await write_inside(self, plan.written)
 
     async def close(self) -> None:

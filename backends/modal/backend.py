@@ -32,7 +32,7 @@ from backends.base import (
     sandbox_title,
 )
 from backends.connection import GRACE, ByteStream, Connection
-from backends.owner import is_gone, new_id, this_owner
+from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from lachesis.tasks import finish, has_failed, seen
 
@@ -48,7 +48,7 @@ from .calls import (
     text_of,
     why_ended,
 )
-from .exec_stream import ExecStream, entrypoint, relay
+from .exec_stream import entrypoint, exec_stream, relay
 
 if TYPE_CHECKING:  # the import takes more than a second, and the package may be missing: see `_sdk`
     import modal
@@ -80,6 +80,8 @@ class ModalBackend:
     default. `pids` and `disk_bytes` are rejected: Modal has no such limits. Commands get the listed variables of
     `secrets`, and none of the image.
     """
+
+    name = "modal"
 
     def __init__(
         self,
@@ -137,10 +139,6 @@ class ModalBackend:
 
     def __repr__(self) -> str:
         return f"ModalBackend(app_name={self.app_name!r})"
-
-    @property
-    def name(self) -> str:
-        return "modal"
 
     async def check(self) -> Availability:
         """Ask Modal whether it accepts the credentials. Creates nothing."""
@@ -330,7 +328,7 @@ class ModalBackend:
                 if reason is None:
                     raise ConnectionError(text_of(error)) from None
                 raise SandboxLost(reason) from None
-            return ExecStream(process)
+            return exec_stream(process)
 
         try:
             connection = await Connection.resumable(
@@ -396,17 +394,8 @@ class ModalBackend:
                 if isinstance(error.__cause__, modal.exception.NotFoundError):
                     return None  # it has ended
                 raise
-            owner = tags.get("owner", "")
-            return sandbox, SandboxInfo(
-                backend=self.name,
-                id=tags.get("id", sandbox.object_id),
-                run_id=tags.get("run_id", ""),
-                task_id=tags.get("task_id", ""),
-                owner=owner,
-                orphan=is_gone(owner),
-                created=float(tags.get("created", 0)),
-                detail=sandbox.object_id,
-            )
+            id = tags.get("id", sandbox.object_id)
+            return sandbox, SandboxInfo.of(self.name, id, tags, sandbox.object_id)
 
         found = await retried(listed, f"the sandboxes of the Modal app {self.app_name!r} cannot be listed")
         return [pair for pair in await bounded(map(described, found)) if pair is not None]

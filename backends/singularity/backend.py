@@ -20,8 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from backends.host.machine import environment
 from backends.host.plan import Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
+from lachesis.tasks import in_own_thread
 
 from .images import Images, Progress
 
@@ -93,6 +93,8 @@ class SingularityBackend:
     1 GiB unless given, in memory; `memory_bytes` includes the files.
     """
 
+    name = "singularity"
+
     def __init__(
         self,
         binary: str | os.PathLike[str] | None = None,
@@ -116,10 +118,6 @@ class SingularityBackend:
 
     def __repr__(self) -> str:
         return f"SingularityBackend(binary={self._binary!r}, image={self._image!r})"
-
-    @property
-    def name(self) -> str:
-        return "singularity"
 
     async def check(self) -> Availability:
         return await self._host.in_thread(self._check)
@@ -156,7 +154,7 @@ class SingularityBackend:
                 "backend 'singularity' needs an image. Next step: set `image` to a root folder, a SIF file, or a "
                 "reference like docker://debian:12"
             )
-        image = await _apart(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
+        image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
         sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
         try:
             await _name_user(sandbox)
@@ -197,24 +195,6 @@ class SingularityBackend:
                 name: value for name, value in found.items() if not _OWN_VARIABLES.match(name) and value
             }
         return self._environments[image]
-
-
-async def _apart(call: Callable[[], Path]) -> Path:
-    """The result of `call`, which may take minutes, from a new thread: other images need not wait for a pull.
-
-    It is not one of a pool, because the interpreter waits for those at its end.
-    """
-    outcome: Future[Path] = Future()
-
-    def work() -> None:
-        if outcome.set_running_or_notify_cancel():
-            try:
-                outcome.set_result(call())
-            except BaseException as error:
-                outcome.set_exception(error)
-
-    threading.Thread(target=work, name="lachesis-image", daemon=True).start()
-    return await asyncio.wrap_future(outcome)
 
 
 def find(binary: str | None = None) -> tuple[Installation | None, Availability]:

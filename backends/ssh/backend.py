@@ -263,7 +263,7 @@ class SshSandbox(ExecutorSandbox):
         self._connection.fail(f"{self._name} was closed")
         try:
             with contextlib.suppress(LinkLost, BackendUnavailable):
-                await self._link.end([self._id], _CLOSE_PATIENCE)
+                await self._link.end([self.id], _CLOSE_PATIENCE)
         finally:
-            self._link.deaths.pop(self._id, None)
+            self._link.deaths.pop(self.id, None)
             self._link.release()

@@ -48,7 +48,7 @@ async def test_under_a_rain_of_cuts_nothing_is_lost_doubled_or_mixed_up(sealed: 
         moves = random.Random(7)
 
         def arrived() -> tuple[int, int]:
-            return connection._received, connection._acknowledged
+            return connection._delivery.received, connection._delivery.acknowledged
 
         async def rain() -> None:
             while True:
@@ -332,7 +332,7 @@ async def test_memory_for_what_is_not_acknowledged_is_bounded() -> None:
         box.cut()
         writing = asyncio.create_task(sandbox.write_bytes("other", bytes(64 << 20)))
         await asyncio.sleep(0.3)
-        assert connection._retained_bytes < 6 << 20
+        assert connection._delivery.retained_bytes < 6 << 20
         box.reachable = True
         await writing
         size = peak(box)
