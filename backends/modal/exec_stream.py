@@ -22,7 +22,10 @@ _SILENCE = 75
 
 # Modal may keep an exec whose client has died. Without a limit of silence, the relay would live on, and the executor
 # would not notice that its owner is gone. The function alone starts faster than the whole executor compiles.
-RELAY = f"{inspect.getsource(executor_relay.relay)}\nrelay({chr(0) + _SOCKET[1:]!r}, {_SILENCE}, patience=10)\n"
+RELAY = (
+    f"import sys\n{inspect.getsource(executor_relay.relay)}\n"
+    "relay(chr(0) + sys.argv[1], float(sys.argv[2]), patience=10)\n"
+)
 
 
 @cache
@@ -40,7 +43,7 @@ def entrypoint() -> list[str]:
 
 def relay() -> list[str]:
     """The command line of a relay to the executor."""
-    return ["python3", "-I", "-S", "-c", RELAY]
+    return ["python3", "-I", "-S", "-c", RELAY, _SOCKET[1:], str(_SILENCE)]
 
 
 def exec_stream(process: Any) -> ByteStream:
