@@ -402,6 +402,7 @@ def test_a_relay_whose_owner_says_nothing_ends() -> None:
     with socket.socket(socket.AF_UNIX) as executor:
         executor.bind("\0" + name)
         executor.listen()
+        executor.settimeout(60)
         command = [sys.executable, "-I", "-S", "-c", RELAY, name, "5.0"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as relay:
             assert relay.stdin is not None
