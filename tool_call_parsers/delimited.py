@@ -129,7 +129,7 @@ class Delimited(BlockGrammar):
         closer = yield from run.starts(after, self._closers)
         if closer is None:
             return None
-        status, error = CallStatus.REPAIRED, "no brackets followers the name"
+        status, error = CallStatus.REPAIRED, "no brackets follow the name"
         if match[1] is None:
             status, error = CallStatus.MISSING_NAME, "the call names no tool"
         run.begin_block(start, self.separators)
@@ -255,7 +255,7 @@ class _Reader:
         if run.text.startswith("=", position):
             self.notes["'=' instead of ':'"] = None
         elif not run.text.startswith(":", position):
-            raise (yield from self._failure(position, "no ':' followers a key"))
+            raise (yield from self._failure(position, "no ':' follows a key"))
         return key, position + 1
 
     def _string(self, position: int, followers: str, stream: bool) -> Step[tuple[str, int]]:

@@ -112,10 +112,10 @@ async def test_max_turns_is_an_outcome_with_every_call_answered() -> None:
 
 async def test_an_unknown_tool_is_answered_with_near_names_and_its_siblings_run() -> None:
     result, _ = await play([call(("ecko", {"text": "a"}), ("echo", {"text": "b"})), say("done")])
-    told = json.loads(result.messages[3]["content"])["error"]
-    assert "ecko" in told
-    assert "Did you mean echo?" in told
-    assert "Available tools: echo, other" in told
+    error_text = json.loads(result.messages[3]["content"])["error"]
+    assert "ecko" in error_text
+    assert "Did you mean echo?" in error_text
+    assert "Available tools: echo, other" in error_text
     assert json.loads(result.messages[4]["content"]) == {"echo": "b"}
     assert [error.tool_name for error in result.tool_errors] == ["ecko"]
     assert result.outcome is Outcome.COMPLETED

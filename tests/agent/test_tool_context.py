@@ -50,8 +50,8 @@ async def test_files_go_both_ways_byte_for_byte_and_never_half(ctx: ToolContext,
     data = os.urandom(10_000_019)
     (tmp_path / "out").write_bytes(data)
     await ctx.upload_file(tmp_path / "out", "in/side.bin")
-    told = await ctx.terminal("sha256sum < in/side.bin")
-    assert told["output"].split()[0] == hashlib.sha256(data).hexdigest()
+    shown = await ctx.terminal("sha256sum < in/side.bin")
+    assert shown["output"].split()[0] == hashlib.sha256(data).hexdigest()
     await ctx.download_file("in/side.bin", tmp_path / "new" / "back")
     assert (tmp_path / "new" / "back").read_bytes() == data
     (tmp_path / "kept").write_bytes(b"old")
@@ -86,10 +86,10 @@ async def test_the_agents_shell_does_not_reach_the_rewards(ctx: ToolContext, ses
 
 
 async def test_output_that_is_not_whole_says_so(ctx: ToolContext) -> None:
-    told = await ctx.terminal("head -c 10000007 /dev/zero; echo short >&2")
-    assert len(told["output"]) == 10_000_006 and told["error"] == "7 bytes are missing in the middle of stdout"
-    told = await ctx.terminal("echo short")
-    assert told["error"] is None
+    shown = await ctx.terminal("head -c 10000007 /dev/zero; echo short >&2")
+    assert len(shown["output"]) == 10_000_006 and shown["error"] == "7 bytes are missing in the middle of stdout"
+    shown = await ctx.terminal("echo short")
+    assert shown["error"] is None
 
 
 async def test_the_agent_cannot_move_the_home_folder_that_a_reward_looks_into(
@@ -255,21 +255,21 @@ def test_a_full_disk_of_this_machine_is_no_refusal(tmp_path: Path, path: str) ->
 
 
 async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: Path) -> None:
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
 
     class Grades(SortWords):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
             verifier = ctx.seal(["sorted.txt"])
-            told["kind"] = isinstance(verifier, BlockingToolContext)
-            told["missing"] = verifier.missing
+            shown["kind"] = isinstance(verifier, BlockingToolContext)
+            shown["missing"] = verifier.missing
             verifier.write_file("check.sh", "sort -c sorted.txt && echo good")
-            told["output"] = verifier.terminal("sh check.sh")["output"]
+            shown["output"] = verifier.terminal("sh check.sh")["output"]
             return 1.0
 
     script = [call(("write_file", {"path": "sorted.txt", "content": "a\nb\n"})), say("Done.")]
     ran = await process(Grades, tmp_path, script, total_steps=1, group_size=1)
     assert rollouts(ran.files.groups)[0]["reward"] == 1.0
-    assert told == {"kind": True, "missing": (), "output": "good\n"}
+    assert shown == {"kind": True, "missing": (), "output": "good\n"}
     assert sandboxes() == set()
 
 

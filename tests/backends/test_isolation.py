@@ -119,7 +119,7 @@ for number in os.listdir("/proc/self/fd"):
             haystacks.append(open("/proc/self/fd/" + number, "rb").read(4096))
     except OSError:
         pass
-for name in wanted:  # the names of sockets: whoever knows them can still not reach them
+for name in wanted:  # the names of sockets: knowing them does not make them reachable
     for address in (name, "\0" + name):
         try:
             with socket.socket(socket.AF_UNIX) as connection:

@@ -50,9 +50,9 @@ def test_the_totals_name_every_rollout(groups: Path, capsys: pytest.CaptureFixtu
         "  left out: 2 rollouts, reward below 0.5",
     ]
     assert export(groups, "--format", "trajectory", "--out", out) == 0
-    told = capsys.readouterr().out
-    assert "changed: 1 lines, arguments_replaced" in told
-    assert "left out: 2 rollouts, no answer by the model" in told
+    printed = capsys.readouterr().out
+    assert "changed: 1 lines, arguments_replaced" in printed
+    assert "left out: 2 rollouts, no answer by the model" in printed
     assert len(lines(out)) == 7, "an earlier export is replaced"
 
 

@@ -122,7 +122,7 @@ async def test_a_hostile_answer_is_wrong_within_bounds_and_the_next_question_wor
 
 
 async def test_a_question_that_is_given_up_does_not_answer_the_next(verifier: MathVerifier) -> None:
-    """At every moment: while the child starts, too, when its first word is `ready` and no verdict."""
+    """At every moment: while the child starts, too, when its first word is `ready` and not a result."""
     for delay in (0.05, 0.3):
         asked = asyncio.create_task(verifier.equal("x", "y+1"))
         await asyncio.sleep(delay)

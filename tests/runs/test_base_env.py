@@ -72,26 +72,26 @@ async def test_one_rollout_one_sandbox(tmp_path: Path) -> None:
 
 
 async def test_async_all_the_way_a_plain_reward_waits_in_a_thread_of_its_own(tmp_path: Path) -> None:
-    told: dict[str, Any] = {}
+    shown: dict[str, Any] = {}
     (tmp_path / "up" / "deep").mkdir(parents=True)
     (tmp_path / "up" / "deep" / "a.bin").write_bytes(bytes(range(256)))
 
     class Plain(SortWords):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
-            told["thread"] = threading.current_thread() is not threading.main_thread()
-            told["terminal"] = ctx.terminal("pwd; echo oops >&2; exit 3")
-            told["slow"] = ctx.terminal("sleep 30", timeout=0.3)
+            shown["thread"] = threading.current_thread() is not threading.main_thread()
+            shown["terminal"] = ctx.terminal("pwd; echo oops >&2; exit 3")
+            shown["slow"] = ctx.terminal("sleep 30", timeout=0.3)
             ctx.write_file("made/by/reward.txt", "needle\n")
-            told["read"] = ctx.read_file("made/by/reward.txt")
-            told["missing"] = ctx.read_file("nowhere.txt")
-            told["search"] = str(ctx.search("need.e"))
+            shown["read"] = ctx.read_file("made/by/reward.txt")
+            shown["missing"] = ctx.read_file("nowhere.txt")
+            shown["search"] = str(ctx.search("need.e"))
             ctx.upload_dir(tmp_path / "up", "arrived")
-            told["uploaded"] = ctx.terminal("ls arrived/deep")["output"].split()
+            shown["uploaded"] = ctx.terminal("ls arrived/deep")["output"].split()
             ctx.upload_file(tmp_path / "up" / "deep" / "a.bin", "~/a.bin")
             ctx.download_file("/home/agent/a.bin", tmp_path / "down" / "a.bin")
             ctx.download_dir("arrived", tmp_path / "downdir")
-            told["tool"] = ctx.call_tool("read_file", {"path": "made/by/reward.txt"})
-            told["no tool"] = ctx.web_search("x")
+            shown["tool"] = ctx.call_tool("read_file", {"path": "made/by/reward.txt"})
+            shown["no tool"] = ctx.web_search("x")
             with pytest.raises(FileNotFoundError):
                 ctx.read_file("nowhere.txt", default=None)
             with pytest.raises(AttributeError):
@@ -102,17 +102,17 @@ async def test_async_all_the_way_a_plain_reward_waits_in_a_thread_of_its_own(tmp
     script = [call(("terminal", {"command": "mkdir -p /tmp/elsewhere && cd /tmp/elsewhere"})), say("Done.")]
     result = await process(Plain, tmp_path, script, total_steps=1, group_size=1)
     assert rollouts(result.files.groups)[0]["traceback"] is None
-    assert told["thread"]
-    assert told["terminal"] == {"output": "/workspace\noops\n", "exit_code": 3, "error": None}
-    assert told["slow"]["exit_code"] == 124
-    assert "longer than 0.3 s" in told["slow"]["error"]
-    assert (told["read"], told["missing"]) == ("needle\n", "")
-    assert "reward.txt" in told["search"]
-    assert told["uploaded"] == ["a.bin"]
+    assert shown["thread"]
+    assert shown["terminal"] == {"output": "/workspace\noops\n", "exit_code": 3, "error": None}
+    assert shown["slow"]["exit_code"] == 124
+    assert "longer than 0.3 s" in shown["slow"]["error"]
+    assert (shown["read"], shown["missing"]) == ("needle\n", "")
+    assert "reward.txt" in shown["search"]
+    assert shown["uploaded"] == ["a.bin"]
     assert (tmp_path / "down" / "a.bin").read_bytes() == bytes(range(256))
     assert (tmp_path / "downdir" / "deep" / "a.bin").read_bytes() == bytes(range(256))
-    assert "needle" in told["tool"]
-    assert "web_search" in str(told["no tool"])
+    assert "needle" in shown["tool"]
+    assert "web_search" in str(shown["no tool"])
     assert result.summary.reward.mean == 0.25
 
 
@@ -368,10 +368,10 @@ def test_a_server_that_goes_down_stops_the_run_with_a_message(
         arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
         assert cli.main(Listed, arguments) == 1
         requests = len(server.requests)
-    told = capsys.readouterr().err
-    assert "2 groups in a row without a scored rollout" in told
-    assert "503" in told
-    assert "start again to continue" in told
+    shown = capsys.readouterr().err
+    assert "2 groups in a row without a scored rollout" in shown
+    assert "503" in shown
+    assert "start again to continue" in shown
     assert requests == 6
     assert len(lines(tmp_path / "groups.jsonl")) == 2
     assert [rollout["outcome"] for rollout in rollouts(tmp_path / "groups.failed.jsonl")] == ["infra_error"] * 2
@@ -412,17 +412,17 @@ async def test_serve_refuses_to_send_made_up_tokens(tmp_path: Path, capsys: pyte
 def test_serve_exits_with_2_and_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     server = ["--openai.base_url", "http://127.0.0.1:1/v1", "--openai.model_name", "m"]
     assert cli.main(SortWords, ["serve", *server]) == 2
-    told = capsys.readouterr().err
-    assert "Phase 1" in told
-    assert "use `process`" in told
+    shown = capsys.readouterr().err
+    assert "Phase 1" in shown
+    assert "use `process`" in shown
 
 
 async def test_a_group_outside_of_a_run_is_refused_not_silently_left_out(tmp_path: Path) -> None:
     env = make(SortWords, "http://127.0.0.1:1/v1", tmp_path)
     with pytest.raises(BaseException) as raised:
         await env.collect_trajectories("b a")
-    told = [str(error) for error in getattr(raised.value, "exceptions", [raised.value])]
-    assert any("env.running()" in text for text in told)
+    shown = [str(error) for error in getattr(raised.value, "exceptions", [raised.value])]
+    assert any("env.running()" in text for text in shown)
 
 
 async def test_a_group_in_atropos_shape(tmp_path: Path) -> None:
@@ -456,7 +456,7 @@ async def test_one_environment_can_run_twice(tmp_path: Path) -> None:
 
 
 def test_leaving_in_the_middle_of_a_reward_takes_no_longer_than_the_program(tmp_path: Path) -> None:
-    """A program whose reward hangs ends when it is told to."""
+    """A program whose reward hangs ends when it is asked to."""
     program = tmp_path / "program.py"
     program.write_text(
         "import asyncio, time\n"

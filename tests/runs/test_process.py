@@ -221,9 +221,9 @@ async def test_failed_groups_are_played_again_and_written_once_however_often(tmp
         result = await process(SortWords, tmp_path, broken, **settings)
         assert (result.failed_groups, result.summary.items, result.summary.scored) == (1, 2, 1)
     assert len(lines(result.files.failures)) <= 2, "the last one, and the one before it until the next start"
-    mended = await process(SortWords, tmp_path, sorts, **settings)
-    assert (mended.played, mended.failed_groups, mended.summary.scored) == (1, 0, 2)
-    assert "503" not in mended.files.report.read_text()
+    repaired = await process(SortWords, tmp_path, sorts, **settings)
+    assert (repaired.played, repaired.failed_groups, repaired.summary.scored) == (1, 0, 2)
+    assert "503" not in repaired.files.report.read_text()
     await process(SortWords, tmp_path, sorts, **settings)
     assert lines(result.files.failures) == []
 
@@ -409,9 +409,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest
             arguments = ["process", "--openai.base_url", server.base_url, "--openai.model_name", "scripted"]
             arguments += ["--env.data_path_to_save_groups", str(folder / "groups.jsonl")]
             assert cli.main(SortWords, arguments) == 1
-            told = capsys.readouterr().err
-            assert f"cannot write to {folder}" in told
-            assert "--env.data_path_to_save_groups" in told
+            printed = capsys.readouterr().err
+            assert f"cannot write to {folder}" in printed
+            assert "--env.data_path_to_save_groups" in printed
 
 
 # Killed.

@@ -57,8 +57,8 @@ def test_every_setting_reaches_the_spec() -> None:
 
 def test_values_of_variables_are_written_down_nowhere_and_yet_a_change_shows() -> None:
     one, two = (HermesAgentEnvConfig(terminal_env={"TOKEN": value}) for value in ("very-secret-1", "very-secret-2"))
-    for told in (one.public(), one.about_content(evaluation=False)):
-        assert "TOKEN" in told["terminal_env"] and "very-secret" not in str(told)
+    for shown in (one.public(), one.about_content(evaluation=False)):
+        assert "TOKEN" in shown["terminal_env"] and "very-secret" not in str(shown)
     assert one.about_content(evaluation=False) != two.about_content(evaluation=False)
 
 
@@ -106,9 +106,9 @@ async def test_an_item_may_have_a_sandbox_of_its_own(tmp_path: Path) -> None:
             return dataclasses.replace(spec, workdir="/workspace/of/this", env={**spec.env, "ITEM": item})
 
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-            told = (await ctx.terminal("pwd; echo $ITEM$RUN"))["output"].split("\n")
+            shown = (await ctx.terminal("pwd; echo $ITEM$RUN"))["output"].split("\n")
             verifier = await ctx.seal([])
-            seen.extend([*told, (await verifier.terminal("echo $ITEM"))["output"]])
+            seen.extend([*shown, (await verifier.terminal("echo $ITEM"))["output"]])
             return 1.0
 
     script = [call(("terminal", {"command": "true"})), say("Done.")]

@@ -1,4 +1,4 @@
-"""`serve` against Atropos' own rollout API: what is finished reaches the trainer once, whoever is killed when."""
+"""`serve` against Atropos' own rollout API: a finished group reaches the trainer once, whatever is killed."""
 
 from __future__ import annotations
 
@@ -194,9 +194,9 @@ async def test_a_group_that_finishes_while_the_trainer_is_away_is_kept(tmp_path,
         resets = 0
 
         async def info(self):
-            told = await super().info()
+            answer = await super().info()
             self.resets -= 1
-            return None if self.resets >= 0 else told
+            return None if self.resets >= 0 else answer
 
     finish = asyncio.Event()
 

@@ -59,7 +59,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def sometimes_a_tool(ask: Ask) -> Reply:
-    """One rollout in five uses a tool, and with it a sandbox: enough to see whether one stays behind."""
+    """One rollout in five uses a tool, and with it a sandbox: enough to see whether one stays."""
     uses = ask.turn == 0 and ask.rng("choice").random() < 0.2
     return (ToolUser(1) if uses else RandomWords()).reply(ask)
 
@@ -239,7 +239,7 @@ REFUSED = replace(BROKEN, error=TemplateError("the chat template", "it takes one
 
 
 @pytest.mark.parametrize(
-    ("rollout", "again", "told"),
+    ("rollout", "again", "message"),
     [
         (UNSCORED, False, "compute_reward returned None"),
         (replace(UNSCORED, traceback="Traceback ...\nKeyError: 'answer'\n"), False, "KeyError: 'answer'"),
@@ -251,11 +251,11 @@ REFUSED = replace(BROKEN, error=TemplateError("the chat template", "it takes one
         (replace(BROKEN, outcome=Outcome.TIMEOUT), True, "how it ended"),
     ],
 )
-def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: bool, told: str) -> None:
+def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: bool, message: str) -> None:
     group = PlayedGroup("item", "key", [], [UNSCORED, rollout])
     decision = decide_for_training(group, Coins.env_config_cls(group_size=2), ANY_TRAINER)
     assert isinstance(decision, LeftOut)
-    assert (decision.again, decision.detail.rpartition("left out: ")[2]) == (again, told)
+    assert (decision.again, decision.detail.rpartition("left out: ")[2]) == (again, message)
 
 
 def test_a_whole_group_is_not_played_again_because_a_rollout_was_replaced() -> None:
@@ -358,12 +358,12 @@ async def test_a_model_server_that_is_away_costs_time_and_no_item(
             result = await run
         await until(lambda: len(trainer.groups) >= items)
     assert result.refused == {}
-    assert "ClientConnectorError" in (tmp_path / "console.txt").read_text(), "the reason is told"
+    assert "ClientConnectorError" in (tmp_path / "console.txt").read_text(), "the reason is shown"
     check_arrived(trainer, finished(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "message"),
     [
         (["--openai.server_type", "openai"], "--openai.server_type vllm"),
         (["--env.agent_temperature", "0.7"], "env.agent_temperature to 1.0"),
@@ -376,7 +376,7 @@ async def test_a_model_server_that_is_away_costs_time_and_no_item(
     ],
 )
 def test_refusals_are_usage_errors_and_post_nothing(
-    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], flags: list[str], told: str
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str], flags: list[str], message: str
 ) -> None:
     templates = {
         "BROKEN": "{% for m in messages %}{{ m['content' }}{% endfor %}",
@@ -390,5 +390,5 @@ def test_refusals_are_usage_errors_and_post_nothing(
     nobody = "http://127.0.0.1:9"
     given = arguments(nobody, tmp_path, f"{nobody}/v1", tokenizer)
     assert cli.main(Coins, [*given, "--testing", *flags]) == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "spool").exists()

@@ -48,7 +48,7 @@ async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: Stock
 
 
 @pytest.mark.parametrize(
-    ("server", "settings", "error", "told"),
+    ("server", "settings", "error", "message"),
     [
         (ServerConfig(base_url="http://127.0.0.1:1/v1", model_name="m"), {}, Phase1CannotTrain, "server_type vllm"),
         (ServerConfig(model_name="reference"), {}, Phase1CannotTrain, "Phase 1"),
@@ -67,13 +67,13 @@ async def test_serve_sends_what_a_server_recorded(tmp_path: Path, run_api: Stock
     ],
 )
 async def test_serve_refuses_what_cannot_be_trained_on_and_says_what_to_set(
-    tmp_path: Path, server: ServerConfig, settings: dict[str, Any], error: type[Exception], told: str
+    tmp_path: Path, server: ServerConfig, settings: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     async with FakeServer(ToolUser()) as model:
         if server.server_type == "vllm":
             server = with_tokens(model, tmp_path)
         api = StockRunApi()  # never started: nothing may be sent
-        with pytest.raises(error, match=told):
+        with pytest.raises(error, match=message):
             await serving(tmp_path, api, server, **settings).env_manager()
 
 

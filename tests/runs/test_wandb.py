@@ -59,7 +59,7 @@ def parsed(data: bytes) -> Any:
 
 
 def records(log: bytes) -> Iterator[bytes]:
-    """The records of a W&B file: LevelDB's log format (blocks of 32 KiB) behind a header of 7 bytes."""
+    """The records of a W&B file: LevelDB's log format (blocks of 32 KiB) after a header of 7 bytes."""
     at, record = 7, b""
     while at + 7 <= len(log):
         if 32768 - at % 32768 < 7:

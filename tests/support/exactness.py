@@ -105,9 +105,9 @@ def assert_exact(world: Stack, history: Any, *, verifies: bool = True) -> list[T
     `verifies` is False if the model did something that `verify` rejects, such as continuing after its end of turn.
     """
     found = samples(history, rollout_id="r", outcome="completed")
-    sampled, told = world.sampled(), trained(found)
-    assert not (missing := sampled - told), f"not delivered: {_shown(missing)}"
-    assert not (wrong := told - sampled), f"trained twice, or behind another prompt: {_shown(wrong)}"
+    sampled, delivered = world.sampled(), trained(found)
+    assert not (missing := sampled - delivered), f"not delivered: {_shown(missing)}"
+    assert not (wrong := delivered - sampled), f"trained twice, or after another prompt: {_shown(wrong)}"
     for sample in found:
         masks, logprobs = [MASKED] * len(sample.tokens), [MASKED_LOGPROB] * len(sample.tokens)
         for span in sample.spans:

@@ -21,13 +21,13 @@ def completion(
     prompt: TokenPrefix, ids: Sequence[int], logprobs: Iterable[float] | None = None, **more: Any
 ) -> ChatResponse:
     """A completion with these ids. Its text is unrelated, so that nobody can infer one from the other."""
-    told = [-0.25 * (place + 1) for place in range(len(ids))] if logprobs is None else list(logprobs)
+    known = [-0.25 * (place + 1) for place in range(len(ids))] if logprobs is None else list(logprobs)
     return ChatResponse(
         Message("assistant", "the same text everywhere"),
         FinishReason.STOP,
         model=more.pop("model", "tiny"),
         sampling=more.pop("sampling", SAMPLING),
-        tokens=SampledTokens.sample(prompt, ids, told, end_of_turn=(END,)),
+        tokens=SampledTokens.sample(prompt, ids, known, end_of_turn=(END,)),
         **more,
     )
 

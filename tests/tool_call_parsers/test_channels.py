@@ -497,7 +497,7 @@ def test_half_a_call_is_not_a_call(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "head", "value", "told"),
+    ("name", "head", "value", "expected"),
     [
         ("openai", READ, '{"path": "abc', '{"path": "abc'),
         ("inkling", f"read{INVOKE}", '{"name":"read","args":{"path":"abc', '{"path":"abc'),
@@ -510,11 +510,11 @@ def test_half_a_call_is_not_a_call(name: str) -> None:
         ("kimi_k3", "<|open|>tools<|sep|>", call(argument("path", "string", "abc"))[:-41], '{"path": "abc'),
     ],
 )
-def test_a_call_is_streamed_while_it_is_written(name: str, head: str, value: str, told: str) -> None:
+def test_a_call_is_streamed_while_it_is_written(name: str, head: str, value: str, expected: str) -> None:
     stream = get_parser(name).stream(TOOLS)
     events = [*stream.feed(head), *stream.feed(value)]
     assert [event.name for event in events if isinstance(event, CallStart)] == ["read"]
-    assert "".join(event.fragment for event in events if isinstance(event, ArgumentsDelta)) == told
+    assert "".join(event.fragment for event in events if isinstance(event, ArgumentsDelta)) == expected
 
 
 def test_text_is_streamed_at_once() -> None:

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from lachesis.testing.parser_checks import event_problems, facts, shape_problems, streamed
@@ -38,6 +38,7 @@ def statuses(text, parser=hermes, **options):
 @example({"</think>": "<think>"})
 def test_a_cut_call_is_an_attempt_and_never_a_call(args):
     text = block("python", {**args, "code": "x"})
+    assume(text.count("<tool_call>") == 1)  # in a string that is cut off, another opener begins another call
     for cut in range(text.index("{") + 1, text.rindex("}") - 1):
         parsed = hermes.parse(text[:cut], TOOLS)
         assert parsed.tool_calls == ()

@@ -696,10 +696,10 @@ def test_the_texts_of_templates() -> None:
 def test_long_strings_arrive_while_they_are_written(tags: Spelling) -> None:
     text = tags.whole("note", [("title", "word and\n" * 50)])
     stream = get_parser(tags.parser).stream(TOOLS)
-    told = 0
+    length = 0
     for character in text[: len(text) // 2]:
-        told += sum(len(getattr(event, "fragment", "")) for event in stream.feed(character))
-    assert told > len(text) // 4
+        length += sum(len(getattr(event, "fragment", "")) for event in stream.feed(character))
+    assert length > len(text) // 4
 
 
 @pytest.mark.parametrize(
