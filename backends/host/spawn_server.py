@@ -136,7 +136,7 @@ def privileged() -> bool:
     return False
 
 
-class Server:
+class SpawnServer:
     def __init__(self, requests: socket.socket) -> None:
         self.requests = requests
         self.poll = select.poll()
@@ -188,7 +188,7 @@ class Server:
 def main() -> None:
     with contextlib.suppress(ValueError, OSError):  # each that runs takes two
         resource.setrlimit(resource.RLIMIT_NOFILE, (FILES[1], FILES[1]))
-    server = Server(socket.socket(fileno=int(sys.argv[1])))
+    server = SpawnServer(socket.socket(fileno=int(sys.argv[1])))
     owner = int(sys.argv[2])
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # ignored, it would let the kernel forget how children end
     # The owner's end of the socket may live on in processes that it has forked, so its death is watched as well.

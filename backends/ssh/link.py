@@ -175,7 +175,7 @@ def _unavailable(target: Target, error: Exception, keys: _HostKeys | None) -> Ba
     return BackendUnavailable(f"{target.name}: {reason.rstrip('.')}. Next step: {fix}")
 
 
-class Hub:
+class FarHub:
     """The near end of `backends/host/hub.py`."""
 
     def __init__(self, target: Target, process: Any, deaths: Mapping[str, asyncio.Future[dict[str, Any]]]) -> None:
@@ -242,8 +242,8 @@ class Link:
         """Sandbox -> what the far machine reports of its end."""
         self._connection: asyncssh.SSHClientConnection | None = None
         self._connecting: asyncio.Task[asyncssh.SSHClientConnection] | None = None
-        self._hub: Hub | None = None
-        self._starting: asyncio.Task[Hub] | None = None
+        self._hub: FarHub | None = None
+        self._starting: asyncio.Task[FarHub] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._users = 0
         self._idle: asyncio.TimerHandle | None = None
@@ -300,7 +300,7 @@ class Link:
             if self._connection is connection:
                 self._connection = self._hub = None
 
-    async def hub(self) -> Hub:
+    async def hub(self) -> FarHub:
         """The hub, or a new one. Raises `BackendUnavailable`."""
         if self._hub is None or self._hub.lost:
             if self._starting is None:
@@ -308,7 +308,7 @@ class Link:
             return await asyncio.shield(self._starting)
         return self._hub
 
-    async def _start_hub(self) -> Hub:
+    async def _start_hub(self) -> FarHub:
         try:
             process = await self._run("hub", self.target.folder)
             async with asyncio.timeout(HUB_TIMEOUT):
@@ -316,7 +316,7 @@ class Link:
             if failed:
                 process.close()
                 raise BackendUnavailable(f"{self.target.name}: its folder for sandboxes cannot be used: {failed}")
-            self._hub = Hub(self.target, process, self.deaths)
+            self._hub = FarHub(self.target, process, self.deaths)
             if self.relayed is None:
                 self.relayed = not await self._forwards(self._hub)
             return self._hub
@@ -325,7 +325,7 @@ class Link:
         finally:
             self._starting = None
 
-    async def _forwards(self, hub: Hub) -> bool:
+    async def _forwards(self, hub: FarHub) -> bool:
         path = (await hub.request("probe", open=True))["socket"]
         connection = await self.connection()
         try:

@@ -26,7 +26,7 @@ KEYS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Check:
     """One line of the table. Those that are `needed` decide the exit code."""
 
     name: str
@@ -36,14 +36,14 @@ class Finding:
     needed: bool = False
 
 
-async def examine() -> list[Finding]:
+async def examine() -> list[Check]:
     """All findings, those that are needed first."""
     sandbox = await create_backend("local").check()
     return [
-        Finding(
+        Check(
             "python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer", needed=True
         ),
-        Finding("bubblewrap", sandbox.ok, sandbox.detail, sandbox.fix, needed=True),
+        Check("bubblewrap", sandbox.ok, sandbox.detail, sandbox.fix, needed=True),
         _limits(),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
@@ -51,14 +51,14 @@ async def examine() -> list[Finding]:
     ]
 
 
-def _limits() -> Finding:
+def _limits() -> Check:
     available = cgroups.find()
     enforced = len(available.parents) == 3
     fix = "" if enforced else f"to limit local sandboxes, {cgroups.next_step(available)}"
-    return Finding("limits of sandboxes", enforced, cgroups.describe(available), fix)
+    return Check("limits of sandboxes", enforced, cgroups.describe(available), fix)
 
 
-def _model() -> Finding:
+def _model() -> Check:
     missing = [
         command
         for package, command in (
@@ -68,28 +68,28 @@ def _model() -> Finding:
         if importlib.util.find_spec(package) is None
     ]
     if missing:
-        return Finding("embedded model", False, "not installed", " && ".join(missing))
+        return Check("embedded model", False, "not installed", " && ".join(missing))
     # In a child process: a missing shared library shows only when the module is loaded.
     tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
     if tried.returncode:
         # On a processor that it was not built for, it is killed and prints nothing.
         reason = (tried.stderr.strip().splitlines() or [f"its import ended with exit code {tried.returncode}"])[-1]
         fix = "apt-get install libgomp1" if "libgomp" in reason else "pip install --force-reinstall xllamacpp"
-        return Finding("embedded model", False, reason, fix)
-    return Finding(
+        return Check("embedded model", False, reason, fix)
+    return Check(
         "embedded model", True, f"SmolLM2-135M-Instruct on xllamacpp {importlib.metadata.version('xllamacpp')}"
     )
 
 
-def _package(name: str, package: str, fix: str) -> Finding:
+def _package(name: str, package: str, fix: str) -> Check:
     if importlib.util.find_spec(package) is None:
-        return Finding(name, False, "not installed", fix)
-    return Finding(name, True, importlib.metadata.version(package.replace("_", "-")))
+        return Check(name, False, "not installed", fix)
+    return Check(name, True, importlib.metadata.version(package.replace("_", "-")))
 
 
-def _key(name: str, use: str) -> Finding:
+def _key(name: str, use: str) -> Check:
     found = bool(os.environ.get(name))
-    return Finding(name, found, "set" if found else "not set", f"only for {use}")
+    return Check(name, found, "set" if found else "not set", f"only for {use}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -45,7 +45,7 @@ USUAL: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TemplateCase:
     """A conversation of OpenAI messages: some context, a turn of the model, and the messages after it."""
 
     context: tuple[Mapping[str, Any], ...]
@@ -58,29 +58,29 @@ class Case:
         """The system message."""
         return self.context[0] if self.context[0]["role"] == "system" else None
 
-    def without(self, key: str) -> Case:
+    def without(self, key: str) -> TemplateCase:
         """The case without reasoning, or without content beside calls."""
         context = tuple(_stripped(message, key) for message in self.context)
-        return Case(context, _stripped(self.turn, key), self.following, self.tools)
+        return TemplateCase(context, _stripped(self.turn, key), self.following, self.tools)
 
 
-def describe_context(case: Case) -> str:
+def describe_context(case: TemplateCase) -> str:
     system = "with" if case.system else "without"
     tools = "with" if case.tools else "without"
     return f"a conversation {system} a system prompt, {tools} tools, of {len(case.context)} messages before it"
 
 
-def plain_turns(pattern: Pattern, spelled: str) -> Iterator[Case]:
+def plain_turns(pattern: Pattern, spelled: str) -> Iterator[TemplateCase]:
     """Plain turns in every context. The messages contain the text of `spelled`, a special token."""
     turn, following = turn_of(pattern.calls), following_of(pattern, spelled)
     contexts: list[Messages] = [PLAIN, (SYSTEM, *PLAIN), _TWO_TURNS, _WITH_RESULTS]
     for context in (*contexts, (SYSTEM, *_WITH_RESULTS, *_NEXT)):
-        yield Case(context, turn, following)
+        yield TemplateCase(context, turn, following)
     for context in (PLAIN, (SYSTEM, *_TWO_TURNS)):
-        yield Case(context, turn, following, TOOLS)
+        yield TemplateCase(context, turn, following, TOOLS)
 
 
-def odd_turns(pattern: Pattern, spelled: str) -> Iterator[Case]:
+def odd_turns(pattern: Pattern, spelled: str) -> Iterator[TemplateCase]:
     """Turns of every kind in a plain context."""
     following = following_of(pattern, spelled)
     odd: list[dict[str, Any]] = [{"content": ""}, {"reasoning": "Think first.\n\nThen speak."}]
@@ -89,7 +89,7 @@ def odd_turns(pattern: Pattern, spelled: str) -> Iterator[Case]:
     else:
         odd += [{"content": "Zürich 東京 🙂\n\n- naïve\n"}, {"content": f"Never say {spelled} aloud."}]
     for fields in odd:
-        yield Case(PLAIN, {**turn_of(pattern.calls), **fields}, following)
+        yield TemplateCase(PLAIN, {**turn_of(pattern.calls), **fields}, following)
 
 
 def role_of(message: Mapping[str, Any]) -> str:

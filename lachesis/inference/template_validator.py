@@ -28,8 +28,8 @@ from lachesis.inference.template_cases import (
     PLAIN,
     SYSTEM,
     TOOLS,
-    Case,
     Pattern,
+    TemplateCase,
     call_of,
     describe_context,
     following_of,
@@ -84,7 +84,7 @@ class TemplateValidator:
         return False
 
     def _validate(self, pattern: Pattern) -> Finding:
-        kept: list[tuple[Case, str]] = []
+        kept: list[tuple[TemplateCase, str]] = []
         rejection = ""
         for case in plain_turns(pattern, self._spelled):
             try:
@@ -116,12 +116,14 @@ class TemplateValidator:
             reason = f"the suffix of the turn depends on the messages before it ({describe_context(odd[0])})"
         return Finding(pattern, Extension.UNEXTENDABLE, reason)
 
-    def _suffix_fits(self, whole: str, case: Case, placeholder: Placeholder, suffix_template: SuffixTemplate) -> bool:
+    def _suffix_fits(
+        self, whole: str, case: TemplateCase, placeholder: Placeholder, suffix_template: SuffixTemplate
+    ) -> bool:
         text = self._suffix(case, placeholder)
         rest = suffix_template.missing(text) if text is not None else None
         return rest is not None and whole.endswith(rest)
 
-    def _generation_prompt(self, case: Case, placeholder: Placeholder) -> str:
+    def _generation_prompt(self, case: TemplateCase, placeholder: Placeholder) -> str:
         text, without = (self._suffix(case, placeholder, add_generation_prompt=which) or "" for which in (True, False))
         return generation_prompt_of(text, without, self._tokens)
 
@@ -152,7 +154,7 @@ class TemplateValidator:
         )
 
     def _differences(
-        self, pattern: Pattern, cases: Sequence[Case], placeholder: Placeholder, suffix_template: SuffixTemplate
+        self, pattern: Pattern, cases: Sequence[TemplateCase], placeholder: Placeholder, suffix_template: SuffixTemplate
     ) -> tuple[Difference, ...]:
         found: dict[Difference, None] = {}
         for case in (*cases, *odd_turns(pattern, self._spelled)):
@@ -168,7 +170,9 @@ class TemplateValidator:
                 found[difference] = None
         return tuple(difference for difference in Difference if difference in found)
 
-    def _difference(self, case: Case, placeholder: Placeholder, suffix_template: SuffixTemplate) -> Difference | None:
+    def _difference(
+        self, case: TemplateCase, placeholder: Placeholder, suffix_template: SuffixTemplate
+    ) -> Difference | None:
         """How prompt + sampled text + suffix differs from the rendering of the whole conversation."""
         try:
             whole = self._whole(case)
@@ -197,7 +201,7 @@ class TemplateValidator:
             return Difference.END_OF_TURN
         return Difference.TURN
 
-    def _whole(self, case: Case) -> str:
+    def _whole(self, case: TemplateCase) -> str:
         return self._render((*case.context, case.turn, *case.following), case.tools)
 
     def _render(
@@ -211,7 +215,9 @@ class TemplateValidator:
             self._rendered[key] = text
         return text
 
-    def _suffix(self, case: Case, placeholder: Placeholder, *, add_generation_prompt: bool = True) -> str | None:
+    def _suffix(
+        self, case: TemplateCase, placeholder: Placeholder, *, add_generation_prompt: bool = True
+    ) -> str | None:
         """The text after the placeholder's words; None if the template rejects it or does not write it once."""
         # Only the parts that the placeholder takes from the case make a difference.
         calls, system = calls_of(case.turn), case.system if placeholder.system else None
@@ -232,9 +238,9 @@ class TemplateValidator:
                 self._rendered[key] = None
         return self._rendered[key]
 
-    def _case(self, pattern: Pattern) -> Case:
+    def _case(self, pattern: Pattern) -> TemplateCase:
         """A plain turn, with everything that a placeholder may take."""
-        return Case((SYSTEM, *PLAIN), turn_of(pattern.calls), following_of(pattern, self._spelled), TOOLS)
+        return TemplateCase((SYSTEM, *PLAIN), turn_of(pattern.calls), following_of(pattern, self._spelled), TOOLS)
 
     def _last(self, calls: int) -> str | None:
         """The text after the words of a turn that is the last message."""
