@@ -37,7 +37,7 @@ class Check:
 
 
 async def examine() -> list[Check]:
-    """All findings, those that are needed first."""
+    """All checks, those that are needed first."""
     sandbox = await create_backend("local").check()
     return [
         Check(
