@@ -62,12 +62,16 @@ class PumpedStream:
         self._outgoing = bytearray()
         self._writable = asyncio.Event()
         self._aborted = False
+        self._error: Exception | None = None
         self._tasks = [asyncio.create_task(self._receive(received)), asyncio.create_task(self._send(send))]
         for task in self._tasks:
             task.add_done_callback(self._on_end)
 
     async def read(self, n: int) -> bytes:
-        return await self._reader.read(n)
+        data = await self._reader.read(n)
+        if not data and self._error is not None:  # after all that was received
+            raise self._error
+        return data
 
     def write(self, data: bytes) -> None:
         self._outgoing += data
@@ -94,7 +98,7 @@ class PumpedStream:
     def _on_end(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
         if isinstance(error, Exception):
-            self._reader.set_exception(error)
+            self._error = self._error or error
         self._reader.feed_eof()
         self.abort()
 

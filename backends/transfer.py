@@ -37,7 +37,7 @@ class Transfer:
     async def __aenter__(self) -> Transfer:
         try:
             await self._connection.request("open", transfer=self._id, kind=self._kind, path=self._path)
-        except asyncio.CancelledError:
+        except BaseException:  # `LeaseOver` too
             self._connection.post("drop", transfer=self._id)
             raise
         return self
@@ -117,8 +117,13 @@ async def _threaded(
     ours, theirs = socket.socketpair()
 
     def run() -> None:
-        with theirs, theirs.makefile("rwb", PART) as file:
-            work(cast(BinaryIO, file))
+        with theirs:
+            try:
+                with theirs.makefile("rwb", PART) as file:
+                    work(cast(BinaryIO, file))
+            finally:  # a forked copy of this process may hold copies of the descriptors
+                with contextlib.suppress(OSError):
+                    theirs.shutdown(socket.SHUT_RDWR)
 
     reader, writer = await asyncio.open_unix_connection(sock=ours, limit=PART)
     running = in_own_thread(run)
@@ -127,6 +132,11 @@ async def _threaded(
         yield reader, writer
     except BaseException as caught:
         error = caught
+    with contextlib.suppress(OSError):
+        if error is None:
+            writer.write_eof()
+        else:
+            writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
     writer.close()
     try:
         await finish(running)

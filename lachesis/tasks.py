@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
@@ -34,9 +34,10 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     with the task, which then looks like a cancelled one to `asyncio.timeout` and to `cancel_requests`.
     """
     tasks = [asyncio.ensure_future(call) for call in calls]
+    ended: set[asyncio.Task[T]] = set()
     try:
         if tasks:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
     finally:
         if left := [task for task in tasks if not task.done()]:
             for task in left:
@@ -44,7 +45,7 @@ async def run_all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             await finish(asyncio.wait(left))
         for task in tasks:
             seen(task)
-    for task in sorted(tasks, key=asyncio.Task.cancelled):  # the error before the cancellations that it caused
+    for task in sorted(tasks, key=lambda task: task not in ended):  # an error before those that it caused
         task.result()
     return [task.result() for task in tasks]
 
@@ -69,20 +70,27 @@ def seen(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def in_own_thread(call: Callable[[], T]) -> asyncio.Future[T]:
+def in_own_thread(call: Callable[[], T], *, name: str = "lachesis") -> asyncio.Future[T]:
     """The result of `call`, which runs in a new thread, and goes on if the caller is cancelled.
 
     It is no thread of a pool: `call` may wait for an event loop that waits for a pool, or take minutes, and the
     interpreter waits for pools at its end.
     """
-    outcome: Future[T] = Future()
+    outcome: Future[tuple[T | None, BaseException | None]] = Future()
 
     def work() -> None:
         try:
-            outcome.set_result(call())
+            outcome.set_result((call(), None))
         except BaseException as error:
-            outcome.set_exception(error)
+            outcome.set_result((None, error))
+
+    async def wait() -> T:
+        # Not `set_exception`: before Python 3.12, asyncio makes another TimeoutError of one that comes from a thread.
+        result, error = await asyncio.wrap_future(outcome)
+        if error is not None:
+            raise error
+        return cast(T, result)
 
     outcome.set_running_or_notify_cancel()
-    threading.Thread(target=work, name="lachesis", daemon=True).start()
-    return asyncio.wrap_future(outcome)
+    threading.Thread(target=work, name=name, daemon=True).start()
+    return asyncio.ensure_future(wait())

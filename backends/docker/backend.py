@@ -459,7 +459,7 @@ class DockerSandbox(ExecutorSandbox):
         """
         self._connection.shut_down()  # works without the engine
         self._connection.fail(f"{self._creation.name} was closed")
-        if has_failed(self._end):
+        if has_failed(self._end) or self._end.cancelling():
             self._end = self._ending()  # another attempt
         await finish(self._end)
 

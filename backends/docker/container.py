@@ -115,7 +115,8 @@ def labels(id: str, spec: SandboxSpec, owner: str, created: float) -> dict[str, 
 
 def listed(row: Mapping[str, Any]) -> SandboxInfo:
     """The sandbox of a row of the engine's list of containers."""
-    found = {name.removeprefix(LABEL): value for name, value in (row.get("Labels") or {}).items()}
+    labels = row.get("Labels") or {}  # the image's, too
+    found = {name.removeprefix(LABEL): value for name, value in labels.items() if name.startswith(LABEL)}
     return SandboxInfo.of("docker", found["id"], found, f"{row.get('State', '?')}, image {row.get('Image', '?')}")
 
 

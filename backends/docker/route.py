@@ -140,6 +140,7 @@ class SocketRoute:
                     if self._is_executor(accepted):
                         break
                     accepted.close()
+                    await asyncio.sleep(0)  # `sock_accept` does not wait while others in the container go on connecting
         finally:
             self._hang_up()
         return asyncio_stream(*await asyncio.open_unix_connection(sock=accepted, limit=_STREAM_LIMIT))

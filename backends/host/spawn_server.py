@@ -164,7 +164,7 @@ class SpawnServer:
             self.children[handle] = pid, reply
             self.poll.register(handle, select.POLLIN)
             socket.send_fds(reply, [json.dumps({"pid": pid}).encode()], [handle])
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if pid > 0:  # the caller has gone, or there is no descriptor for the handle
                 os.kill(pid, signal.SIGKILL)
                 if handle < 0:

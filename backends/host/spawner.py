@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import select
@@ -165,6 +166,9 @@ class Spawner:
                 ours.close()
                 raise BackendError(f"a process could not be started within {_PATIENCE:g} s") from None
             except OSError as error:
+                if error.errno == errno.EMSGSIZE:  # no failure of the helper, with which its other children would end
+                    ours.close()
+                    raise BackendError(f"a process could not be started: {len(job)} bytes are too long a job") from None
                 reason = str(error)
             except BaseException:
                 ours.close()

@@ -7,10 +7,10 @@ would then block the event loop that it itself waits for, and the end of the pro
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
+
+from lachesis.tasks import in_own_thread
 
 
 class RewardThreads:
@@ -22,16 +22,4 @@ class RewardThreads:
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result, or its exception. When this is cancelled, the thread is left to itself."""
         async with self._free:
-            outcome: Future[Any] = Future()
-            outcome.set_running_or_notify_cancel()  # from now on, only the function ends it
-
-            def work() -> None:
-                try:
-                    outcome.set_result(function(*args))
-                except StopIteration as stop:  # which a coroutine does not raise
-                    outcome.set_exception(RuntimeError(f"the function raised {stop!r}"))
-                except BaseException as error:
-                    outcome.set_exception(error)
-
-            threading.Thread(target=work, name=f"reward {id(outcome):x}", daemon=True).start()
-            return await asyncio.wrap_future(outcome)
+            return await in_own_thread(lambda: function(*args), name=f"reward {id(function):x}")

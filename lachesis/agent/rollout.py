@@ -261,11 +261,11 @@ class RolloutPlayer:
         Rollouts without a reward stay without one, and the function does not see them. If a sandbox fails during the
         call, no rollout of the group has a reward, and another attempt may succeed.
         """
-        scored = [
-            (rollout, rollout.result)
-            for rollout in rollouts
-            if rollout.reward is not None and rollout.result is not None
-        ]
+        places, scored = [], []
+        for place, rollout in enumerate(rollouts):
+            if rollout.reward is not None and rollout.result is not None:
+                places.append(place)
+                scored.append((rollout, rollout.result))
         if self.scorer.compute_group_reward is None or not scored:
             return list(rollouts)
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
@@ -284,11 +284,11 @@ class RolloutPlayer:
                 replace(rollout.rewarded(reward), traceback=trace or rollout.traceback)
                 for (rollout, _), reward in zip(scored, given, strict=True)
             ]
-        finished = {rollout.rollout_id: rollout for rollout in rollouts}
-        for rollout, context in zip(changed, contexts, strict=True):
+        finished = list(rollouts)
+        for place, rollout, context in zip(places, changed, contexts, strict=True):
             calls = context.calls if context is not None else rollout.reward_calls
-            finished[rollout.rollout_id] = replace(rollout, reward_calls=calls, held=None)
-        return [finished[rollout.rollout_id] for rollout in rollouts]
+            finished[place] = replace(rollout, reward_calls=calls, held=None)
+        return finished
 
     async def release(self, *task_ids: str) -> None:
         """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""

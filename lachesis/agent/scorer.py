@@ -76,8 +76,11 @@ class Scorer:
         before = cancel_requests()
         # A task, since a TaskGroup in a reward may leave a request to cancel with the task that it runs in.
         running = asyncio.ensure_future(_attempt(call))
-        async with asyncio.timeout(self.timeout) as limit:
-            given, error = await running
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                given, error = await running
+        except TimeoutError:  # it ran out when the reward had ended, and nobody had taken its value
+            given, error = running.result()
         # A bare `except:` in a reward also catches the cancellation and the time limit: neither may become a score.
         if cancel_requests() > before:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError

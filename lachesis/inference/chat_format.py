@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from inspect import signature
 from typing import Any, TypeAlias, TypedDict
 
 from lachesis.inference.errors import BadResponse
@@ -80,9 +81,14 @@ def read_message(
     return Message("assistant", content=content, tool_calls=calls, reasoning=reasoning), malformed
 
 
-def parse_text(parser: ToolCallParser, text: str, tools: Tools, **options: Any) -> ParsedCompletion:
-    """`parser.parse` with the options of our parsers, which registered classes do not need to take."""
-    return parser.parse(text, tools, **options) if isinstance(parser, ToolCallParser) else parser.parse(text, tools)
+def parse_text(parser: Any, text: str, tools: Tools, **options: Any) -> ParsedCompletion:
+    """`parser.parse` with those of our parsers' options that it takes: registered classes do not need to take any."""
+    if not isinstance(parser, ToolCallParser):
+        taken = signature(parser.parse).parameters
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in taken.values()):
+            options = {name: value for name, value in options.items() if name in taken}
+    parsed: ParsedCompletion = parser.parse(text, tools, **options)
+    return parsed
 
 
 def parsed_calls(parsed: ParsedCompletion) -> tuple[ToolCall, ...]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from lachesis.errors import LachesisError
 
-LOGIN = re.compile(r"(?<=://)[^/?#\s]*@")
-"""`user:password@` in a URL, which no message or record may have."""
+LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
+"""`https://user:password@` of a URL. No message or record may have a login."""
 
 
 class InferenceError(LachesisError):

@@ -94,7 +94,7 @@ class HttpClient(HttpSessionOwner):
 
     def __init__(self, settings: ServerSettings) -> None:
         self.settings = settings
-        self.base_url = LOGIN.sub("", settings.base_url.rstrip("/"))
+        self.base_url = LOGIN.sub(r"\g<scheme>", settings.base_url.rstrip("/"))
         """Without a login: it appears in errors and records."""
         self._gate = asyncio.Semaphore(settings.max_concurrency)
 
@@ -224,8 +224,9 @@ class HttpClient(HttpSessionOwner):
         headers = {"Content-Type": "application/json"}
         if self.settings.api_key:
             headers["Authorization"] = f"Bearer {self.settings.api_key}"
-        elif login := LOGIN.search(self.settings.base_url):
-            headers["Authorization"] = f"Basic {b64encode(unquote(login[0][:-1]).encode()).decode()}"
+        elif (found := LOGIN.match(self.settings.base_url)) and found["login"]:
+            user, _, password = map(unquote, found["login"].partition(":"))
+            headers["Authorization"] = f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
         if self._session_loop is not asyncio.get_running_loop():
             self._gate = asyncio.Semaphore(self.settings.max_concurrency)
         return aiohttp.ClientSession(

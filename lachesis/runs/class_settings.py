@@ -22,8 +22,15 @@ from functools import cached_property
 from inspect import get_annotations
 from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError, create_model
-from pydantic_core import ErrorDetails
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    PlainValidator,
+    TypeAdapter,
+    ValidationError,
+    WrapValidator,
+    create_model,
+)
 
 from lachesis.errors import SettingsError
 from lachesis.runs.setting_facts import OTHER_NAMES, SHORT
@@ -82,7 +89,6 @@ def apply_class_settings(env_cls: Any) -> None:
         f"{env_cls.__name__}Config", __base__=model, __module__=env_cls.__module__, __doc__=model.__doc__, **definitions
     )
     env_cls.env_config_cls.__qualname__ = f"{env_cls.__qualname__}.env_config_cls"  # where pickle finds it
-    _check_values(env_cls, given)
 
 
 def _setting(env_cls: Any, name: str) -> tuple[Any] | None:
@@ -103,38 +109,48 @@ def _with_default(
     """The definition of a field with another default: (annotation, field)."""
     info = model.model_fields[field]
     try:
-        adapter: TypeAdapter[Any] = TypeAdapter(Annotated[info.annotation, "", *info.metadata])  # type: ignore[arg-type]
-        valid = adapter.validate_python(value)
-        if type(value) in SCALARS and type(valid) in SCALARS and (type(value), type(valid)) != (int, float):
-            adapter.validate_python(value, strict=type(value) is not type(valid))
-        value = valid
+        try:
+            value = _valid(value, [info.annotation, "", *info.metadata, *_validators(model, field)])
+        except ValidationError:
+            raise
+        except Exception:  # a validator that needs other settings, which only a command knows
+            value = _valid(value, [info.annotation, "", *info.metadata])
     except ValidationError as error:
         problem = error.errors()[0]
-        raise _wrong_value(env_cls, name, field, problem, problem["loc"]) from None
+        place = "".join(f"[{part!r}]" for part in problem["loc"])
+        raise SettingsError(
+            f"{env_cls.__name__}.{name}{place}: {problem['msg']} (got {problem['input']!r}); it sets the default of "
+            f"env.{field}"
+        ) from None
     changed = copy(info)
-    changed.default, changed.default_factory, changed.validate_default = value, None, True
+    changed.default, changed.default_factory = value, None
     return info.annotation, changed
 
 
-def _wrong_value(
-    env_cls: type, name: str, field: str, problem: ErrorDetails, path: tuple[int | str, ...]
-) -> SettingsError:
-    place = "".join(f"[{part!r}]" for part in path)
-    return SettingsError(
-        f"{env_cls.__name__}.{name}{place}: {problem['msg']} (got {problem['input']!r}); it sets the default of "
-        f"env.{field}"
-    )
+def _valid(value: Any, annotation: list[Any]) -> Any:
+    adapter: TypeAdapter[Any] = TypeAdapter(Annotated[tuple(annotation)])  # type: ignore[arg-type]
+    valid = adapter.validate_python(value)
+    if type(value) in SCALARS and type(valid) in SCALARS and (type(value), type(valid)) != (int, float):
+        adapter.validate_python(value, strict=type(value) is not type(valid))
+    return valid
 
 
-def _check_values(env_cls: Any, given: dict[str, str]) -> None:
-    """Run the validators of the fields. Those of the whole model may need settings that only a command gives."""
-    try:
-        env_cls.env_config_cls()
-    except ValidationError as error:
-        for problem in error.errors():
-            field, *path = problem["loc"] or ("",)
-            if name := given.get(str(field)):
-                raise _wrong_value(env_cls, name, str(field), problem, tuple(path)) from None
+_MODES: dict[str, Any] = {
+    "before": BeforeValidator,
+    "after": AfterValidator,
+    "wrap": WrapValidator,
+    "plain": PlainValidator,
+}
+
+
+def _validators(model: type[HermesAgentEnvConfig], field: str) -> list[Any]:
+    """The `field_validator`s of a field, as annotations."""
+    found = model.__pydantic_decorators__.field_validators.values()
+    return [
+        _MODES[each.info.mode](getattr(model, each.cls_var_name))
+        for each in found
+        if field in each.info.fields or "*" in each.info.fields
+    ]
 
 
 def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[str, str]) -> None:
@@ -183,9 +199,10 @@ def without_effect(env: Any) -> list[str]:
         field = SHORT.get(name, name)
         defined = next((vars(cls)[name] for cls in type(env).__mro__ if name in vars(cls)), None)
         computed = name == "max_num_workers"  # by the base class, as in Atropos
+        value = getattr(env.config, field)
         if isinstance(defined, property | cached_property):
             problem = "is a property"
-        elif name in vars(env) and not computed and vars(env)[name] != getattr(env.config, field):
+        elif isinstance(assigned := vars(env).get(name, value), PLAIN) and not computed and assigned != value:
             problem = "was assigned"
         else:
             continue

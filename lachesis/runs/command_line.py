@@ -82,7 +82,12 @@ def read_settings(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tup
     try:
         default_config, in_code = env_cls.config_init()
     except ValidationError as error:
-        raise _settings_error(error, env_cls.env_config_cls, f"the defaults of {env_cls.__name__}: env") from error
+        defaults = f"the defaults of {env_cls.__name__}"
+        if error.title == env_cls.env_config_cls.__name__:
+            raise _settings_error(error, env_cls.env_config_cls, f"{defaults}: env") from error
+        if error.title == ServerConfig.__name__:  # its model knows which values are secret
+            raise _settings_error(error, ServerConfig, f"{defaults}: openai") from error
+        raise
     default_config = as_env_config(default_config, env_cls.env_config_cls)
     default_servers = as_server_configs(in_code)
     server = default_servers[0] if len(default_servers) == 1 else None

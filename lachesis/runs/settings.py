@@ -341,4 +341,4 @@ def _digest(value: Any) -> str:
 
 
 def _without_login(value: Any) -> Any:
-    return LOGIN.sub("", value) if isinstance(value, str) else value
+    return LOGIN.sub(r"\g<scheme>", value) if isinstance(value, str) else value

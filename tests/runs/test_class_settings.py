@@ -6,10 +6,10 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, ServerConfig
 from lachesis.errors import SettingsError
@@ -326,6 +326,45 @@ def test_validators_of_fields_see_class_attributes() -> None:
         type("Wrong", (OfGrade,), {"grade": "1"})
     with pytest.raises(SettingsError, match=r"Wrong\.total_steps: .*at least 1"):
         type("Wrong", (Short,), {"total_steps": 0})
+
+
+def test_validators_run_once_and_those_that_need_more_wait_for_the_command(tmp_path: Path) -> None:
+    class Model(HermesAgentEnvConfig):
+        tags: Annotated[list[str], BeforeValidator(lambda text: text.split(","))] = Field(default=["x"])
+        data: str = "/nowhere"
+
+        @field_validator("group_size")
+        @classmethod
+        def _needs_another(cls, value: int, info: ValidationInfo) -> int:
+            assert info.data["total_steps"]
+            return value
+
+        @model_validator(mode="after")
+        def _read(self) -> Model:
+            Path(self.data).stat()
+            return self
+
+    class Base(HermesAgentBaseEnv):
+        env_config_cls = Model
+
+    class Own(Base):
+        tags = "a,b"
+        group_size = 3
+
+    assert (Own.tags, Own.group_size) == (["a", "b"], 3)
+    config: Any = Own.env_config_cls(data=str(tmp_path))
+    assert (config.tags, config.group_size) == (["a", "b"], 3)
+
+
+def test_wrong_servers_of_config_init_are_named_without_their_keys() -> None:
+    class Careless(Short):
+        @classmethod
+        def config_init(cls) -> Any:
+            return cls.env_config_cls(), [ServerConfig(api_key=("sk-secret",))]  # type: ignore[arg-type]
+
+    with pytest.raises(SettingsError, match=r"the defaults of Careless: openai\.api_key") as caught:
+        built(Careless)
+    assert "sk-secret" not in str(caught.value)
 
 
 def test_defaults_that_contradict_each_other_are_an_error_of_the_command() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,33 @@ async def test_a_cancelled_reward_that_catches_everything_is_not_written(tmp_pat
     assert not lines(tmp_path / "groups.jsonl")
     assert not lines(tmp_path / "groups.failed.jsonl")
     assert sandboxes() == set()
+
+
+async def test_a_reward_that_ends_as_its_time_runs_out_is_late(tmp_path: Path) -> None:
+    class Late(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:
+            asyncio.get_running_loop().call_soon(time.sleep, 0.5)  # the limit passes when this has returned
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return 1.0
+
+    result = await process(Late, tmp_path, does_nothing, total_steps=1, reward_timeout=0.3)
+    found = rollouts(result.files.groups) + rollouts(result.files.failures)
+    assert [rollout["outcome"] for rollout in found] == ["completed"] * 2, "and not lost"
+    assert all(rollout["reward"] == 1.0 or "reward_timeout" in rollout["traceback"] for rollout in found)
+
+
+async def test_a_time_limit_inside_a_plain_reward_keeps_its_traceback(tmp_path: Path) -> None:
+    def ask_grader() -> None:
+        raise TimeoutError("no answer from my grader")
+
+    class Plain(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:  # type: ignore[override]
+            ask_grader()
+
+    result = await process(Plain, tmp_path, does_nothing, total_steps=1)
+    trace = rollouts(result.files.failures)[0]["traceback"]
+    assert "in ask_grader" in trace and "no answer from my grader" in trace
 
 
 async def test_a_reward_may_survive_the_failure_of_its_own_tasks(tmp_path: Path) -> None:
