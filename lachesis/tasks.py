@@ -7,7 +7,7 @@ import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -76,21 +76,14 @@ def in_own_thread(call: Callable[[], T], *, name: str = "lachesis") -> asyncio.F
     It is no thread of a pool: `call` may wait for an event loop that waits for a pool, or take minutes, and the
     interpreter waits for pools at its end.
     """
-    outcome: Future[tuple[T | None, BaseException | None]] = Future()
+    outcome: Future[T] = Future()
 
     def work() -> None:
         try:
-            outcome.set_result((call(), None))
+            outcome.set_result(call())
         except BaseException as error:
-            outcome.set_result((None, error))
-
-    async def wait() -> T:
-        # Not `set_exception`: before Python 3.12, asyncio makes another TimeoutError of one that comes from a thread.
-        result, error = await asyncio.wrap_future(outcome)
-        if error is not None:
-            raise error
-        return cast(T, result)
+            outcome.set_exception(error)
 
     outcome.set_running_or_notify_cancel()
     threading.Thread(target=work, name=name, daemon=True).start()
-    return asyncio.ensure_future(wait())
+    return asyncio.wrap_future(outcome)

@@ -21,5 +21,15 @@ class RewardThreads:
 
     async def run(self, function: Callable[..., Any], *args: Any) -> Any:
         """The function's result, or its exception. When this is cancelled, the thread is left to itself."""
+
+        def attempt() -> tuple[Any, BaseException | None]:
+            try:
+                return function(*args), None
+            except BaseException as error:  # a future would change some: StopIteration, a TimeoutError's traceback
+                return None, error
+
         async with self._free:
-            return await in_own_thread(lambda: function(*args), name=f"reward {id(function):x}")
+            value, error = await in_own_thread(attempt, name=f"reward {id(attempt):x}")
+        if error is not None:
+            raise error
+        return value

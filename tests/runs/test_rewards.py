@@ -306,6 +306,18 @@ async def test_a_time_limit_inside_a_plain_reward_keeps_its_traceback(tmp_path: 
     assert "in ask_grader" in trace and "no answer from my grader" in trace
 
 
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration(4)])
+async def test_a_plain_reward_that_raises_what_ends_loops_is_an_error_of_the_environment(
+    tmp_path: Path, error: BaseException
+) -> None:
+    class Exits(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> Any:  # type: ignore[override]
+            raise error
+
+    result = await process(Exits, tmp_path, does_nothing, total_steps=1)
+    assert all(type(error).__name__ in rollout["traceback"] for rollout in rollouts(result.files.failures))
+
+
 async def test_a_reward_may_survive_the_failure_of_its_own_tasks(tmp_path: Path) -> None:
     async def fails() -> None:
         await asyncio.sleep(0.01)
