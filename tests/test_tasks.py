@@ -19,23 +19,23 @@ async def failure(seconds: float = 0) -> int:
     raise ValueError("it failed")
 
 
+async def slow(ended: list[str]) -> int:
+    try:
+        return await value(1, 100)
+    finally:
+        await asyncio.sleep(0.05)
+        ended.append("slow")
+
+
 async def test_results_are_in_the_order_of_the_calls() -> None:
     assert await run_all([value(1, 0.02), value(2), value(3, 0.01)]) == [1, 2, 3]
     assert await run_all([]) == []
 
 
 async def test_the_calls_beside_a_failed_one_have_ended_when_its_error_is_raised() -> None:
-    ended = []
-
-    async def slow() -> int:
-        try:
-            return await value(1, 100)
-        finally:
-            await asyncio.sleep(0.01)
-            ended.append("slow")
-
+    ended: list[str] = []
     with pytest.raises(ValueError, match="it failed"):
-        await run_all([slow(), failure(0.01)])
+        await run_all([slow(ended), failure(0.01)])
     assert ended == ["slow"]
 
 
@@ -50,17 +50,10 @@ async def test_after_a_failed_call_a_time_limit_is_still_a_time_limit() -> None:
 
 @pytest.mark.parametrize("failing", [False, True])
 async def test_cancelling_the_caller_cancels_every_call(failing: bool) -> None:
-    ended = []
-
-    async def slow() -> int:
-        try:
-            return await value(1, 100)
-        finally:
-            await asyncio.sleep(0.05)
-            ended.append("slow")
+    ended: list[str] = []
 
     async def caller() -> None:
-        await run_all([slow(), slow(), failure(0 if failing else 100)])
+        await run_all([slow(ended), slow(ended), failure(0 if failing else 100)])
 
     task = asyncio.create_task(caller())
     await asyncio.sleep(0.03)  # with `failing`, it waits for the other two

@@ -232,7 +232,7 @@ class SshBackend:
 
 
 def _cause(death: asyncio.Future[dict[str, Any]]) -> str:
-    """Why a sandbox has ended, as far as its supervisor has told."""
+    """Why a sandbox has ended, as its supervisor reports it."""
     event: dict[str, Any] = death.result() if death.done() else {"code": 0, "log": ""}
     if event["code"]:
         return executor_death(event["code"], event["log"], event["starved"])

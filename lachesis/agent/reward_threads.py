@@ -29,7 +29,7 @@ class RewardThreads:
                 return None, error
 
         async with self._free:
-            value, error = await in_own_thread(attempt, name=f"reward {id(attempt):x}")
+            value, error = await in_own_thread(attempt, name="reward")
         if error is not None:
             raise error
         return value

@@ -261,13 +261,11 @@ class RolloutPlayer:
         Rollouts without a reward stay without one, and the function does not see them. If a sandbox fails during the
         call, no rollout of the group has a reward, and another attempt may succeed.
         """
-        places, scored = [], []
-        for place, rollout in enumerate(rollouts):
-            if rollout.reward is not None and rollout.result is not None:
-                places.append(place)
-                scored.append((rollout, rollout.result))
+        places = [at for at, rollout in enumerate(rollouts) if rollout.reward is not None and rollout.result]
+        scored = [(rollouts[at], result) for at in places if (result := rollouts[at].result) is not None]
+        finished = list(rollouts)
         if self.scorer.compute_group_reward is None or not scored:
-            return list(rollouts)
+            return finished
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
         changed: list[Rollout]
         try:
@@ -284,10 +282,9 @@ class RolloutPlayer:
                 replace(rollout.rewarded(reward), traceback=trace or rollout.traceback)
                 for (rollout, _), reward in zip(scored, given, strict=True)
             ]
-        finished = list(rollouts)
-        for place, rollout, context in zip(places, changed, contexts, strict=True):
+        for at, rollout, context in zip(places, changed, contexts, strict=True):
             calls = context.calls if context is not None else rollout.reward_calls
-            finished[place] = replace(rollout, reward_calls=calls, held=None)
+            finished[at] = replace(rollout, reward_calls=calls, held=None)
         return finished
 
     async def release(self, *task_ids: str) -> None:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from backends.docker import DockerBackend
 from backends.docker.client import Engine, find_engine
 from backends.docker.container import Account, account
 from backends.docker.images import read_credentials, split_name
-from backends.docker.route import remove_stale_folders, run_folder
+from backends.docker.route import SocketRoute, remove_stale_folders, run_folder
 from backends.owner import this_owner
 from tests.support.docker_engine import AGENT_IMAGE, BARE_IMAGE, FULL_IMAGE, DockerEngine, docker_engine
 from tests.support.image_registry import image_registry
@@ -516,6 +517,35 @@ async def test_folders_of_sockets_that_any_crash_left_behind_are_removed() -> No
     assert {path.name for path in run_folder().iterdir()} == {"being-made", "in-use"}
     for path in run_folder().iterdir():
         shutil.rmtree(path)
+
+
+async def test_clients_that_crowd_the_socket_do_not_hold_up_the_event_loop(tmp_path: Path) -> None:
+    route = SocketRoute("crowded", tmp_path, lambda: asyncio.sleep(0))  # type: ignore[arg-type]
+    try:
+        route._peer = -1  # the executor is known, and none of these
+        (path,) = route._bound.iterdir()
+        clients = [socket.socket(socket.AF_UNIX) for _ in range(16)]
+        for client in clients:
+            client.connect(str(path))
+            client.setblocking(False)
+        dialling = asyncio.create_task(route.dial())
+        for _ in range(4):
+            await asyncio.sleep(0)
+        with pytest.raises(BlockingIOError):
+            clients[-1].recv(1)  # not rejected yet: others had their turn in between
+        dialling.cancel()
+        for client in clients:
+            client.close()
+    finally:
+        route.close()
+
+
+async def test_close_removes_the_container_also_when_the_loop_ends_its_tasks(engine: DockerEngine) -> None:
+    backend = backend_for(engine)
+    sandbox: Any = await backend.create(SandboxSpec())
+    sandbox._end.cancel()  # as `asyncio.run` does with every task when the program fails
+    await sandbox.close()
+    assert await backend.sandboxes() == [] and left(engine) == []
 
 
 async def test_an_upload_of_the_runtime_that_is_cancelled_holds_up_nobody(engine: DockerEngine) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -90,6 +93,21 @@ async def test_a_call_under_way_is_cut_off_before_the_next_rollout_gets_the_sand
     with pytest.raises(LeaseOver):
         await first.sandbox.exec("echo first > winner", timeout=5)
     await second.release()
+
+
+async def test_a_write_that_has_hardly_begun_leaves_nothing_to_the_next_rollout() -> None:
+    sandbox: Any = await create_backend("local", isolation="none").create(SandboxSpec())
+    executor = sandbox._launched.child.pid
+    lease = await OneSlot(sandbox).lease(SandboxSpec())
+    os.kill(executor, signal.SIGSTOP)  # it takes the write, and does not answer yet
+    writing = asyncio.create_task(lease.sandbox.write_bytes("f", b"x" * (3 << 20)))
+    await asyncio.sleep(0.1)
+    await lease.release()
+    os.kill(executor, signal.SIGCONT)
+    with pytest.raises(LeaseOver):
+        await writing
+    assert (await sandbox.exec("ls -A", timeout=20)).stdout == b""
+    await sandbox.close()
 
 
 async def test_a_caller_that_is_cancelled_is_cancelled_and_nothing_else(sandbox: Sandbox) -> None:
