@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -59,6 +60,16 @@ def test_those_that_lose_their_helper_at_once_share_the_next_one(null: int) -> N
         children = [task.result() for task in spawning]
     assert [child.wait(0.2) for child in children] == [False] * AT_ONCE
     end(children)
+
+
+def test_a_job_that_is_too_long_takes_no_other_along(null: int) -> None:
+    spawner = Spawner()
+    other = spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null)
+    for length in (250_000, 10_000_000):  # a machine may have room for the first
+        with contextlib.suppress(BackendError):
+            end([spawner.spawn(["/bin/true"], stream=null, errors=null, env={"X": "y" * length})])
+    assert not other.wait(0.2)
+    end([other])
 
 
 def test_what_is_started_too_late_is_not_left_alone(null: int, monkeypatch: pytest.MonkeyPatch) -> None:
