@@ -26,14 +26,14 @@ from lachesis.runs.settings import as_env_config, chosen_values
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-    from lachesis.base_env import HermesAgentBaseEnv
+    from lachesis.runs.environment import Environment
 
 TOP_LEVEL = ("env", "openai", "slurm", "testing")
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def main(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str] | None = None) -> int:
+def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
     """Run one command of an environment; the exit code."""
     console = Console(stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -57,7 +57,7 @@ def report_error(error: LachesisError, console: Console | None = None) -> int:
     return error.exit_code
 
 
-async def _run(command: str, env: HermesAgentBaseEnv) -> int:
+async def _run(command: str, env: Environment) -> int:
     from lachesis.runs.results import RunResult, ServeResult, print_result
 
     task = asyncio.current_task()
@@ -71,7 +71,7 @@ async def _run(command: str, env: HermesAgentBaseEnv) -> int:
     return int(result.failed)
 
 
-def read_settings(env_cls: type[HermesAgentBaseEnv], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
+def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
     """The command, and the arguments of the environment's constructor.
 
     Raises:

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lachesis.inference import TokenServer
 from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
+from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group
@@ -29,11 +30,8 @@ from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
 from lachesis.trajectories import sampling_problem
 
-if TYPE_CHECKING:
-    from lachesis.base_env import HermesAgentBaseEnv
 
-
-async def process(env: HermesAgentBaseEnv) -> RunResult:
+async def process(env: Environment) -> RunResult:
     """Play `total_steps` groups and write them down; continues what an earlier start left."""
     config = env.config
 
@@ -56,13 +54,13 @@ async def process(env: HermesAgentBaseEnv) -> RunResult:
         )
 
 
-async def evaluate_alone(env: HermesAgentBaseEnv) -> Any:
+async def evaluate_alone(env: Environment) -> Any:
     """`evaluate` as a command: whatever the environment's own method returns."""
     async with _tracking(env, "evaluate"), env.running():
         return await env.evaluate()
 
 
-async def evaluate(env: HermesAgentBaseEnv) -> RunResult:
+async def evaluate(env: Environment) -> RunResult:
     """Play the evaluation items once each and write `metrics.json` beside `samples.jsonl`."""
     config = env.config
     items = iter(await env.get_eval_items())
@@ -96,7 +94,7 @@ async def evaluate(env: HermesAgentBaseEnv) -> RunResult:
 
 
 async def _into_files(
-    env: HermesAgentBaseEnv,
+    env: Environment,
     files: RunFiles,
     *,
     next_item: NextItem,
@@ -144,7 +142,7 @@ async def _into_files(
     )
 
 
-async def serve(env: HermesAgentBaseEnv, *, hold_out: bool) -> ServeResult:
+async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
     """Play groups for a trainer at Atropos' rollout API, and send the tokens exactly as they were sampled.
 
     Args:
@@ -184,12 +182,12 @@ async def serve(env: HermesAgentBaseEnv, *, hold_out: bool) -> ServeResult:
         return sink.result(pipeline)
 
 
-def _tracking(env: HermesAgentBaseEnv, job: str) -> AbstractAsyncContextManager[None]:
+def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
     project, group = env.wandb_project or env.run_name, env.wandb_group
     return env.tracker.tracking(env.config, project=project, group=group, job=job)
 
 
-def _rollout_api_sink(env: HermesAgentBaseEnv) -> RolloutApiSink[PlayedGroup]:
+def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
     config = env.config
     folder = Path(config.spool_path or Path("data") / env.run_name / "spool")
     evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
@@ -222,7 +220,7 @@ def _rollout_api_sink(env: HermesAgentBaseEnv) -> RolloutApiSink[PlayedGroup]:
     )
 
 
-async def collect_group(env: HermesAgentBaseEnv, item: Any) -> dict[str, Any] | None:
+async def collect_group(env: Environment, item: Any) -> dict[str, Any] | None:
     """One group in Atropos' shape, in Phase 2 as `serve` would send it. None when it is not complete or not scored."""
     config = env.config
     play = partial(play_group, env, item, item_digest(item), size=config.group_size)
@@ -234,11 +232,11 @@ async def collect_group(env: HermesAgentBaseEnv, item: Any) -> dict[str, Any] | 
     return record if record["scores"] else None
 
 
-def _record(env: HermesAgentBaseEnv, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
+def _record(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:
     return group_record(group, environment=env.run_name, model=describe(env.server_configs), with_samples=with_samples)
 
 
-def _about_content(env: HermesAgentBaseEnv, *, evaluation: bool) -> dict[str, Any]:
+def _about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
     """The settings that decide what a run writes or sends: a second start must have the same."""
     settings = {
         "environment": env.run_name,
@@ -262,7 +260,7 @@ def _about_servers(configs: Sequence[ServerConfig]) -> dict[str, Any]:
     return {f"openai.{name}": [kind[at] for kind in kinds] for at, name in enumerate(names, 1)}
 
 
-async def _draw_eval_items(env: HermesAgentBaseEnv) -> None:
+async def _draw_eval_items(env: Environment) -> None:
     """Take the items of evaluations out of the stream."""
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
@@ -272,7 +270,7 @@ async def _draw_eval_items(env: HermesAgentBaseEnv) -> None:
         )
 
 
-def _reject_phase_1(env: HermesAgentBaseEnv) -> None:
+def _reject_phase_1(env: Environment) -> None:
     for config in env.server_configs:
         if token_engine(config, training=True) is None:
             raise Phase1CannotTrain(
@@ -283,7 +281,7 @@ def _reject_phase_1(env: HermesAgentBaseEnv) -> None:
             )
 
 
-def _reject_off_policy(env: HermesAgentBaseEnv) -> None:
+def _reject_off_policy(env: Environment) -> None:
     server, config = env.server, env.config
     assert isinstance(server, TokenServer)
     for engine in server.servers:

@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
+from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.summary import BUILTIN_FIGURES
 from lachesis.tasks import run_all
-
-if TYPE_CHECKING:
-    from lachesis.base_env import HermesAgentBaseEnv
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class PlayedGroup:
 
 
 async def play_group(
-    env: HermesAgentBaseEnv, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
+    env: Environment, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
 ) -> PlayedGroup:
     """The group of one item, of `size` scored rollouts where that was possible.
 
@@ -73,7 +71,7 @@ async def play_group(
     return PlayedGroup(item, item_key, tools, measured)
 
 
-def _metrics(env: HermesAgentBaseEnv, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
+def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
     metrics = env.rollout_metrics(item, result, reward)
     for name in map(str, metrics):
         if name in BUILTIN_FIGURES or name.startswith(("reward/", "outcome/")):

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
@@ -16,15 +16,13 @@ from lachesis.agent.rollout import RolloutPlayer
 from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
 from lachesis.runs.class_settings import source_of, without_effect
+from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
-
-if TYPE_CHECKING:
-    from lachesis.base_env import HermesAgentBaseEnv
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +35,7 @@ class UnusableBackendSettings(BackendUnavailable):
 
 @asynccontextmanager
 async def run_resources(
-    env: HermesAgentBaseEnv, server: Router | TokenServer | None, *, training: bool
+    env: Environment, server: Router | TokenServer | None, *, training: bool
 ) -> AsyncIterator[tuple[Router | TokenServer, RolloutPlayer]]:
     """Start everything, in the order in which failures are cheapest, and end it again.
 
@@ -89,7 +87,7 @@ async def run_resources(
         yield server, player
 
 
-def _tools(env: HermesAgentBaseEnv) -> list[dict[str, Any]]:
+def _tools(env: Environment) -> list[dict[str, Any]]:
     """The environment's tools. An unknown name is an error that says where it is written."""
     try:
         return env.tool_definitions()
@@ -106,7 +104,7 @@ def _tools(env: HermesAgentBaseEnv) -> list[dict[str, Any]]:
         raise
 
 
-def _check_model_names(env: HermesAgentBaseEnv, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:
+def _check_model_names(env: Environment, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:
     """Compare the models' names with those that the servers list.
 
     vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
@@ -147,7 +145,7 @@ def _loop_of_run(config: HermesAgentEnvConfig, *, training: bool) -> partial[Her
     )
 
 
-async def _check_template(env: HermesAgentBaseEnv, server: TokenServer) -> None:
+async def _check_template(env: Environment, server: TokenServer) -> None:
     """Print how the chat template continues conversations; a template that hides the tools is an error."""
     report = await asyncio.to_thread(lambda: server.prompts.template_report)
     env.console.print(report.describe(), markup=False, highlight=False, soft_wrap=True)
