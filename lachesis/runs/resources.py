@@ -12,6 +12,7 @@ from typing import Any
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
 from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, TokenServer
@@ -64,6 +65,7 @@ async def run_resources(
             await _check_backend(backend, spec)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
+        stack.enter_context(opened(OpenRun(sessions, env.tools, asyncio.get_running_loop())))
         await env.setup()
         stack.push_async_callback(env.teardown)
         if server is None:

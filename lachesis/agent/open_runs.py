@@ -1,0 +1,79 @@
+"""The runs that are open in this process, for code that knows a task id and nothing else.
+
+Environments of the removed Hermes stack make a `ToolContext(task_id)` or an agent loop by hand, also on threads. A
+context variable names the run of a task. A thread that has none finds the run by the task's session, or takes the only
+run that is open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field, replace
+
+from backends import SandboxSpec
+from lachesis.errors import LachesisError
+from lachesis.tools import ToolRegistry, ToolSession, ToolSessions
+
+
+class NoOpenRun(LachesisError, RuntimeError):
+    """There is no run, or more than one, in which a task could have its sandbox."""
+
+
+@dataclass(eq=False, slots=True)
+class OpenRun:
+    """What the tools of a task need."""
+
+    sessions: ToolSessions
+    registry: ToolRegistry
+    loop: asyncio.AbstractEventLoop
+    """The event loop that sandboxes belong to."""
+    overrides: dict[str, dict[str, object]] = field(default_factory=dict)
+    """By task id: fields of `SandboxSpec` that differ from those of the run."""
+
+    def session(self, task_id: str) -> ToolSession:
+        """The session of a task, opened where there is none. The end of the run closes it at the latest."""
+        try:
+            return self.sessions.get(task_id)
+        except KeyError:
+            return self.sessions.open(task_id, spec=self.spec(task_id))
+
+    def spec(self, task_id: str) -> SandboxSpec:
+        changed = self.overrides.get(task_id)
+        return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
+
+
+_open: list[OpenRun] = []
+_current: ContextVar[OpenRun | None] = ContextVar("open_run", default=None)
+
+
+@contextmanager
+def opened(run: OpenRun) -> Iterator[None]:
+    """Let `open_run` find the run, from tasks and threads that begin inside."""
+    _open.append(run)
+    _current.set(run)  # never reset: the exit may be in another context, and a run that is not open is not found
+    try:
+        yield
+    finally:
+        _open.remove(run)
+
+
+def open_run(task_id: str = "") -> OpenRun:
+    """The run that a task belongs to.
+
+    Raises:
+        NoOpenRun: no run is open, or several are and none knows the task.
+    """
+    run = _current.get()
+    if run is not None and run in _open:
+        return run
+    known = [run for run in _open if task_id in run.sessions or task_id in run.overrides]
+    found = known or _open
+    if len(found) == 1:
+        return found[0]
+    raise NoOpenRun(
+        f"task {task_id!r} has no sandbox: "
+        + ("several runs are open; use it in a task of its run" if found else "use it inside a run (`env.running()`)")
+    )
