@@ -22,13 +22,15 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from lachesis import inference
-from lachesis.errors import SettingsError
+from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.atropos_base import AtroposBase
 from lachesis.runs.class_settings import apply_class_settings, is_of_a_script
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tasks import cancel_requests
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, get_tool_definitions
+from lachesis.tools.distributions import REMOVED_TOOLSETS, distribution, draw_toolsets
+from lachesis.tools.toolsets import ToolsetError, has_toolset
 
 # Imported where they are used: this module has to be cheap to import, for `--help`.
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ if TYPE_CHECKING:
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.testing.reference_server import Policy
+
+
+class NotRunning(LachesisError, RuntimeError, AttributeError):
+    """The environment is used outside a run. An `AttributeError` too, so that `hasattr(env, "server")` is an answer."""
 
 
 class HermesAgentBaseEnv(AtroposBase):
@@ -83,6 +89,7 @@ class HermesAgentBaseEnv(AtroposBase):
         self.console = Console(stderr=True)
         self._tokenizer: Any = None
         self._eval_items: list[Any] | None = None
+        self._current_group_tools: tuple[list[dict[str, Any]], set[str]] | None = None
         self._server: inference.Router | inference.TokenServer | None = None
         self._player: RolloutPlayer | None = None
         self.tracker = Tracker()
@@ -170,7 +177,7 @@ class HermesAgentBaseEnv(AtroposBase):
     def server(self) -> inference.Router | inference.TokenServer:
         """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2."""
         if self._server is None:
-            raise RuntimeError(
+            raise NotRunning(
                 "the model server is not started yet; use the environment inside `async with env.running()`"
             )
         return self._server
@@ -193,12 +200,66 @@ class HermesAgentBaseEnv(AtroposBase):
     @property
     def player(self) -> RolloutPlayer:
         if self._player is None:
-            raise RuntimeError("rollouts need sandboxes; use the environment inside `async with env.running()`")
+            raise NotRunning("rollouts need sandboxes; use the environment inside `async with env.running()`")
         return self._player
 
     def tool_definitions(self) -> list[dict[str, Any]]:
-        """OpenAI definitions of the tools that the agent gets."""
-        return get_tool_definitions(self.config.enabled_toolsets, self.config.disabled_toolsets, registry=self.tools)
+        """OpenAI definitions of the tools that the agent gets; with a `distribution`, of all that it may get."""
+        name = self.config.distribution
+        return self._definitions(self.config.enabled_toolsets if name is None else [*distribution(name)])
+
+    def group_tools(self, item_key: str) -> tuple[list[str] | None, list[dict[str, Any]]]:
+        """The tools of the group of one item, drawn where there is a `distribution`: equal keys draw the same.
+
+        Returns:
+            The toolsets that were drawn, None without a distribution; and the definitions of the tools.
+        """
+        if type(self)._resolve_tools_for_group is not HermesAgentBaseEnv._resolve_tools_for_group:
+            return None, self._resolve_tools_for_group()[0]
+        if self.config.distribution is None:
+            return None, self.tool_definitions()
+        drawn = draw_toolsets(self.config.distribution, item_key, exists=self._has_toolset)
+        return drawn, self._definitions(drawn)
+
+    def missing_toolsets(self) -> list[str]:
+        """Toolsets of the removed stack that the settings name and that have no tools here: they are left out."""
+        config = self.config
+        named = config.enabled_toolsets or () if config.distribution is None else distribution(config.distribution)
+        return [name for name in dict.fromkeys((*named, *(config.disabled_toolsets or ()))) if self._is_missing(name)]
+
+    def _definitions(self, toolsets: Sequence[str] | None) -> list[dict[str, Any]]:
+        disabled = [name for name in self.config.disabled_toolsets or () if not self._is_missing(name)]
+        enabled = None if toolsets is None else [name for name in toolsets if not self._is_missing(name)]
+        if toolsets and not enabled:
+            raise ToolsetError(
+                f"none of the toolsets {', '.join(toolsets)} has tools here; choose others, or extend the "
+                "environment's `tools` with tools of these toolsets"
+            )
+        return get_tool_definitions(enabled, disabled, registry=self.tools)
+
+    def _has_toolset(self, name: str) -> bool:
+        return has_toolset(name, registry=self.tools)
+
+    def _is_missing(self, name: str) -> bool:
+        return name in REMOVED_TOOLSETS and not self._has_toolset(name)
+
+    # Names of the removed stack, for environments that play rollouts themselves.
+
+    def _resolve_tools_for_group(self) -> tuple[list[dict[str, Any]], set[str]]:
+        """The definitions of the tools of a group, drawn anew where there is a `distribution`, and their names."""
+        name = self.config.distribution
+        tools = (
+            self.tool_definitions()
+            if name is None
+            else self._definitions(draw_toolsets(name, exists=self._has_toolset))
+        )
+        return tools, {tool["function"]["name"] for tool in tools}
+
+    def _use_managed_server(self) -> bool:
+        """Whether the model server reports tokens (Phase 2)."""
+        if self._server is not None:
+            return isinstance(self._server, inference.TokenServer)
+        return any(token_engine(server) for server in self.server_configs)
 
     def initial_messages(self, item: Any) -> list[dict[str, Any]]:
         """The conversation that a rollout of `item` starts with."""

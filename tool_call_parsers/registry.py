@@ -25,8 +25,10 @@ class MinimalParser(Protocol):
         ...
 
 
-class UnknownParser(ValueError):
+class UnknownParser(ValueError, KeyError):
     """No parser has that name."""
+
+    __str__ = Exception.__str__  # a KeyError shows its message in quotes
 
 
 def fold(name: str) -> str:

@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+import uuid
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from backends import BackendError
+from lachesis.agent.open_runs import note_failure
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
+from lachesis.agent.tool_calls import ExecuteTools, in_open_run
 from lachesis.agent.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
+from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
 from lachesis.tools import ToolResult
+from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -48,10 +53,6 @@ class ChatServer(Protocol):
         """`messages` is a MessageHistory: a list of OpenAI dicts, reasoning under `reasoning`, that also knows which of
         its messages were sampled."""
         ...
-
-
-ExecuteTools = Callable[[Sequence[ToolCall]], Awaitable[Sequence[ToolResult]]]
-"""Runs the calls of one turn, concurrently where that is safe; results in the order of the calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +83,16 @@ class HermesAgentLoop:
     """OpenAI-spec tool calling over any `ChatServer`. Tools always travel as `tools=`, never inside a prompt.
 
     Args:
-        server: where completions come from.
+        server: where completions come from; one that has OpenAI's `chat_completion` only works as well.
         tool_schemas: OpenAI tool definitions that the model is offered.
         valid_tool_names: names that may be called; those of `tool_schemas` when None.
         max_turns: completions that may be kept, the final answer included.
-        task_id: name of the rollout, for messages to people.
-        execute: runs tool calls; may be None only when no tools are offered.
+        task_id: name of the rollout. Without `execute`, it names the sandbox too.
+        budget_config: limits of tool results, without `execute`; the default ones when None.
+        execute: runs tool calls. None runs them in the sandbox that the task has in the open run; `run` then raises
+            what broke the infrastructure, since nobody plays the rollout again.
+        limits: None is no budgets and the default numbers of retries. Without `execute`, unusable completions are not
+            sampled again: such callers take the last of `managed_state["nodes"]` for the whole conversation.
         ephemeral_system_prompt: appended to the system message of every request, never part of the result.
         prefill_messages: inserted after the system message of every request, never part of the result.
         split: "train" or "eval"; servers keep separate concurrency limits for the two.
@@ -95,7 +100,7 @@ class HermesAgentLoop:
 
     def __init__(
         self,
-        server: ChatServer,
+        server: ChatServer | CompletionSource,
         tool_schemas: Sequence[Mapping[str, Any]],
         valid_tool_names: Collection[str] | None = None,
         max_turns: int = 30,
@@ -103,6 +108,7 @@ class HermesAgentLoop:
         temperature: float | None = 1.0,
         max_tokens: int | None = None,
         extra_body: Mapping[str, Any] | None = None,
+        budget_config: ResultBudget | None = None,
         *,
         execute: ExecuteTools | None = None,
         limits: LoopLimits | None = None,
@@ -110,17 +116,16 @@ class HermesAgentLoop:
         prefill_messages: Sequence[Mapping[str, Any]] = (),
         split: Split = "train",
     ) -> None:
-        if tool_schemas and execute is None:
-            raise ValueError("tools are offered but nothing runs them: pass execute=")
         self.server = server
-        self.tool_schemas = list(tool_schemas)
+        self.tool_schemas = list(tool_schemas or ())
         self.max_turns = max_turns
-        self.task_id = task_id
+        self.task_id = task_id or str(uuid.uuid4())
         self.temperature = temperature
         self.max_tokens = max_tokens
         self.extra_body = extra_body
+        self.budget_config = budget_config or ResultBudget()
         self.execute = execute
-        self.limits = limits or LoopLimits()
+        self.limits = limits or (LoopLimits() if execute is not None else LoopLimits(max_resamples=0))
         self.ephemeral_system_prompt = ephemeral_system_prompt
         self.prefill_messages = [dict(message) for message in prefill_messages]
         self.split = split
@@ -135,17 +140,29 @@ class HermesAgentLoop:
         """Play one rollout from `messages` on.
 
         Raises only cancellation and programming errors, for example `MessageError` where `messages` is not a valid
-        conversation.
+        conversation. Without `execute` also `NoOpenRun`, and the `InferenceError` or `BackendError` of a broken
+        infrastructure.
         """
-        return await _Rollout(self, messages).play()
+        execute = self.execute
+        if execute is None and self.tool_schemas:
+            execute = in_open_run(self.task_id, tuple(self.required_arguments), self.budget_config)
+        result = await _Rollout(self, messages, execute).play()
+        if self.execute is None and result.error is not None:
+            note_failure(self.task_id, result.error)
+            raise result.error
+        return result
 
 
 class _Rollout:
     """The state of one run. `request` is the conversation that the model sees: `history`, or a copy with the ephemeral
     parts added."""
 
-    def __init__(self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, loop: HermesAgentLoop, messages: Sequence[Mapping[str, Any]], execute: ExecuteTools | None
+    ) -> None:
         self.loop = loop
+        self.execute = execute
+        self.server = loop.server if hasattr(loop.server, "chat") else ChatCompletionServer(loop.server)
         self.history = MessageHistory(messages)
         validate_messages(self.history)
         self.request = self.history
@@ -208,6 +225,7 @@ class _Rollout:
             seconds_in_model=self.seconds_in_model,
             seconds_in_tools=self.seconds_in_tools,
             error=error,
+            server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
         )
 
     async def turn(self) -> None:
@@ -246,7 +264,7 @@ class _Rollout:
         loop = self.loop
         attempts = 0
         while True:
-            response = await loop.server.chat(
+            response = await self.server.chat(
                 self.request,
                 tools=loop.tool_schemas or None,
                 temperature=loop.temperature,
@@ -277,10 +295,10 @@ class _Rollout:
         allowed = wanted if budget is None else wanted[: max(0, budget - self.tool_calls)]
         results: dict[str, ToolResult] = {}
         if allowed:
-            if self.loop.execute is None:
+            if self.execute is None:
                 raise RuntimeError("a tool was called although none was offered")
             started = time.monotonic()
-            done = await self.loop.execute(allowed)
+            done = await self.execute(allowed)
             self.seconds_in_tools += time.monotonic() - started
             results = {call.id: result for call, result in zip(allowed, done, strict=True)}
             self.tool_calls += len(allowed)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
@@ -32,6 +32,8 @@ class OpenRun:
     """The event loop that sandboxes belong to."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
     """By task id: fields of `SandboxSpec` that differ from those of the run."""
+    failures: dict[str, Exception] = field(default_factory=dict)
+    """By task id: what broke the infrastructure under a loop or a context that the environment made by hand."""
 
     def session(self, task_id: str) -> ToolSession:
         """The session of a task, opened where there is none. The end of the run closes it at the latest."""
@@ -58,6 +60,13 @@ def opened(run: OpenRun) -> Iterator[None]:
         yield
     finally:
         _open.remove(run)
+
+
+def note_failure(task_id: str, error: Exception) -> None:
+    """Keep the first failure of the infrastructure that a task met, where a run is open: whoever made the task by hand
+    may catch the error and make a score of it."""
+    with suppress(NoOpenRun):
+        open_run(task_id).failures.setdefault(task_id, error)
 
 
 def open_run(task_id: str = "") -> OpenRun:

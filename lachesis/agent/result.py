@@ -72,14 +72,22 @@ class AgentResult:
     """What broke, when the outcome is infra_error."""
     reward: Reward | None = None
     """Of `compute_reward`, once that has run."""
+    server_state: dict[str, Any] | None = None
+    """`get_state()` of a server that keeps its own record of tokens."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as OpenAI dicts, reasoning under `reasoning`; always valid. A copy: change it freely."""
+        """The conversation as OpenAI dicts; always valid. A copy: change it freely.
+
+        Reasoning is under `reasoning`, and under `reasoning_content`, where other libraries have it.
+        """
         if self._messages is None:
             self._messages = self.history.to_openai("reasoning")
+            for message in self._messages:
+                if reasoning := message.get("reasoning"):
+                    message["reasoning_content"] = reasoning
         return self._messages
 
     @property
@@ -109,8 +117,8 @@ class AgentResult:
 
     @property
     def managed_state(self) -> dict[str, Any] | None:
-        """`{"nodes": samples()}` for environments that look there; None in Phase 1."""
-        return {"nodes": self.samples()} if self.tracked else None
+        """`{"nodes": samples()}` for environments that look there; in Phase 1 what the server's `get_state()` gave."""
+        return {"nodes": self.samples()} if self.tracked else self.server_state
 
     @property
     def tool_calls(self) -> int:

@@ -20,17 +20,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from backends import BackendError, SandboxSpec
-from lachesis.agent.loop import ExecuteTools, HermesAgentLoop
+from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scorer
+from lachesis.agent.tool_calls import in_session
 from lachesis.agent.tool_context import RewardCall, ToolContext
 from lachesis.inference import RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
-from lachesis.tools import ToolRegistry, ToolResult, ToolSession, ToolSessions, call_tools
-from lachesis.trajectories import TokenSample, ToolCall
+from lachesis.tools import ToolRegistry, ToolSessions
+from lachesis.tools.budget import ResultBudget
+from lachesis.trajectories import TokenSample
 
 log = logging.getLogger(__name__)
 
@@ -165,6 +167,8 @@ class RolloutPlayer:
     sessions: ToolSessions
     registry: ToolRegistry
     scorer: Scorer
+    budget: ResultBudget = field(default_factory=ResultBudget)
+    """Of tool results."""
 
     async def play(
         self,
@@ -209,7 +213,7 @@ class RolloutPlayer:
                     tools,
                     task_id=task_id,
                     temperature=temperature,
-                    execute=self.executor(session, names),
+                    execute=in_session(session, self.registry, names, self.budget),
                     split=split,
                 )
                 result = await loop.run(messages)
@@ -296,12 +300,3 @@ class RolloutPlayer:
                 log.warning("the sandbox of %s could not be removed yet: %s", task_id, error)
             elif isinstance(error, BaseException):
                 raise error
-
-    def executor(self, session: ToolSession, names: Sequence[str]) -> ExecuteTools:
-        """Runs tool calls in the session of one rollout."""
-
-        async def execute(calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-            wanted = [(call.name, call.arguments) for call in calls]
-            return await call_tools(wanted, session, registry=self.registry, allowed=names)
-
-        return execute

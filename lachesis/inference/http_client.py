@@ -99,6 +99,11 @@ class HttpClient(HttpSessionOwner):
         self._gate = asyncio.Semaphore(settings.max_concurrency)
 
     @property
+    def config(self) -> ServerSettings:
+        """The settings, under Atropos' name."""
+        return self.settings
+
+    @property
     def root_url(self) -> str:
         """`base_url` without its version: the base of routes that are not part of OpenAI's API."""
         return self.base_url.removesuffix("/v1")

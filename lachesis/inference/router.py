@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from openai.types.chat import ChatCompletion
 
 
-class TokenTrackingUnavailable(LachesisError, RuntimeError):
+class TokenTrackingUnavailable(LachesisError, NotImplementedError):
     """The caller needs exact tokens and logprobs, and these servers do not report them."""
 
 
@@ -67,6 +67,13 @@ class Router(Balancer[OpenAIServer]):
         raise TokenTrackingUnavailable(
             "managed_server() tracks exact tokens, which OpenAI-style servers do not report: that is Phase 2, with a "
             "server_type of vllm or sglang. For evaluation and trajectories without tokens (Phase 1) use chat()"
+        )
+
+    async def get_logprobs(self, **_: Any) -> NoReturn:
+        """Raises `TokenTrackingUnavailable`."""
+        raise TokenTrackingUnavailable(
+            "get_logprobs() scores token ids, which OpenAI-style servers do not take: that is Phase 2, with a "
+            "server_type of vllm or sglang"
         )
 
     async def _complete(self, path: str, kwargs: Mapping[str, Any], n: int, split: Split) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from pydantic import (
 )
 
 from lachesis.errors import SettingsError
+from lachesis.runs.removed_settings import RemovedSettings
 from lachesis.runs.setting_facts import OTHER_NAMES, SHORT
 from lachesis.runs.settings import HermesAgentEnvConfig
 
@@ -67,7 +68,7 @@ def apply_class_settings(env_cls: Any) -> None:
         )
     given: dict[str, str] = {}
     values: dict[str, Any] = {}
-    for name in dict.fromkeys((*SHORT, *model.model_fields)):
+    for name in _settings(model):
         found = _setting(env_cls, name)
         field = name if name in model.model_fields else SHORT[name]
         if found and field in given:
@@ -89,6 +90,12 @@ def apply_class_settings(env_cls: Any) -> None:
         f"{env_cls.__name__}Config", __base__=model, __module__=env_cls.__module__, __doc__=model.__doc__, **definitions
     )
     env_cls.env_config_cls.__qualname__ = f"{env_cls.__qualname__}.env_config_cls"  # where pickle finds it
+
+
+def _settings(model: type[HermesAgentEnvConfig]) -> list[str]:
+    """Names that an attribute of a class can set. `driver` and the like are the environment's own attributes."""
+    own = [name for name in model.model_fields if name not in RemovedSettings.model_fields]
+    return list(dict.fromkeys((*SHORT, *own)))
 
 
 def _setting(env_cls: Any, name: str) -> tuple[Any] | None:
@@ -174,7 +181,7 @@ def _check_model(env_cls: Any, model: type[HermesAgentEnvConfig], given: dict[st
 def _check_name(env_cls: Any, name: str) -> None:
     if any(hasattr(base, name) for base in env_cls.__mro__[1:]):
         return
-    known = {_squashed(known): known for known in (*OTHER_NAMES, *SHORT, *env_cls.env_config_cls.model_fields)}
+    known = {_squashed(known): known for known in (*OTHER_NAMES, *_settings(env_cls.env_config_cls))}
     near = [] if name.isupper() else get_close_matches(_squashed(name), known, n=1, cutoff=0.85)
     if not near:
         return
@@ -195,7 +202,7 @@ def _squashed(name: str) -> str:
 def without_effect(env: Any) -> list[str]:
     """Messages about attributes that look like settings and that no run reads: assigned to `self`, or properties."""
     messages = []
-    for name in dict.fromkeys((*SHORT, *HermesAgentEnvConfig.model_fields)):
+    for name in _settings(HermesAgentEnvConfig):
         field = SHORT.get(name, name)
         defined = next((vars(cls)[name] for cls in type(env).__mro__ if name in vars(cls)), None)
         computed = name == "max_num_workers"  # by the base class, as in Atropos

@@ -19,9 +19,10 @@ from rich.console import Console
 
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.flags import close_names, make_parser
+from lachesis.runs.removed_settings import RemovedSettings
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, needs_start
 from lachesis.runs.setting_facts import facts_of
-from lachesis.runs.settings import as_env_config, chosen_values
+from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config, chosen_values
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -111,7 +112,7 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     if command == "process" and config.total_steps < 1:
         raise SettingsError("env.total_steps -1 is the number of the trainer's steps, which only `serve` knows")
     servers = _servers(default_servers, file.get("openai"), flags.get("openai", {}))
-    _note_without_effect(command, type(config), file, flags)
+    _note_without_effect(command, default_config, file, flags)
     options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
     return command, {"config": config, "server_configs": servers, **options}
 
@@ -155,21 +156,25 @@ def _check_url(server: ServerConfig, *, given: bool) -> None:
 
 
 def _note_without_effect(
-    command: str, config_cls: type[BaseModel], file: Mapping[str, Any], flags: Mapping[str, Any]
+    command: str, in_code: HermesAgentEnvConfig, file: Mapping[str, Any], flags: Mapping[str, Any]
 ) -> None:
     """Name the settings that are accepted and change nothing."""
     ignored, of_serve = [], []
-    for namespace, model in (("env", config_cls), ("openai", ServerConfig)):
+    removed = {f"env.{name}": None for name in RemovedSettings.model_fields if name in in_code.model_fields_set}
+    for namespace, model in (("env", type(in_code)), ("openai", ServerConfig)):
         in_file = file.get(namespace) or {}
         given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(namespace, {})]
         for name in dict.fromkeys(given):
             facts = facts_of(model, name)
-            if facts.ignored:
+            if namespace == "env" and name in RemovedSettings.model_fields:
+                removed[f"env.{name}"] = None
+            elif facts.ignored:
                 ignored.append(f"{namespace}.{name}")
             elif facts.only_serve and command != "serve":
                 of_serve.append(f"{namespace}.{name}")
     for names, note in (
         (ignored, "settings of Atropos that change nothing here"),
+        ([*removed], "settings of the removed stack's pools of threads and sandboxes, which change nothing here"),
         (of_serve, f"settings of `serve`, which `{command}` does not read"),
     ):
         if names:

@@ -34,7 +34,7 @@ GROUPS = {
     "env": "settings of every environment (env: in YAML)",
     "serve": "settings that only `serve` reads (env: in YAML)",
     "openai": "the model server (openai: in YAML)",
-    "none": "settings of Atropos that are accepted and change nothing, and four that are rejected",
+    "none": "settings of Atropos and the removed stack that change nothing, and four that are rejected",
 }
 
 
@@ -96,8 +96,9 @@ def make_parser(
         add = sub.add_argument
         add("-h", "--help", action=_HelpWithBackend, help="show this help message and exit")
         add("--config", metavar="FILE", help="YAML file with env: and openai: (flags win over it)")
-        add("--slurm", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        add("--testing", action="store_true", default=argparse.SUPPRESS, help="skip the check of the servers")
+        for name, help_text in (("slurm", argparse.SUPPRESS), ("testing", "skip the check of the servers")):
+            given: dict[str, Any] = {"nargs": "?", "const": True, "type": _truth, "default": argparse.SUPPRESS}
+            add(f"--{name}", metavar="BOOL", help=help_text, **given)
         groups = {name: sub.add_argument_group(title) for name, title in GROUPS.items()}
         for namespace, model, defaults in (("env", type(config), config), ("openai", ServerConfig, server)):
             for name, field in model.model_fields.items():
@@ -162,6 +163,15 @@ def _reader(annotation: Any) -> Callable[[str], Any]:
     if not accepts(annotation, str):
         return _from_yaml
     return (lambda text: None if text in ("null", "None") else text) if accepts(annotation, type(None)) else str
+
+
+def _truth(text: str) -> bool:
+    value = _from_yaml(text)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        value = value.lower() == "true"
+    if value not in (True, False):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
+    return bool(value)
 
 
 def _from_yaml(text: str) -> Any:

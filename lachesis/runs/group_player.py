@@ -25,6 +25,8 @@ class PlayedGroup:
     item_key: str
     tools: Sequence[Mapping[str, Any]]
     rollouts: Sequence[Rollout]
+    toolsets: Sequence[str] | None = None
+    """Drawn from a distribution; None without one."""
 
     @property
     def scored(self) -> list[Rollout]:
@@ -52,7 +54,7 @@ async def play_group(
     Raises:
         RunStopped: the server rejects the key, or knows no such model or route.
     """
-    tools = env.tool_definitions()
+    toolsets, tools = env.group_tools(item_key)
     rollouts: list[Rollout] = []
     async with holding_sandboxes():
         for _ in range(rounds):
@@ -68,7 +70,7 @@ async def play_group(
                     raise RunStopped(str(rollout.error)) from rollout.error
         rollouts = await env.player.score_group(item, rollouts)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
-    return PlayedGroup(item, item_key, tools, measured)
+    return PlayedGroup(item, item_key, tools, measured, toolsets)
 
 
 def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:

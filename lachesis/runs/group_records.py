@@ -49,6 +49,7 @@ def group_record(group: PlayedGroup, *, environment: str, model: str, with_sampl
         "model": model,
         "timestamp": datetime.now().isoformat(),
         "tools": list(group.tools),
+        **({} if group.toolsets is None else {"toolsets": list(group.toolsets)}),
         "scores": [rollout.reward for rollout in scored],
         "messages": [_messages(rollout.result) for rollout in scored],
         **dict.fromkeys(_ATROPOS_NULLS),

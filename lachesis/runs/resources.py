@@ -63,6 +63,7 @@ async def run_resources(
             raise UnusableBackendSettings(f"the settings of the sandboxes: {_with_settings(error)}") from error
         if _tools(env):
             await _check_backend(backend, spec)
+        _note_toolsets(env)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
         stack.enter_context(opened(OpenRun(sessions, env.tools, asyncio.get_running_loop())))
@@ -85,6 +86,7 @@ async def run_resources(
             sessions=sessions,
             registry=env.tools,
             scorer=Scorer(env.run_name, env.compute_reward, env.compute_group_reward, timeout=config.reward_timeout),
+            budget=config.build_budget_config(),
         )
         yield server, player
 
@@ -104,6 +106,19 @@ def _tools(env: Environment) -> list[dict[str, Any]]:
             except ToolsetError:
                 raise ToolsetError(f"{source_of(env, f'{field}_toolsets')}: {error}") from None
         raise
+
+
+def _note_toolsets(env: Environment) -> None:
+    """Name the toolsets that are left out, and those that a distribution hides."""
+    notes = []
+    if missing := env.missing_toolsets():
+        notes.append(f"toolsets of the removed stack that have no tools here are left out: {', '.join(missing)}")
+    if env.config.distribution is not None and env.config.enabled_toolsets is not None:
+        notes.append(
+            f"env.enabled_toolsets is not read: env.distribution {env.config.distribution!r} draws the toolsets"
+        )
+    for note in notes:
+        env.console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _check_model_names(env: Environment, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from enum import StrEnum
 from hashlib import sha256
@@ -15,7 +16,15 @@ from pydantic.fields import FieldInfo
 from backends import SandboxSpec, backend_names
 from lachesis.errors import SettingsError
 from lachesis.inference.errors import LOGIN
+from lachesis.runs.removed_settings import RemovedSettings
 from lachesis.runs.setting_facts import HOW, IGNORED, SERVE, Facts, facts_of
+from lachesis.tools.budget import (
+    DEFAULT_PREVIEW_SIZE_CHARS,
+    DEFAULT_RESULT_SIZE_CHARS,
+    DEFAULT_TURN_BUDGET_CHARS,
+    ResultBudget,
+)
+from lachesis.tools.distributions import distribution
 
 
 class EvalHandlingEnum(StrEnum):
@@ -26,13 +35,28 @@ class EvalHandlingEnum(StrEnum):
     NONE = "NONE"
 
 
-class HermesAgentEnvConfig(BaseModel):
-    """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error.
+class UnknownSetting(UserWarning):
+    """Code gives a settings class a value for a name that it does not have."""
 
-    It has the fields of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
+
+class HermesAgentEnvConfig(RemovedSettings):
+    """Everything that can be set as `--env.NAME` or under `env:` in YAML. Unknown names are an error there.
+
+    Unknown names in code are left out with a warning: Atropos' `BaseEnvConfig` leaves them out without one. It has
+    the fields of the removed stack and of Atropos' `BaseEnvConfig`, with their defaults, and new ones.
     """
 
     model_config = ConfigDict(extra="forbid")
+
+    def __init__(self, **values: Any) -> None:
+        fields = type(self).model_fields
+        known = {*fields, *(field.alias for field in fields.values())}
+        unknown = [name for name in values if name not in known]
+        if unknown and self.model_config.get("extra") == "forbid":
+            text = f"{type(self).__name__} has no setting {', '.join(unknown)}: left out; declare a field to use it"
+            warnings.warn(UnknownSetting(text), stacklevel=2)
+            values = {name: value for name, value in values.items() if name in known}
+        super().__init__(**values)
 
     # What is played.
     total_steps: Annotated[int, HOW] = Field(
@@ -60,7 +84,8 @@ class HermesAgentEnvConfig(BaseModel):
     )
     disabled_toolsets: list[str] | None = Field(default=None, description="Toolsets or tools to leave out of these.")
     distribution: str | None = Field(
-        default=None, description="Named distribution to draw the toolsets of a group from."
+        default=None,
+        description="Named distribution to draw the toolsets of each group from; enabled_toolsets is then not read.",
     )
     max_agent_turns: int = Field(default=30, ge=1, description="Completions per rollout, the final answer included.")
     max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
@@ -84,6 +109,25 @@ class HermesAgentEnvConfig(BaseModel):
     tool_call_parser: str = Field(
         default="hermes",
         description="Parser for completions whose tool calls the server left in the text; auto detects it.",
+    )
+
+    # Tool results.
+    default_result_size_chars: int = Field(
+        default=DEFAULT_RESULT_SIZE_CHARS,
+        ge=1,
+        description="Characters of a tool result; a longer one becomes a file in the sandbox and a preview.",
+    )
+    turn_budget_chars: int = Field(
+        default=DEFAULT_TURN_BUDGET_CHARS,
+        ge=1,
+        description="Characters of all tool results of a turn; over it, the longest become files first.",
+    )
+    preview_size_chars: int = Field(
+        default=DEFAULT_PREVIEW_SIZE_CHARS, ge=0, description="Characters of the preview of such a result."
+    )
+    tool_result_overrides: dict[str, int] | None = Field(
+        default=None,
+        description="Tool -> its own limit in place of default_result_size_chars; results of read_file have none.",
     )
 
     # Exact tokens (Phase 2: server_type vllm or sglang, openai.engine, and always in `serve`).
@@ -227,11 +271,12 @@ class HermesAgentEnvConfig(BaseModel):
     )
     custom_thinking_prompt: Annotated[str | None, Facts(use_instead="--env.ephemeral_system_prompt")] = None
 
-    @model_validator(mode="after")
-    def _check_distribution(self) -> HermesAgentEnvConfig:
-        if self.distribution is not None:
-            raise ValueError("toolset distributions are not available yet; set enabled_toolsets instead")
-        return self
+    @field_validator("distribution")
+    @classmethod
+    def _check_distribution(cls, value: str | None) -> str | None:
+        if value is not None:
+            distribution(value)
+        return value
 
     @model_validator(mode="after")
     def _check_isolation(self) -> HermesAgentEnvConfig:
@@ -263,6 +308,15 @@ class HermesAgentEnvConfig(BaseModel):
             labels=labels,
         )
 
+    def build_budget_config(self) -> ResultBudget:
+        """The limits of tool results."""
+        return ResultBudget(
+            self.default_result_size_chars,
+            self.turn_budget_chars,
+            self.preview_size_chars,
+            dict(self.tool_result_overrides or {}),
+        )
+
     def backend_options(self) -> dict[str, Any]:
         """Options for `create_backend`."""
         own = {"isolation": self.sandbox} if self.terminal_backend == "local" else {}
@@ -276,7 +330,9 @@ class HermesAgentEnvConfig(BaseModel):
 
     def public(self) -> dict[str, Any]:
         """The settings that others may read, as JSON."""
-        return _without_values(self.model_dump(mode="json", exclude={"terminal_options"}))
+        return _without_values(
+            self.model_dump(mode="json", exclude={"terminal_options", *RemovedSettings.model_fields})
+        )
 
 
 def chosen_values(config: BaseModel, defaults: type[BaseModel] | None = None) -> dict[str, Any]:

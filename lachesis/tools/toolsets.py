@@ -80,6 +80,13 @@ def validate_toolset(name: str, toolsets: Mapping[str, Toolset] = TOOLSETS) -> b
     return True
 
 
+def has_toolset(
+    name: str, *, registry: ToolRegistry = BUILTIN_TOOLS, toolsets: Mapping[str, Toolset] = TOOLSETS
+) -> bool:
+    """Whether there is a toolset of this name, or a tool of the registry names it as its own."""
+    return name in _with_registry(registry, toolsets)
+
+
 def resolve_tools(
     enabled: Iterable[str] | None = None,
     disabled: Iterable[str] | None = None,

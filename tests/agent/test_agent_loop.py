@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from backends import SandboxLost
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.agent.open_runs import NoOpenRun
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.inference import OpenAIServer, ServerSettings
@@ -451,9 +452,9 @@ async def test_cancelling_the_loop_cancels_the_tool() -> None:
     assert cancelled.is_set()
 
 
-def test_offering_tools_without_running_them_is_refused() -> None:
-    with pytest.raises(ValueError, match="nothing runs them"):
-        HermesAgentLoop(None, [ECHO])  # type: ignore[arg-type]
+async def test_tools_outside_a_run_are_refused_before_the_first_request() -> None:
+    with pytest.raises(NoOpenRun, match="use it inside a run"):
+        await HermesAgentLoop(None, [ECHO]).run(ASK)  # type: ignore[arg-type]
 
 
 ANSWERS = st.one_of(

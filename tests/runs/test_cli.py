@@ -145,7 +145,7 @@ def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None
         ({"env": {"group_size": "two"}}, ["env.group_size", "integer", "'two'"]),
         ({"env": {"prefill_messages": [1]}}, ["env.prefill_messages.0", "1"]),
         ({"openai": {"weight": -1}}, ["openai.weight", "greater than 0"]),
-        ({"env": {"distribution": "science"}}, ["distribution", "enabled_toolsets"]),
+        ({"env": {"distribution": "sciense"}}, ["env.distribution", "did you mean 'science'", "terminal_only"]),
         ({"env": {"total_steps": 0}}, ["env.total_steps", "at least 1, or -1"]),
         ({"env": {"total_steps": -1}}, ["env.total_steps", "only `serve` knows"]),
         ({"env": {"reasoning_effort": "high"}}, ["env.reasoning_effort", "--openai.extra_body"]),
