@@ -8,6 +8,9 @@ A name is imported when it is first used, so `import lachesis` costs nothing.
 from typing import TYPE_CHECKING
 
 from lachesis.lazy import lazy_names
+from lachesis.old_paths import register_old_paths
+
+register_old_paths()
 
 if TYPE_CHECKING:
     from backends import SandboxSpec

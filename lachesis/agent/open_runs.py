@@ -8,6 +8,7 @@ run that is open.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from backends import SandboxSpec
 from lachesis.errors import LachesisError
 from lachesis.tools import ToolRegistry, ToolSession, ToolSessions
+
+log = logging.getLogger(__name__)
 
 
 class NoOpenRun(LachesisError, RuntimeError):
@@ -30,17 +33,34 @@ class OpenRun:
     registry: ToolRegistry
     loop: asyncio.AbstractEventLoop
     """The event loop that sandboxes belong to."""
+    backend: str = ""
+    """The name of the technology of the sandboxes."""
+    takes_images: bool = True
+    """Whether a sandbox may have another image than the run's."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
     """By task id: fields of `SandboxSpec` that differ from those of the run."""
     failures: dict[str, Exception] = field(default_factory=dict)
     """By task id: what broke the infrastructure under a loop or a context that the environment made by hand."""
+
+    by_hand: set[str] = field(default_factory=set)
+    """Tasks whose session was opened here: no rollout of the run."""
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    """Ends of such sessions that nobody waits for."""
+    notes: set[str] = field(default_factory=set)
 
     def session(self, task_id: str) -> ToolSession:
         """The session of a task, opened where there is none. The end of the run closes it at the latest."""
         try:
             return self.sessions.get(task_id)
         except KeyError:
+            self.by_hand.add(task_id)
             return self.sessions.open(task_id, spec=self.spec(task_id))
+
+    def note_once(self, note: str) -> None:
+        """Warn, once in a run."""
+        if note not in self.notes:
+            self.notes.add(note)
+            log.warning(note)
 
     def spec(self, task_id: str) -> SandboxSpec:
         changed = self.overrides.get(task_id)

@@ -79,16 +79,16 @@ def _envelope(prefix: str, responses: Sequence[ChatResponse]) -> dict[str, Any]:
     }
 
 
+def tool_call(call_id: str, name: str, arguments: str) -> ChatCompletionMessageFunctionToolCall:
+    """A call with its arguments as JSON text."""
+    return _ToolCall.construct(
+        id=call_id, type="function", function=_Function.construct(name=name, arguments=arguments)
+    )
+
+
 def _message(response: ChatResponse) -> ChatCompletionMessage:
     message = response.message
-    calls = [
-        _ToolCall.construct(
-            id=call.id,
-            type="function",
-            function=_Function.construct(name=call.name, arguments=call.arguments),
-        )
-        for call in message.tool_calls
-    ]
+    calls = [tool_call(call.id, call.name, call.arguments) for call in message.tool_calls]
     plain = _Message.construct(role="assistant", content=message.content, tool_calls=calls or None)
     if message.reasoning:
         plain.reasoning_content = message.reasoning  # type: ignore[attr-defined]  # the package allows extra fields

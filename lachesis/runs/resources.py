@@ -66,7 +66,14 @@ async def run_resources(
         _note_toolsets(env)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
-        stack.enter_context(opened(OpenRun(sessions, env.tools, asyncio.get_running_loop())))
+        open_run = OpenRun(
+            sessions,
+            env.tools,
+            asyncio.get_running_loop(),
+            backend=config.terminal_backend,
+            takes_images=config.terminal_backend not in ("local", "ssh"),
+        )
+        stack.enter_context(opened(open_run))
         await env.setup()
         stack.push_async_callback(env.teardown)
         if server is None:

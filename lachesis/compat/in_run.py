@@ -1,0 +1,59 @@
+"""Calls of old, synchronous code into the run that is open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from backends import BackendError
+from lachesis.agent.open_runs import NoOpenRun, OpenRun, note_failure, open_run
+from lachesis.tools import BUILTIN_TOOLS, ToolRegistry
+
+T = TypeVar("T")
+
+
+def registry_in_use() -> ToolRegistry:
+    """The tools of the open run; the built-in ones where none is open."""
+    try:
+        return open_run().registry
+    except NoOpenRun:
+        return BUILTIN_TOOLS
+
+
+def on_loop_of(run: OpenRun) -> bool:
+    """Whether the caller is on the thread of the run's event loop, where waiting would stop everything."""
+    try:
+        return asyncio.get_running_loop() is run.loop
+    except RuntimeError:
+        return False
+
+
+def waited(run: OpenRun, task_id: str, call: Coroutine[Any, Any, T], what: str) -> T:
+    """The result of `call`, which runs on the loop of the run while this thread waits.
+
+    Raises:
+        RuntimeError: on the thread of the loop itself.
+        BackendError: of `call`; the run keeps it.
+    """
+    if on_loop_of(run):
+        call.close()
+        raise RuntimeError(
+            f"{what} waits for its result, and nothing else would run meanwhile: call it on another thread "
+            f"(`await asyncio.to_thread({what}, ...)`), or use `await ctx.call_tool(...)`"
+        )
+    try:
+        return asyncio.run_coroutine_threadsafe(call, run.loop).result()
+    except BackendError as error:
+        note_failure(task_id, error)
+        raise
+
+
+def begun(run: OpenRun, call: Coroutine[Any, Any, None]) -> None:
+    """Run `call` to its end on the loop of the run: at once where this thread may wait, else in a task."""
+    if not on_loop_of(run):
+        asyncio.run_coroutine_threadsafe(call, run.loop).result()
+        return
+    task = asyncio.ensure_future(call)
+    run.tasks.add(task)
+    task.add_done_callback(run.tasks.discard)

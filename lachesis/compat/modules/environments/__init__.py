@@ -1,0 +1,1 @@
+"""Modules of the package `environments` that only old code imports."""

@@ -1,0 +1,101 @@
+"""Definitions and calls of tools by name, for code that has a task id and no session."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lachesis.agent.open_runs import open_run
+from lachesis.compat.in_run import registry_in_use, waited
+from lachesis.tools import BUILTIN_TOOLS, call_tool
+from lachesis.tools import get_tool_definitions as definitions
+from lachesis.tools.distributions import REMOVED_TOOLSETS
+from lachesis.tools.toolsets import has_toolset
+
+log = logging.getLogger(__name__)
+
+TOOL_TO_TOOLSET_MAP = {name: tool.toolset for name, tool in BUILTIN_TOOLS.items()}
+"""Of the built-in tools. `get_toolset_for_tool` knows those of an environment too."""
+
+
+def get_tool_definitions(
+    enabled_toolsets: Iterable[str] | None = None,
+    disabled_toolsets: Iterable[str] | None = None,
+    quiet_mode: bool = False,
+) -> list[dict[str, Any]]:
+    """OpenAI definitions of the tools of these toolsets; None is all.
+
+    Toolsets of the removed stack without tools here are left out, with a warning unless `quiet_mode`.
+
+    Raises:
+        ToolsetError: a name that neither stack has.
+    """
+    registry = registry_in_use()
+
+    def existing(names: Iterable[str] | None) -> list[str] | None:
+        if names is None:
+            return None
+        names = list(names)
+        missing = [name for name in names if name in REMOVED_TOOLSETS and not has_toolset(name, registry=registry)]
+        if missing and not quiet_mode:
+            log.warning("toolsets without tools here are left out: %s", ", ".join(missing))
+        return [name for name in names if name not in missing]
+
+    return definitions(existing(enabled_toolsets), existing(disabled_toolsets), registry=registry)
+
+
+def handle_function_call(
+    function_name: str, function_args: Mapping[str, Any] | str | None, task_id: str | None = None, **_: Any
+) -> str:
+    """The text that a model reads after this call in the sandbox of the task. Blocks, so not on the event loop.
+
+    Raises:
+        NoOpenRun: no run is open.
+        BackendError: the sandbox failed.
+    """
+    task = task_id or "default"
+    run = open_run(task)
+
+    async def call() -> str:
+        return (await call_tool(function_name, function_args, run.session(task), registry=run.registry)).content
+
+    return waited(run, task, call(), "handle_function_call")
+
+
+def get_all_tool_names() -> list[str]:
+    return list(registry_in_use())
+
+
+def get_toolset_for_tool(tool_name: str) -> str | None:
+    tool = registry_in_use().get(tool_name)
+    return None if tool is None else tool.toolset
+
+
+def get_available_toolsets() -> dict[str, dict[str, Any]]:
+    """Toolset -> its tools and whether all of them can be used here."""
+    registry = registry_in_use()
+    missing = registry.unavailable()
+    found: dict[str, dict[str, Any]] = {}
+    for name, tool in registry.items():
+        entry = found.setdefault(tool.toolset, {"available": True, "tools": [], "description": "", "requirements": []})
+        entry["tools"].append(name)
+        if name in missing:
+            entry["available"] = False
+            entry["requirements"].append(missing[name])
+    return found
+
+
+def check_toolset_requirements() -> dict[str, bool]:
+    return {name: entry["available"] for name, entry in get_available_toolsets().items()}
+
+
+def check_tool_availability(quiet: bool = False) -> tuple[list[str], list[dict[str, Any]]]:
+    """The toolsets that can be used here, and those that cannot."""
+    found = get_available_toolsets()
+    lacking = [
+        {"name": name, "tools": entry["tools"], "missing": entry["requirements"]}
+        for name, entry in found.items()
+        if not entry["available"]
+    ]
+    return [name for name, entry in found.items() if entry["available"]], lacking
