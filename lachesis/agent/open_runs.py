@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,11 @@ class OpenRun:
     """The name of the technology of the sandboxes."""
     takes_images: bool = True
     """Whether a sandbox may have another image than the run's."""
+    shares_variables: bool = False
+    """Whether sandboxes of tasks made by hand get the variables that the environment's code sets during the run. Old
+    environments pass values to commands so; only commands without any walls may see them."""
+    variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """Of this process, at the start of the run."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
     """By task id: fields of `SandboxSpec` that differ from those of the run."""
     failures: dict[str, Exception] = field(default_factory=dict)
@@ -63,8 +69,15 @@ class OpenRun:
             log.warning(note)
 
     def spec(self, task_id: str) -> SandboxSpec:
-        changed = self.overrides.get(task_id)
+        """The sandbox of a task: the run's, with the overrides of the task."""
+        changed = dict(self.overrides.get(task_id, ()))
+        if self.shares_variables and (set_since := self._set_since()):
+            self.note_once(f"commands without walls see what the environment set in os.environ: {', '.join(set_since)}")
+            changed["env"] = {**set_since, **self.sessions.spec.env}
         return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
+
+    def _set_since(self) -> dict[str, str]:
+        return {name: value for name, value in os.environ.items() if self.variables.get(name) != value}
 
 
 _open: list[OpenRun] = []
@@ -87,6 +100,7 @@ def note_failure(task_id: str, error: Exception) -> None:
     may catch the error and make a score of it."""
     with suppress(NoOpenRun):
         open_run(task_id).failures.setdefault(task_id, error)
+        log.error("the infrastructure broke %s, which is no score: %s", task_id, error)
 
 
 def open_run(task_id: str = "") -> OpenRun:

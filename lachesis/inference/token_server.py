@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from lachesis.errors import LachesisError
 from lachesis.inference.balancer import Balancer, Split
-from lachesis.inference.chat_format import ChatOptions
+from lachesis.inference.chat_format import ChatOptions, check_arguments
 from lachesis.inference.completion_reader import CompletionReader
-from lachesis.inference.engines.base import Generation, TokenEngine
+from lachesis.inference.engines.base import Generation, PromptLogprobs, PromptScorer, TokenEngine
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.errors import BadResponse
 from lachesis.inference.managed_server import ManagedServer
@@ -30,6 +30,10 @@ DEFAULT_MAX_TOKENS = 2048
 
 class SettingsDiffer(LachesisError, ValueError):
     """The servers of one model have different sampling settings. A rollout may use several of them."""
+
+
+class PromptsNotScored(LachesisError, NotImplementedError):
+    """The server samples, and does not report how likely given tokens are."""
 
 
 class TokenServer(Balancer[TokenEngine]):
@@ -125,6 +129,52 @@ class TokenServer(Balancer[TokenEngine]):
     async def completion(self, **kwargs: Any) -> Completion:
         """Text completion in OpenAI's form; see `ManagedServer.completion`."""
         return await self.for_rollout().completion(**kwargs)
+
+    async def get_logprobs(
+        self,
+        *,
+        input_ids: Sequence[int] | None = None,
+        prompt: str | None = None,
+        top_k: int = 1,
+        split: Split = "train",
+        **others: Any,
+    ) -> dict[str, Any]:
+        """How likely the tokens of a given prompt are, in Atropos' form: no token is sampled for anybody.
+
+        Args:
+            input_ids: the prompt; or `prompt`, a text that the tokenizer encodes.
+            top_k: likeliest ids at each position. `top_logprobs` is another name of it.
+
+        Returns:
+            `prompt_tokens`, and for each of them a list in `prompt_topk_token_ids` and one in `prompt_topk_logprobs`:
+            the token itself, then the likeliest others. The lists of the first token are empty.
+
+        Raises:
+            PromptsNotScored: the engine cannot do this.
+            TypeError: neither or both prompts, or an argument that would have no effect.
+        """
+        top_k = int(others.pop("top_logprobs", None) or top_k)
+        check_arguments(
+            others, ("model", "max_tokens", "max_new_tokens", "temperature", "timeout", "n"), "get_logprobs"
+        )
+        if (input_ids is None) == (prompt is None):
+            raise TypeError("get_logprobs() takes either input_ids or prompt")
+        ids = list(input_ids) if input_ids is not None else list(self.prompts.tokenizer(prompt)["input_ids"])
+
+        async def send(engine: TokenEngine, retries: int | None) -> list[PromptLogprobs]:
+            if not isinstance(engine, PromptScorer):
+                raise PromptsNotScored(
+                    f"get_logprobs() scores a given prompt, which the engine {engine.kind!r} does not do; use one that "
+                    "does: --openai.engine vllm"
+                )
+            return [await engine.prompt_logprobs(ids, max(1, top_k), max_retries=retries)]
+
+        positions = (await self._run(send, split))[0].positions
+        return {
+            "prompt_tokens": ids,
+            "prompt_topk_token_ids": [[token for token, _ in position] for position in positions],
+            "prompt_topk_logprobs": [[logprob for _, logprob in position] for position in positions],
+        }
 
 
 def _common_sampling(engines: Sequence[TokenEngine]) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lachesis.agent.open_runs import open_run
+from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
 from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
@@ -29,6 +31,10 @@ from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.training.outbox import Outbox
 from lachesis.training.rollout_api import EnvDescription, RolloutApi
 from lachesis.trajectories import sampling_problem
+
+
+class EvaluationBroken(LachesisError, RuntimeError):
+    """An evaluation ended, and its figures are not those of the model alone."""
 
 
 async def process(env: Environment) -> RunResult:
@@ -55,9 +61,20 @@ async def process(env: Environment) -> RunResult:
 
 
 async def evaluate_alone(env: Environment) -> Any:
-    """`evaluate` as a command: whatever the environment's own method returns."""
+    """`evaluate` as a command: whatever the environment's own method returns.
+
+    Raises:
+        EvaluationBroken: the infrastructure failed in a loop or a context that the environment made by hand.
+    """
     async with _tracking(env, "evaluate"), env.running():
-        return await env.evaluate()
+        result = await env.evaluate()
+        if failures := open_run().failures:
+            task_id, error = next(iter(failures.items()))
+            raise EvaluationBroken(
+                f"{env.run_name}: the infrastructure broke {len(failures)} rollouts of its evaluation, which its own "
+                f"figures may count as failures of the model; the first, {task_id}: {error}"
+            )
+        return result
 
 
 async def evaluate(env: Environment) -> RunResult:

@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -72,9 +73,11 @@ async def run_resources(
             asyncio.get_running_loop(),
             backend=config.terminal_backend,
             takes_images=config.terminal_backend not in ("local", "ssh"),
+            shares_variables=config.terminal_backend == "local" and config.sandbox == "none",
         )
         stack.enter_context(opened(open_run))
         await env.setup()
+        sessions.spec = replace(sessions.spec, lifetime=float(config.terminal_lifetime))  # `setup` may have set it
         stack.push_async_callback(env.teardown)
         if server is None:
             server = await start_servers(

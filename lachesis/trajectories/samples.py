@@ -112,6 +112,15 @@ class TokenSample:
         """The number of tokens that the sample trains."""
         return sum(map(len, self.spans))
 
+    @property
+    def masked_tokens(self) -> list[int]:
+        """`masks`, under Atropos' name."""
+        return self.masks
+
+    def __getitem__(self, name: str) -> Any:
+        """An attribute, for code that reads a sample as a dict."""
+        return getattr(self, name)
+
     def certificate(self) -> dict[str, Any]:
         """The record without the three lists: the fields that verify them."""
         return {

@@ -36,6 +36,28 @@ class Generation:
     """The sampling parameters, those in `extra_body` of the settings included; recorded with every span."""
 
 
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """How likely the tokens of a prompt are, each after those before it."""
+
+    positions: Sequence[Sequence[tuple[int, float]]]
+    """For each token of the prompt: itself, then the likeliest ids there, with natural logarithms. Empty for the first
+    token, which nothing precedes."""
+    latency: float = 0.0
+    attempts: int = 1
+
+
+@runtime_checkable
+class PromptScorer(Protocol):
+    """A token engine whose server also scores a given prompt."""
+
+    async def prompt_logprobs(
+        self, prompt_ids: Sequence[int], top_k: int, *, max_retries: int | None = None
+    ) -> PromptLogprobs:
+        """The prompt's own tokens, and the `top_k` likeliest at each position."""
+        ...
+
+
 @runtime_checkable
 class TokenEngine(Protocol):
     """A server that samples from token ids and reports the ids and logprobs that it sampled.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
-from lachesis.inference.engines.base import Generation
+from lachesis.inference.engines.base import Generation, PromptLogprobs
 from lachesis.inference.engines.http_engine import SingleRequestEngine, join_versions, list_of_objects
 from lachesis.inference.engines.prompt_ids import PromptIds
 from lachesis.inference.engines.shortening import without_token_texts
@@ -61,6 +61,40 @@ class VLLMCompletions(SingleRequestEngine):
         echoed = next((ids for choice in choices if (ids := choice.get("prompt_token_ids")) is not None), None)
         self.check_prompt(prompt, echoed, _prompt_length(body.get("usage")))
         return [self._generation(choice, body.get("model")) for choice in choices]
+
+    async def prompt_logprobs(
+        self, prompt_ids: Sequence[int], top_k: int, *, max_retries: int | None = None
+    ) -> PromptLogprobs:
+        """See `PromptScorer`. `--max-logprobs` of the server limits `top_k` (20 unless it was started with more)."""
+        prompt = prompt_ids if isinstance(prompt_ids, PromptIds) else PromptIds(prompt_ids)
+        payload = {
+            "model": self.settings.model_name,
+            "prompt": prompt,
+            "max_tokens": 1,  # vLLM samples at least one
+            "temperature": 0.0,
+            "prompt_logprobs": top_k,
+            "return_token_ids": True,
+            "stream": False,
+        }
+        answer = await self.send(self.url, payload, max_retries=max_retries)
+        choice = _choices(answer.body, self.base_url)[0]
+        self.check_prompt(prompt, choice.get("prompt_token_ids"), _prompt_length(answer.body.get("usage")))
+        listed = choice.get("prompt_logprobs")
+        if not isinstance(listed, list) or len(listed) != len(prompt):
+            came = f"{len(listed)} entries" if isinstance(listed, list) else "none"
+            reason = f"prompt_logprobs of {len(prompt)} tokens were requested and {came} came"
+            raise BadResponse(self.base_url, reason, "serve with vLLM, whose /v1/completions knows prompt_logprobs")
+        positions = [self._scores(token, entry) for token, entry in zip(prompt, listed, strict=True)]
+        return PromptLogprobs(positions, answer.latency, answer.attempts)
+
+    def _scores(self, token: int, entry: object) -> list[tuple[int, float]]:
+        if entry is None:
+            return []
+        try:
+            scores = {int(name): float(value["logprob"]) for name, value in entry.items()}  # type: ignore[attr-defined]
+            return [(token, scores.pop(token)), *sorted(scores.items(), key=lambda score: -score[1])]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise BadResponse(self.base_url, f"an entry of prompt_logprobs cannot be read: {error!r}") from error
 
     def _generation(self, choice: Mapping[str, Any], model: object) -> Generation:
         ids, logprobs = choice.get("token_ids"), choice.get("logprobs")

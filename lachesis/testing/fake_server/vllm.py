@@ -123,10 +123,7 @@ class Completions(VLLMApi):
             listed = None
             if wanted and logprobs is not None:
                 listed = self._logprobs(host, body, call, each, ids or (), logprobs)
-            of_prompt = [
-                {str(index): {"logprob": score, "rank": None, "decoded_token": host.codec.token_texts[index]}}
-                for index, score in zip(each.prompt_ids[1:], scores[1:], strict=False)
-            ]
+            of_prompt = self._of_prompt(host, body, call, each, scores) if prompt_wanted else []
             choices.append(
                 {
                     "index": place,
@@ -143,6 +140,23 @@ class Completions(VLLMApi):
     def _prompt_scores(self, host: Host, call: Call, each: Shown) -> list[float | None]:
         ids = list(each.prompt_ids)
         return [None, *host.model.score(ids[:1], ids[1:], call.sampling, host.logprobs_mode)]
+
+    def _of_prompt(
+        self, host: Host, body: JSON, call: Call, each: Shown, scores: Sequence[float | None]
+    ) -> list[dict[str, JSON]]:
+        """For each token of the prompt but the first: itself, and the likeliest ids there."""
+        ids, count = list(each.prompt_ids), whole(body, "prompt_logprobs", 0)
+        likeliest = host.model.top(ids[:1], ids[1:], call.sampling, host.logprobs_mode, count) if count else ()
+        entries: list[dict[str, JSON]] = []
+        for place, (token, score) in enumerate(zip(ids[1:], scores[1:], strict=False)):
+            listed = {token: score, **dict(likeliest[place] if count else ())}
+            entries.append(
+                {
+                    str(index): {"logprob": value, "rank": None, "decoded_token": host.codec.token_texts[index]}
+                    for index, value in listed.items()
+                }
+            )
+        return entries
 
     def _logprobs(
         self, host: Host, body: JSON, call: Call, each: Shown, ids: Sequence[int], logprobs: Sequence[float | None]
