@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from backends import BackendError
-from lachesis.agent.blocking_context import BlockingToolContext
+from lachesis.agent.blocking_calls import CallScope, Driven
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward
 from lachesis.agent.reward_threads import RewardThreads
@@ -23,7 +23,7 @@ REWARD_THREADS = 64
 """Plain `def` rewards that may run at once."""
 
 RewardFunction = Callable[..., Any]
-"""`async def`, or plain `def`, which runs on a thread and gets blocking contexts."""
+"""`async def`, or plain `def`, which runs on a thread."""
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Scorer:
             given = await self._call(self.compute_reward, item, result, context)
             return checked_reward(given, turns=result.turns_used, source=source)
 
-        return await self._guarded(call, [context])
+        return await self._guarded(call, [context], CallScope(source, plain=_is_plain(self.compute_reward)))
 
     async def score_group(
         self, item: Any, results: Sequence[AgentResult], contexts: Sequence[ToolContext | None]
@@ -68,14 +68,17 @@ class Scorer:
             given = await self._call(function, item, list(results), list(contexts))
             return checked_group(given, turns=turns, source=source)
 
-        return await self._guarded(call, contexts)
+        return await self._guarded(call, contexts, CallScope(source, plain=_is_plain(function)))
 
     async def _guarded(
-        self, call: Callable[[], Awaitable[T]], contexts: Sequence[ToolContext | None]
+        self, call: Callable[[], Coroutine[Any, Any, T]], contexts: Sequence[ToolContext | None], scope: CallScope
     ) -> tuple[T | None, str | None]:
         before = cancel_requests()
+        for context in contexts:
+            if context is not None:
+                context.enter(scope)
         # A task, since a TaskGroup in a reward may leave a request to cancel with the task that it runs in.
-        running = asyncio.ensure_future(_attempt(call))
+        running = asyncio.ensure_future(_attempt(call, scope))
         try:
             async with asyncio.timeout(self.timeout) as limit:
                 given, error = await running
@@ -88,32 +91,33 @@ class Scorer:
             raise error
         if limit.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
             error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
+        if error is None or scope.stuck is not None:
+            error = scope.problem()
         trace = None
         if error is not None:
             given, trace = None, "".join(traceback.format_exception(error))
-        for context in contexts:
-            if context is not None and context.failure is not None:
-                raise context.failure
+        for failure in (scope.failure, *(context.failure for context in contexts if context is not None)):
+            if failure is not None:
+                raise failure
         return given, trace
 
     async def _call(self, function: RewardFunction, item: Any, results: Any, contexts: Any) -> Any:
-        if inspect.iscoroutinefunction(function):
+        if not _is_plain(function):
             return await function(item, results, contexts)
-        loop = asyncio.get_running_loop()
-        several = isinstance(contexts, list)
-        blocking = [context and BlockingToolContext(context, loop) for context in (contexts if several else [contexts])]
-        try:
-            given = await self.threads.run(function, item, results, blocking if several else blocking[0])
-            return await given if inspect.isawaitable(given) else given
-        finally:
-            for context in blocking:
-                if context is not None:
-                    context.end()
+        given = await self.threads.run(function, item, results, contexts)
+        return await given if inspect.isawaitable(given) else given
 
 
-async def _attempt(call: Callable[[], Awaitable[T]]) -> tuple[T | None, BaseException | None]:
+def _is_plain(function: RewardFunction) -> bool:
+    return not inspect.iscoroutinefunction(function)
+
+
+async def _attempt(
+    call: Callable[[], Coroutine[Any, Any, T]], scope: CallScope
+) -> tuple[T | None, BaseException | None]:
     """The value, or the error. (A task that ends with SystemExit would end the event loop.)"""
     try:
-        return await call(), None
+        with scope.entered():
+            return await Driven(call()), None
     except (Exception, SystemExit, asyncio.CancelledError) as error:
         return None, error

@@ -1,12 +1,9 @@
-"""The sandbox that the agent worked in, for its reward, before it is released.
-
-`ToolContext` is asynchronous. A reward that is a plain `def` runs in a worker thread and gets a `BlockingToolContext`
-with the same methods, which block.
-"""
+"""The sandbox that the agent worked in, for its reward, before it is released."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import json
@@ -14,13 +11,16 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
-from lachesis.tools import ToolRegistry, ToolSession, call_tool
+from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, without_scope
+from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
+from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
@@ -57,35 +57,79 @@ class RewardCall:
         return {**record, "error": self.error} if self.error else record
 
 
-def _noted(
-    method: Callable[Concatenate[ToolContext, P], Awaitable[T]],
-) -> Callable[Concatenate[ToolContext, P], Awaitable[T]]:
+def _method(
+    function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[ToolContext, P], T]:
+    """A method that may be called with and without `await`."""
+    none: Callable[[OSError], T] | None = None
+    return _answering(none)(function)
+
+
+def _answering(
+    failed: Callable[[OSError], T] | None,
+) -> Callable[
+    [Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]]], Callable[Concatenate[ToolContext, P], T]
+]:
+    """The same. A call without `await` in a coroutine gives `failed(error)` where one with `await` raises the error."""
+
+    def decorate(
+        function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
+    ) -> Callable[Concatenate[ToolContext, P], T]:
+        @functools.wraps(function)
+        def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            scope = current_scope() or self._shared.scope
+            make = functools.partial(_noted, function, self, scope, args, kwargs)
+            plain = scope is not None and scope.plain
+            try:
+                result: Any = result_of(function.__name__, make, self._loop, scope)
+            except OSError as error:
+                if failed is None or plain or isinstance(error, TimeoutError):
+                    raise
+                return failed(error)
+            if isinstance(result, FileText):
+                result.keys_only = not plain
+            return result  # type: ignore[no-any-return]
+
+        return call
+
+    return decorate
+
+
+async def _noted(
+    function: Callable[..., Coroutine[Any, Any, T]], self: ToolContext, scope: CallScope | None, args: Any, kwargs: Any
+) -> T:
     """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
+    begin, problem = time.monotonic(), ""
+    try:
+        return await without_scope(function(self, *args, **kwargs))
+    except BaseException as error:
+        if isinstance(error, BackendError):
+            self._shared.failure = self._shared.failure or error
+            if scope is not None:
+                scope.failure = scope.failure or error
+        problem = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
+        seconds = round(time.monotonic() - begin, 4)
+        self._shared.calls.append(RewardCall(function.__name__, tuple(arguments), seconds, problem[:500]))
 
-    @functools.wraps(method)
-    async def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        begin, problem = time.monotonic(), ""
-        try:
-            return await method(self, *args, **kwargs)
-        except BaseException as error:
-            if isinstance(error, BackendError):
-                self._shared.failure = self._shared.failure or error
-            problem = f"{type(error).__name__}: {error}"
-            raise
-        finally:
-            arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
-            seconds = round(time.monotonic() - begin, 4)
-            self._shared.calls.append(RewardCall(method.__name__, tuple(arguments), seconds, problem[:500]))
 
-    return call
+def _not_there(error: OSError) -> Reply:
+    """The reply for a download that failed, unless this machine is the reason."""
+    if error.errno in _OURS:
+        raise error
+    return Reply.failed(error)
 
 
 @dataclass(slots=True)
 class _Shared:
-    """What a context and those that it was sealed into have in common."""
+    """What the contexts of a session, and those that they were sealed into, have in common."""
 
-    calls: list[RewardCall]
+    calls: list[RewardCall] = field(default_factory=list)
     failure: BackendError | None = None
+    scope: CallScope | None = None
+    """For threads, which may have no context variables."""
 
 
 class ToolContext:
@@ -97,22 +141,48 @@ class ToolContext:
 
     def __init__(
         self,
-        session: ToolSession,
-        registry: ToolRegistry,
+        task_id: str | ToolSession,
+        registry: ToolRegistry | None = None,
         *,
         open_verifier: Callable[[], ToolSession] | None = None,
         shared: _Shared | None = None,
     ) -> None:
-        """`open_verifier` gives `seal` a second session, like the agent's own was at its start."""
+        """
+        Args:
+            task_id: the session of a rollout, or the id of a task in a run that is open. A task without a session gets
+                one; `cleanup` removes it, at the latest the end of the run.
+            registry: the tools of `call_tool`; those of the run where `task_id` is an id.
+            open_verifier: gives `seal` a second session, like the agent's own was at its start.
+
+        Raises:
+            NoOpenRun: there is no run that the task can belong to.
+        """
         self.missing: tuple[str, ...] = ()
         """Of the paths given to `seal`: those that the agent left nothing at."""
         self.refused: Mapping[str, str] = {}
         """Of the paths given to `seal`: those that were not taken along, with the reason."""
-        self._session = session
-        self._registry = registry
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._run: OpenRun | None = None
+        if isinstance(task_id, ToolSession):
+            self._session = task_id
+            with contextlib.suppress(RuntimeError):
+                self._loop = asyncio.get_running_loop()
+        else:
+            self._run = run = open_run(task_id)
+            self._session = run.session(task_id)
+            self._loop = run.loop
+            registry = registry or run.registry
+            verifier = f"{task_id}-verifier"
+            open_verifier = open_verifier or (lambda: run.sessions.open(verifier, spec=run.spec(task_id)))
+        self._registry = registry or BUILTIN_TOOLS
         self._open_verifier = open_verifier
-        self._shared = shared or _Shared([])
+        self._shared = shared or self._session.state(_Shared)
+        self._shared.scope = self._shared.scope or current_scope()
         self._sealed = False
+
+    def __await__(self) -> Generator[Any, Any, ToolContext]:
+        yield from ()
+        return self  # what `seal` gives may be awaited, like every result
 
     @property
     def task_id(self) -> str:
@@ -128,8 +198,12 @@ class ToolContext:
         """What the reward has done so far, apart from what the agent did."""
         return tuple(self._shared.calls)
 
-    @_noted
-    async def terminal(self, command: str, timeout: float = 180) -> dict[str, Any]:
+    def enter(self, scope: CallScope) -> None:
+        """Calls belong to `scope` from now on, also those from threads."""
+        self._shared.scope = scope
+
+    @_method
+    async def terminal(self, command: str, timeout: float = 180) -> Reply:
         """Run `command` in the workspace; `{"output", "exit_code", "error"}`, stdout before stderr in `output`.
 
         Every call starts in the workspace with the sandbox' first variables, wherever the agent's own `cd` went and
@@ -141,80 +215,109 @@ class ToolContext:
         problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
         for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
             problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
-        return {
-            "output": (done.stdout + done.stderr).decode(errors="replace"),
-            "exit_code": done.exit_code,
-            "error": "; ".join(problems) or None,
-        }
+        return Reply(
+            output=(done.stdout + done.stderr).decode(errors="replace"),
+            exit_code=done.exit_code,
+            error="; ".join(problems) or None,
+        )
 
-    @_noted
-    async def read_file(self, path: str, default: str | None = "") -> str:
+    @_method
+    async def read_file(self, path: str, default: str | None = "") -> FileText:
         """The whole text of a file. Where the agent left none that can be read, `default`; None makes that an error.
 
         A pipe, a loop of links, a file without permissions or of more than 256 MiB is the agent's doing, and no failure
         of the environment.
         """
         try:
-            return (await (await self._sandbox()).read_bytes(await self._path(path))).decode(errors="replace")
-        except OSError:
+            data = await (await self._sandbox()).read_bytes(await self._path(path))
+        except OSError as error:
             if default is None:
                 raise
-            return default
+            return FileText.missing(default, error)
+        return FileText(data.decode(errors="replace"))
 
-    @_noted
-    async def read_bytes(self, path: str) -> bytes:
-        return await (await self._sandbox()).read_bytes(await self._path(path))
+    @_method
+    async def read_bytes(self, path: str) -> Data:
+        return Data(await (await self._sandbox()).read_bytes(await self._path(path)))
 
-    @_noted
-    async def write_file(self, path: str, content: str | bytes) -> None:
+    @_answering(Reply.failed)
+    async def write_file(self, path: str, content: str | bytes) -> Reply:
         """Write a file whole, making missing parent folders."""
         data = content.encode() if isinstance(content, str) else content
         await (await self._sandbox()).write_bytes(await self._path(path), data)
+        return Reply.written(len(data))
 
-    async def search(self, query: str, path: str = ".") -> dict[str, Any]:
-        """Lines of files below `path` that match the regular expression `query`, as the tool `search_files` does."""
-        return _as_dict(await self.call_tool("search_files", {"pattern": query, "path": path}))
-
-    @_noted
-    async def upload_file(self, local_path: str | Path, remote_path: str) -> None:
+    @_answering(Reply.failed)
+    async def upload_file(self, local_path: str | Path, remote_path: str) -> Reply:
         """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
-        await (await self._sandbox()).write_chunks(await self._path(remote_path), _chunks(Path(local_path)))
+        local = Path(local_path)
+        await (await self._sandbox()).write_chunks(await self._path(remote_path), _chunks(local))
+        return Reply.written(local.stat().st_size)
 
-    @_noted
-    async def download_file(self, remote_path: str, local_path: str | Path) -> None:
+    @_answering(_not_there)
+    async def download_file(self, remote_path: str, local_path: str | Path) -> Reply:
         """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole."""
         sandbox = await self._sandbox()
-        await _write_local(Path(local_path), sandbox.read_chunks(await self._path(remote_path)))
+        return Reply.written(await _write_local(Path(local_path), sandbox.read_chunks(await self._path(remote_path))))
 
-    @_noted
-    async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> None:
-        """Copy a folder of this machine, with everything below it, into the sandbox."""
+    @_answering(Replies.failed)
+    async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
+        """Copy a folder of this machine, with everything below it, into the sandbox; one reply for each file."""
         await (await self._sandbox()).upload_dir(local_dir, await self._path(remote_dir))
+        return await asyncio.to_thread(_files_below, Path(local_dir))
 
-    @_noted
-    async def download_dir(self, remote_dir: str, local_dir: str | Path) -> None:
-        """Copy a folder out of the sandbox. Rejects members that would land outside `local_dir`."""
+    @_answering(lambda error: Replies([_not_there(error)]))
+    async def download_dir(self, remote_dir: str, local_dir: str | Path) -> Replies:
+        """Copy a folder out of the sandbox; one reply for each file in `local_dir` then.
+
+        Rejects members that would land outside `local_dir`.
+        """
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir)
+        return await asyncio.to_thread(_files_below, Path(local_dir))
 
-    async def web_search(self, query: str) -> dict[str, Any]:
-        return _as_dict(await self.call_tool("web_search", {"query": query}))
+    @_method
+    async def search(self, query: str, path: str = ".") -> Reply:
+        """Lines of files below `path` that match the regular expression `query`, as the tool `search_files` does."""
+        return await self._tool_reply("search_files", {"pattern": query, "path": path})
 
-    async def web_extract(self, urls: list[str]) -> dict[str, Any]:
-        return _as_dict(await self.call_tool("web_extract", {"urls": urls}))
+    @_method
+    async def web_search(self, query: str) -> Reply:
+        return await self._tool_reply("web_search", {"query": query})
 
-    async def browser_navigate(self, url: str) -> dict[str, Any]:
-        return _as_dict(await self.call_tool("browser_navigate", {"url": url}))
+    @_method
+    async def web_extract(self, urls: list[str]) -> Reply:
+        return await self._tool_reply("web_extract", {"urls": urls})
 
-    async def browser_snapshot(self) -> dict[str, Any]:
-        return _as_dict(await self.call_tool("browser_snapshot", {}))
+    @_method
+    async def browser_navigate(self, url: str) -> Reply:
+        return await self._tool_reply("browser_navigate", {"url": url})
 
-    @_noted
-    async def call_tool(self, name: str, args: Mapping[str, Any]) -> str:
+    @_method
+    async def browser_snapshot(self) -> Reply:
+        return await self._tool_reply("browser_snapshot", {})
+
+    @_method
+    async def call_tool(self, tool_name: str, arguments: Mapping[str, Any]) -> Text:
         """Call a tool as the agent does. The text says so when the tool failed or does not exist."""
-        self._require_open()
-        return (await call_tool(name, args, self._session, registry=self._registry)).content
+        return Text((await self._tool(tool_name, arguments)).content)
 
-    @_noted
+    async def _tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
+        self._require_open()
+        return await call_tool(name, arguments, self._session, registry=self._registry)
+
+    async def _tool_reply(self, name: str, arguments: Mapping[str, Any]) -> Reply:
+        """What a tool answers, which is JSON where it succeeded."""
+        result = await self._tool(name, arguments)
+        try:
+            value = json.loads(result.content)
+        except ValueError:
+            value = result.content
+        reply = Reply(value) if isinstance(value, dict) else Reply(output=value)
+        if result.error is not None:
+            reply.setdefault("error", result.error)
+        return reply
+
+    @_method
     async def seal(self, paths: Iterable[str], *, max_bytes: int = MAX_ARTIFACT) -> ToolContext:
         """Take what the agent left at `paths` into a fresh sandbox, and end the agent's own.
 
@@ -242,7 +345,7 @@ class ToolContext:
             taken, missing, refused = await self._take(wanted, folder, max_bytes)
             self._sealed = True
             await self._session.close()
-            verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
+            verifier = type(self)(self._open_verifier(), self._registry, shared=self._shared)
             for path, (inside, kept) in taken.items():
                 try:
                     await _place(await verifier._sandbox(), inside, kept)
@@ -286,10 +389,13 @@ class ToolContext:
                 taken[path] = inside, kept
         return taken, tuple(missing), refused
 
-    @_noted
-    async def cleanup(self) -> None:
+    @_method
+    async def cleanup(self) -> Reply:
         """Release the sandbox early. Called for you after the reward."""
+        if self._run is not None:
+            await self._run.sessions.close(self.task_id)
         await self._session.close()
+        return Reply(success=True)
 
     def _require_open(self) -> None:
         if self._sealed:
@@ -311,12 +417,9 @@ def _brief(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
 
 
-def _as_dict(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError:
-        return {"output": text}
-    return value if isinstance(value, dict) else {"output": value}
+def _files_below(folder: Path) -> Replies:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return Replies(Reply.written(path.stat().st_size) for path in files)
 
 
 async def _chunks(path: Path) -> AsyncIterator[bytes]:
@@ -328,8 +431,8 @@ async def _chunks(path: Path) -> AsyncIterator[bytes]:
         file.close()
 
 
-async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> None:
-    """Write beside `path`, then move over it. More than `room` bytes are an `OSError`."""
+async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> int:
+    """Write beside `path`, then move over it; the number of bytes. More than `room` bytes are an `OSError`."""
     await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
     try:
@@ -344,6 +447,7 @@ async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | Non
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    return written
 
 
 async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:

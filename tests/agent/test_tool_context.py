@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from backends import SandboxLost, SandboxSpec, create_backend
-from lachesis.agent.blocking_context import BlockingToolContext
 from lachesis.agent.tool_context import Sealed, ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSession, ToolSessions, call_tool
 from tests.support.scripted_server import call, say
@@ -260,7 +259,7 @@ async def test_a_plain_reward_seals_too_and_its_verifier_is_released(tmp_path: P
     class Grades(SortWords):
         def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
             verifier = ctx.seal(["sorted.txt"])
-            shown["kind"] = isinstance(verifier, BlockingToolContext)
+            shown["kind"] = type(verifier) is ToolContext
             shown["missing"] = verifier.missing
             verifier.write_file("check.sh", "sort -c sorted.txt && echo good")
             shown["output"] = verifier.terminal("sh check.sh")["output"]
