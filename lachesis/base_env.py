@@ -335,8 +335,7 @@ class HermesAgentBaseEnv(AtroposBase):
         """`serve`: play groups for a trainer at Atropos' rollout API; see `lachesis.runs.commands.serve`."""
         from lachesis.runs import commands
 
-        own, base = type(self), HermesAgentBaseEnv
-        default = own.get_eval_items is base.get_eval_items and own.evaluate is base.evaluate
+        default = type(self).get_eval_items is HermesAgentBaseEnv.get_eval_items and not self.evaluates_itself
         return await commands.serve(self, hold_out=default)
 
     async def process_manager(self) -> RunResult:
@@ -345,6 +344,11 @@ class HermesAgentBaseEnv(AtroposBase):
 
         self.process_mode = True
         return await commands.process(self)
+
+    @property
+    def evaluates_itself(self) -> bool:
+        """Whether a subclass has an `evaluate` of its own."""
+        return type(self).evaluate is not HermesAgentBaseEnv.evaluate
 
     async def _run_evaluate(self) -> Any:
         from lachesis.runs import commands

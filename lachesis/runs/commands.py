@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.open_runs import open_run
 from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
@@ -61,20 +62,29 @@ async def process(env: Environment) -> RunResult:
 
 
 async def evaluate_alone(env: Environment) -> Any:
-    """`evaluate` as a command: whatever the environment's own method returns.
+    """`evaluate` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
+    async with _tracking(env, "evaluate"), env.running():
+        return await own_evaluation(env)
+
+
+async def own_evaluation(env: Environment) -> Any:
+    """`env.evaluate()`, which in an environment's own code may make loops and contexts by hand.
 
     Raises:
-        EvaluationBroken: the infrastructure failed in a loop or a context that the environment made by hand.
+        EvaluationBroken: the infrastructure failed in one of these loops, even if the environment caught that.
+        BackendError: it failed in one of these contexts.
     """
-    async with _tracking(env, "evaluate"), env.running():
-        result = await env.evaluate()
-        if failures := open_run().failures:
-            task_id, error = next(iter(failures.items()))
-            raise EvaluationBroken(
-                f"{env.run_name}: the infrastructure broke {len(failures)} rollouts of its evaluation, which its own "
-                f"figures may count as failures of the model; the first, {task_id}: {error}"
-            )
-        return result
+    if not env.evaluates_itself:
+        return await env.evaluate()
+    failures = open_run().failures
+    before = set(failures)
+    result = await with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate")
+    if broken := [task_id for task_id in failures if task_id not in before]:
+        raise EvaluationBroken(
+            f"{env.run_name}: the infrastructure broke {len(broken)} rollouts of its evaluation, and its figures may "
+            f"count them as failures of the model; the first: {failures[broken[0]]}"
+        )
+    return result
 
 
 async def evaluate(env: Environment) -> RunResult:
@@ -211,7 +221,7 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
 
     async def evaluate_step() -> None:
         config.data_dir_to_save_evals = str(unused(evaluations / f"step-{env.curr_step}"))
-        await env.evaluate()
+        await own_evaluation(env)
 
     async def on_step(step: int) -> None:
         env.curr_step = step
