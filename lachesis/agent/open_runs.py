@@ -71,13 +71,25 @@ class OpenRun:
     def spec(self, task_id: str) -> SandboxSpec:
         """The sandbox of a task: the run's, with the overrides of the task."""
         changed = dict(self.overrides.get(task_id, ()))
-        if self.shares_variables and (set_since := self._set_since()):
-            self.note_once(f"commands without walls see what the environment set in os.environ: {', '.join(set_since)}")
-            changed["env"] = {**set_since, **self.sessions.spec.env}
+        if set_since := self._set_since():
+            named = ", ".join(set_since)
+            if self.shares_variables:
+                self.note_once(f"commands without walls see what the environment set in os.environ: {named}")
+                changed["env"] = {**set_since, **self.sessions.spec.env}
+            else:
+                self.note_once(
+                    f"the environment set {named} in os.environ, which sandboxes do not see: pass values with "
+                    "--env.terminal_env, or for commands that are trusted use --env.sandbox none"
+                )
         return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
 
     def _set_since(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if self.variables.get(name) != value}
+        """Variables that the environment's code set, but for those of the removed stack's own terminal."""
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if self.variables.get(name) != value and not name.startswith("TERMINAL_")
+        }
 
 
 _open: list[OpenRun] = []
