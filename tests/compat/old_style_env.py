@@ -16,6 +16,7 @@ if str(_root) not in sys.path:
     sys.path.insert(0, str(_root))
 
 # isort: off
+from dotenv import load_dotenv  # noqa: E402
 from pydantic import Field  # noqa: E402
 
 from atroposlib.envs.base import EvalHandlingEnum  # noqa: E402
@@ -31,6 +32,8 @@ from tools.terminal_tool import (  # type: ignore[import-not-found]  # noqa: E40
     register_task_env_overrides,
 )
 # isort: on
+
+load_dotenv(Path(__file__).with_name(".env"))
 
 
 class NotesConfig(HermesAgentEnvConfig):

@@ -34,11 +34,12 @@ def start(folder: Path, command: str, url: str, *flags: str) -> subprocess.Compl
     script = folder / "deep" / "er" / "notes_env.py"
     script.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(ENV, script)
+    script.with_name(".env").write_text(f"NOTES_VERDICTS={folder / 'verdicts'}\nOPENROUTER_API_KEY=of-the-file\n")
     server = ["--openai.base_url", url, "--openai.model_name", "scripted", "--openai.health_check", "false"]
     arguments = [command, "--slurm", "false", "--testing", "False", *server, *flags]
     arguments += ["--env.data_path_to_save_groups", str(folder / "groups.jsonl")]
     arguments += ["--env.data_dir_to_save_evals", str(folder / "eval")]
-    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "NOTES_VERDICTS": str(folder / "verdicts")}
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(folder)}
     return subprocess.run(
         [sys.executable, str(script), *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=240
     )
@@ -58,6 +59,7 @@ def test_process_gives_the_score_of_the_agents_work(
     assert done.returncode == 0, done.stderr
     assert [group["scores"] for group in lines(tmp_path / "groups.jsonl")] == [[score, score]] * 2
     assert all(rollout["traceback"] is None for rollout in rollouts(tmp_path / "groups.jsonl"))
+    assert {headers["Authorization"] for headers in server.headers} == {"Bearer of-the-file"}
     assert "pool of 16" in done.stdout
     said = done.stderr
     assert "no setting not_a_setting: left out" in said

@@ -1,0 +1,210 @@
+"""Loops, sandboxes and tool calls that an environment makes by hand, with nothing but a task id."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import lachesis
+from backends import BackendError
+from lachesis.agent.loop import HermesAgentLoop
+from lachesis.agent.open_runs import NoOpenRun, open_run
+from lachesis.agent.outcome import Outcome
+from lachesis.inference import ServerUnavailable
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import SortWords, does_nothing, make, sandboxes
+
+assert lachesis.AgentResult  # the old paths below are found once lachesis is imported
+
+from model_tools import get_tool_definitions, handle_function_call  # type: ignore[import-not-found]  # noqa: E402
+from tools.terminal_tool import (  # type: ignore[import-not-found]  # noqa: E402
+    cleanup_all_environments,
+    cleanup_vm,
+    clear_task_env_overrides,
+    get_active_env,
+    register_task_env_overrides,
+    terminal_tool,
+)
+
+ASK = [{"role": "user", "content": "Go."}]
+
+
+async def in_run(folder: Path, use: Callable[[Any], Any], policy: Any = does_nothing, **settings: Any) -> Any:
+    """What `use(env)` gives inside a run."""
+    async with ScriptedServer(policy) as server:
+        env = make(SortWords, server, folder, **settings)
+        async with env.running():
+            result = await use(env)
+        assert not open_runs()
+        return result
+
+
+def open_runs() -> bool:
+    try:
+        open_run()
+    except NoOpenRun:
+        return False
+    return True
+
+
+class Foreign:
+    """A server with `chat_completion` and nothing else, whose answers are namespaces with dicts in them."""
+
+    def __init__(self, *answers: Any) -> None:
+        self.answers = list(answers)
+        self.asked: list[dict[str, Any]] = []
+
+    async def chat_completion(self, **kwargs: Any) -> Any:
+        self.asked.append(kwargs)
+        answer = self.answers[min(len(self.asked), len(self.answers)) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        message = SimpleNamespace(role="assistant", content=None, tool_calls=None, reasoning_content="Hm.")
+        vars(message).update(answer)
+        return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason="stop")], usage=None)
+
+    def get_state(self) -> dict[str, Any]:
+        return {"nodes": ["of the server"]}
+
+
+async def test_a_server_with_chat_completion_only_plays_in_the_sandbox_of_the_task(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        tools, names = env._resolve_tools_for_group()
+        in_text = '<tool_call>{"name": "terminal", "arguments": {"command": "cat a.txt"}}</tool_call>'
+        server = Foreign(call(("terminal", {"command": "echo 7 > a.txt"})), {"content": in_text}, say("Done."))
+        loop = HermesAgentLoop(server, tools, names, 9, "task-1", 0.5, 64, None, env.config.build_budget_config())
+        result = await loop.run(ASK)
+        assert (result.outcome, result.turns_used) == (Outcome.COMPLETED, 3)
+        assert [m["role"] for m in result.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+        assert json.loads(result.messages[4]["content"])["output"] == "7\n"
+        assert result.reasoning_per_turn == ["Hm."] * 3
+        assert result.managed_state == {"nodes": ["of the server"]}
+        assert {"messages", "n", "temperature", "max_tokens", "tools"} == set(server.asked[0])
+        assert get_active_env("task-1") is not None
+        cleanup_vm("task-1")
+        await asyncio.gather(*open_run().tasks)
+        assert get_active_env("task-1") is None
+
+    await in_run(tmp_path, use)
+    assert sandboxes() == set()
+
+
+async def test_what_breaks_such_a_server_is_raised_and_kept(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        loop = HermesAgentLoop(Foreign(ConnectionError("gone")), *env._resolve_tools_for_group(), task_id="task-2")
+        with pytest.raises(ServerUnavailable, match=r"Foreign: .*ConnectionError: gone"):
+            await loop.run(ASK)
+        assert list(open_run().failures) == ["task-2"]
+
+    await in_run(tmp_path, use)
+
+
+async def test_two_tasks_have_two_sandboxes_and_unusable_answers_are_not_sampled_again(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        tools, names = env._resolve_tools_for_group()
+
+        async def play(task_id: str) -> Any:
+            server = Foreign(call(("terminal", {"command": "echo x >> ~/mark; wc -l < ~/mark"})), {"content": ""})
+            return server, await HermesAgentLoop(server, tools, names, task_id=task_id).run(ASK)
+
+        for server, result in await asyncio.gather(play("a"), play("b")):
+            assert json.loads(result.messages[2]["content"])["output"] == "1\n"
+            assert len(server.asked) == 2 and result.outcome is Outcome.MODEL_ERROR
+        assert cleanup_all_environments() == 2
+
+    await in_run(tmp_path, use)
+    assert sandboxes() == set()
+
+
+async def test_tools_by_name_on_threads(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        assert {each["function"]["name"] for each in get_tool_definitions(["file", "web"], quiet_mode=True)} == {
+            *("read_file", "write_file", "patch", "search_files")
+        }
+        written = await asyncio.to_thread(
+            handle_function_call, "write_file", {"path": "a.txt", "content": "hello"}, task_id="t", user_task="x"
+        )
+        assert "error" not in written
+        assert json.loads(await asyncio.to_thread(terminal_tool, "cat a.txt", task_id="t"))["output"] == "hello"
+        assert "error" in json.loads(await asyncio.to_thread(handle_function_call, "no_tool", {}, task_id="t"))
+        with pytest.raises(RuntimeError, match="another thread"):
+            handle_function_call("todo", {}, task_id="t")
+        await asyncio.to_thread(cleanup_vm, "t")
+        assert "t" not in open_run().sessions
+
+    await in_run(tmp_path, use)
+    with pytest.raises(NoOpenRun):
+        handle_function_call("todo", {}, task_id="t")
+
+
+async def test_overrides_reach_the_sandbox_of_their_task_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def use(env: Any) -> None:
+        register_task_env_overrides("t", {"cwd": "/app", "docker_image": "alpine", "modal_image": ""})
+        register_task_env_overrides("u", {"docker_image": "alpine", "gpu": 1})
+        where = [json.loads(await asyncio.to_thread(terminal_tool, "pwd", task_id=task))["output"] for task in "tu"]
+        assert where == ["/app\n", "/workspace\n"]
+        with pytest.raises(RuntimeError, match="has its sandbox already"):
+            register_task_env_overrides("t", {"cwd": "/b"})
+        with pytest.raises(ValueError, match="absolute path"):
+            register_task_env_overrides("v", {"cwd": "app"})
+        clear_task_env_overrides("t")
+        clear_task_env_overrides("never")
+
+    with caplog.at_level(logging.WARNING):
+        await in_run(tmp_path, use)
+    assert caplog.text.count("images of single tasks") == 1
+    assert "gpu is not known" in caplog.text
+
+
+async def test_a_backend_with_images_gets_that_of_the_task(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        run = open_run()
+        run.backend, run.takes_images = "docker", True
+        register_task_env_overrides("t", {"docker_image": "alpine:3", "modal_image": "other", "cwd": "/app"})
+        assert (run.spec("t").image, run.spec("t").workdir) == ("alpine:3", "/app")
+        assert run.spec("u") == run.sessions.spec
+
+    await in_run(tmp_path, use)
+
+
+@pytest.mark.parametrize("walls", ["bubblewrap", "none"])
+async def test_variables_that_the_environment_sets_reach_commands_without_walls_only(
+    tmp_path: Path, walls: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("SPINDLE_DB", raising=False)
+
+    async def use(env: Any) -> str:
+        os.environ["SPINDLE_DB"] = "sqlite:///x"
+        try:
+            shown = await asyncio.to_thread(terminal_tool, "echo [$SPINDLE_DB]", task_id="t")
+        finally:
+            del os.environ["SPINDLE_DB"]
+        return str(json.loads(shown)["output"])
+
+    with caplog.at_level(logging.WARNING):
+        shown = await in_run(tmp_path, use, sandbox=walls)
+    assert shown == ("[sqlite:///x]\n" if walls == "none" else "[]\n")
+    assert "SPINDLE_DB" in caplog.text and ("--env.terminal_env" in caplog.text) == (walls != "none")
+
+
+async def test_a_sandbox_that_fails_under_a_call_by_name_is_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(env: Any) -> None:
+        async def lost() -> Any:
+            raise BackendError("the sandbox is gone")
+
+        monkeypatch.setattr(open_run().session("t"), "_create", lost)
+        with pytest.raises(BackendError, match="is gone"):
+            await asyncio.to_thread(terminal_tool, "true", task_id="t")
+        assert list(open_run().failures) == ["t"]
+
+    await in_run(tmp_path, use)
