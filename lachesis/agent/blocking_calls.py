@@ -316,7 +316,7 @@ def result_of(
     frame = sys._getframe(2)
     if scope is not None and scope.over:
         raise RewardIsOver(f"{scope.name} is over; its result is no longer wanted ({_where(method, frame)})")
-    running = _running_loop()
+    running = running_loop()
     if running is None or (loop is not None and running is not loop):
         if loop is None:
             raise RuntimeError(f"{_where(method, frame)}: no event loop has used this context yet; use it in one first")
@@ -331,7 +331,8 @@ def _where(method: str, frame: FrameType) -> str:
     return f"ctx.{method}() at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of this thread."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
-from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, without_scope
+from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, running_loop, without_scope
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
@@ -77,7 +77,7 @@ def _answering(
     ) -> Callable[Concatenate[ToolContext, P], T]:
         @functools.wraps(function)
         def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            scope = current_scope() or self._shared.scope
+            scope = self._scope()
             make = functools.partial(_noted, function, self, scope, args, kwargs)
             plain = scope is not None and scope.plain
             try:
@@ -177,7 +177,7 @@ class ToolContext:
         self._registry = registry or BUILTIN_TOOLS
         self._open_verifier = open_verifier
         self._shared = shared or self._session.state(_Shared)
-        self._shared.scope = self._shared.scope or current_scope()
+        self._shared.scope = current_scope() or self._shared.scope
         self._sealed = False
 
     def __await__(self) -> Generator[Any, Any, ToolContext]:
@@ -201,6 +201,12 @@ class ToolContext:
     def enter(self, scope: CallScope) -> None:
         """Calls belong to `scope` from now on, also those from threads."""
         self._shared.scope = scope
+
+    def _scope(self) -> CallScope | None:
+        """What a call belongs to. A thread that a reward left behind still belongs to it."""
+        scope = current_scope() or self._shared.scope
+        left = scope is not None and scope.over and scope is not current_scope()
+        return None if left and running_loop() is not None else scope
 
     @_method
     async def terminal(self, command: str, timeout: float = 180) -> Reply:
