@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
+from backends.lease import LeaseOver
 from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, running_loop, without_scope
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.open_runs import OpenRun, open_run
@@ -103,7 +104,8 @@ async def _noted(
     try:
         return await without_scope(function(self, *args, **kwargs))
     except BaseException as error:
-        if isinstance(error, BackendError):
+        cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
+        if isinstance(error, BackendError) and not cleaned_up:
             self._shared.failure = self._shared.failure or error
             if scope is not None:
                 scope.failure = scope.failure or error
@@ -303,9 +305,14 @@ class ToolContext:
         return await self._tool_reply("browser_snapshot", {})
 
     @_method
-    async def call_tool(self, tool_name: str, arguments: Mapping[str, Any]) -> Text:
-        """Call a tool as the agent does. The text says so when the tool failed or does not exist."""
-        return Text((await self._tool(tool_name, arguments)).content)
+    async def call_tool(
+        self, tool_name: str = "", arguments: Mapping[str, Any] | None = None, *, name: str = "", args: Any = None
+    ) -> Text:
+        """Call a tool as the agent does. The text says so when the tool failed or does not exist.
+
+        `name` and `args` are other names of the first two.
+        """
+        return Text((await self._tool(tool_name or name, arguments or args or {})).content)
 
     async def _tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         self._require_open()
@@ -351,7 +358,7 @@ class ToolContext:
             taken, missing, refused = await self._take(wanted, folder, max_bytes)
             self._sealed = True
             await self._session.close()
-            verifier = type(self)(self._open_verifier(), self._registry, shared=self._shared)
+            verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
             for path, (inside, kept) in taken.items():
                 try:
                     await _place(await verifier._sandbox(), inside, kept)
