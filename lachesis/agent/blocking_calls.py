@@ -145,6 +145,16 @@ def _stop_for(call: Coroutine[Any, Any, T], step: greenlet) -> T:
         del error
 
 
+class _Task(asyncio.Task[Any]):
+    """A task of a scope. Knows whether anybody ever waited for it."""
+
+    wanted = False
+
+    def add_done_callback(self, *args: Any, **options: Any) -> None:
+        self.wanted = True  # `await`, `gather`, `wait`, a group of tasks: all of them come here
+        super().add_done_callback(*args, **options)
+
+
 @dataclass(eq=False, slots=True)
 class _Open:
     """A call that is to be awaited, up to its end."""
@@ -157,9 +167,8 @@ class _Open:
     def problem(self) -> str | None:
         if not self.begun:
             return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
-        # asyncio has no public way to ask whether anybody waits for a task.
-        if self.task is not None and not self.task.done() and not getattr(self.task, "_callbacks", True):
-            return f"{self.what} was still running in a task that nobody waits for; await the task, or cancel it"
+        if isinstance(self.task, _Task) and not self.task.wanted:
+            return f"{self.what} was still running, in a task that nobody waited for; await the task, or cancel it"
         return None
 
 
@@ -316,7 +325,7 @@ def result_of(
     frame = sys._getframe(2)
     if scope is not None and scope.over:
         raise RewardIsOver(f"{scope.name} is over; its result is no longer wanted ({_where(method, frame)})")
-    running = _running_loop()
+    running = running_loop()
     if running is None or (loop is not None and running is not loop):
         if loop is None:
             raise RuntimeError(f"{_where(method, frame)}: no event loop has used this context yet; use it in one first")
@@ -331,7 +340,8 @@ def _where(method: str, frame: FrameType) -> str:
     return f"ctx.{method}() at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
-def _running_loop() -> asyncio.AbstractEventLoop | None:
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop of this thread."""
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
@@ -348,11 +358,12 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
         scope = _scope.get() if context is None else context.get(_scope)
-        if scope is not None and not scope.over and isinstance(coroutine, CoroutineType):
+        inside = scope is not None and not scope.over
+        if inside and isinstance(coroutine, CoroutineType):
             coroutine = Driven(coroutine)
         if before is not None:
             return before(loop, coroutine, **options)
-        return asyncio.Task(coroutine, loop=loop, **options)
+        return (_Task if inside else asyncio.Task)(coroutine, loop=loop, **options)
 
     factory.drives = True  # type: ignore[attr-defined]
     loop.set_task_factory(factory)

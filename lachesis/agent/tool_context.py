@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
-from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, without_scope
+from backends.lease import LeaseOver
+from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, running_loop, without_scope
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
@@ -77,7 +78,7 @@ def _answering(
     ) -> Callable[Concatenate[ToolContext, P], T]:
         @functools.wraps(function)
         def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            scope = current_scope() or self._shared.scope
+            scope = self._scope()
             make = functools.partial(_noted, function, self, scope, args, kwargs)
             plain = scope is not None and scope.plain
             try:
@@ -103,7 +104,8 @@ async def _noted(
     try:
         return await without_scope(function(self, *args, **kwargs))
     except BaseException as error:
-        if isinstance(error, BackendError):
+        cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
+        if isinstance(error, BackendError) and not cleaned_up:
             self._shared.failure = self._shared.failure or error
             if scope is not None:
                 scope.failure = scope.failure or error
@@ -177,7 +179,7 @@ class ToolContext:
         self._registry = registry or BUILTIN_TOOLS
         self._open_verifier = open_verifier
         self._shared = shared or self._session.state(_Shared)
-        self._shared.scope = self._shared.scope or current_scope()
+        self._shared.scope = current_scope() or self._shared.scope
         self._sealed = False
 
     def __await__(self) -> Generator[Any, Any, ToolContext]:
@@ -201,6 +203,12 @@ class ToolContext:
     def enter(self, scope: CallScope) -> None:
         """Calls belong to `scope` from now on, also those from threads."""
         self._shared.scope = scope
+
+    def _scope(self) -> CallScope | None:
+        """What a call belongs to. A thread that a reward left behind still belongs to it."""
+        scope = current_scope() or self._shared.scope
+        left = scope is not None and scope.over and scope is not current_scope()
+        return None if left and running_loop() is not None else scope
 
     @_method
     async def terminal(self, command: str, timeout: float = 180) -> Reply:
@@ -297,9 +305,14 @@ class ToolContext:
         return await self._tool_reply("browser_snapshot", {})
 
     @_method
-    async def call_tool(self, tool_name: str, arguments: Mapping[str, Any]) -> Text:
-        """Call a tool as the agent does. The text says so when the tool failed or does not exist."""
-        return Text((await self._tool(tool_name, arguments)).content)
+    async def call_tool(
+        self, tool_name: str = "", arguments: Mapping[str, Any] | None = None, *, name: str = "", args: Any = None
+    ) -> Text:
+        """Call a tool as the agent does. The text says so when the tool failed or does not exist.
+
+        `name` and `args` are other names of the first two.
+        """
+        return Text((await self._tool(tool_name or name, arguments or args or {})).content)
 
     async def _tool(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
         self._require_open()
@@ -345,7 +358,7 @@ class ToolContext:
             taken, missing, refused = await self._take(wanted, folder, max_bytes)
             self._sealed = True
             await self._session.close()
-            verifier = type(self)(self._open_verifier(), self._registry, shared=self._shared)
+            verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
             for path, (inside, kept) in taken.items():
                 try:
                     await _place(await verifier._sandbox(), inside, kept)

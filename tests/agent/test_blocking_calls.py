@@ -303,13 +303,13 @@ async def test_a_call_still_running_in_a_task_of_nobody_is_an_error() -> None:
         return 0.0
 
     tasks: list[asyncio.Task[Any]] = []
-    with pytest.raises(RewardError, match="still running in a task that nobody waits for"):
+    with pytest.raises(RewardError, match="still running, in a task that nobody waited for"):
         await with_blocking_calls(reward(Device()))
     tasks[0].cancel()
 
 
 @driven
-async def test_cancelled_calls_and_those_that_gather_left_are_no_error(device: Device) -> None:
+async def test_cancelled_calls_and_those_that_somebody_waited_for_are_no_error(device: Device) -> None:
     never = asyncio.create_task(device.get(1))
     never.cancel()
     begun = asyncio.create_task(device.get(1, 30))
@@ -317,7 +317,26 @@ async def test_cancelled_calls_and_those_that_gather_left_are_no_error(device: D
     begun.cancel()
     with pytest.raises(ValueError):
         await asyncio.gather(device.get(ValueError("first")), device.get("second", 0.1))
+    _, pending = await asyncio.wait([asyncio.create_task(device.get("third", 0.1))], timeout=0.01)
+    assert pending
     device.get(2)
+
+
+@pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 and later")
+async def test_a_task_factory_that_was_there_before_is_kept() -> None:
+    asyncio.get_running_loop().set_task_factory(getattr(asyncio, "eager_task_factory", None))
+    device, begun = Device(), []
+
+    async def check(value: Any) -> Any:
+        begun.append(value)
+        return device.get(value)["value"]
+
+    async def reward() -> Any:
+        task = asyncio.create_task(check(1))
+        assert begun == [1], "eager"
+        return await task, await asyncio.gather(check(2), check(3))
+
+    assert await with_blocking_calls(reward()) == (1, [2, 3])
 
 
 async def test_a_call_of_nobody_is_logged(caplog: pytest.LogCaptureFixture) -> None:
