@@ -95,6 +95,10 @@ class Driven(Coroutine[Any, Any, T]):
             self.throw(GeneratorExit())
             raise RuntimeError("the coroutine ignored GeneratorExit")
 
+    def __del__(self) -> None:
+        if self._call is not None:  # its frames hold the greenlet that holds them
+            self.close()
+
     def _step(self, method: Callable[[Any], Any], given: Any) -> Any:
         """Run the coroutine until it waits for something."""
         here, runner = getcurrent(), self._runner
