@@ -17,12 +17,12 @@ import contextlib
 import logging
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent import futures
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CoroutineType, FrameType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from weakref import WeakKeyDictionary
 
 from greenlet import getcurrent, greenlet
@@ -43,8 +43,14 @@ class RewardIsOver(RuntimeError):
     """A reward that has ended, ran out of time, or whose rollout was cancelled, still uses its context."""
 
 
-class _Step(greenlet):  # type: ignore[misc]
-    """Runs a coroutine up to what it waits for next."""
+class _Runner(greenlet):  # type: ignore[misc]
+    """Runs the steps of a coroutine. One for all of them: a new one takes as long as ten steps."""
+
+
+def _steps(method: Callable[[Any], Any], given: Any) -> NoReturn:
+    while True:
+        waits_for = method(given)  # an exception is the end, and reaches the parent
+        method, given = getcurrent().parent.switch((None, waits_for))
 
 
 class Driven(Coroutine[Any, Any, T]):
@@ -53,13 +59,13 @@ class Driven(Coroutine[Any, Any, T]):
     `asyncio.current_task()`, context variables and tracebacks are those of the task that awaits it.
     """
 
-    __slots__ = ("__weakref__", "_call", "_caller", "_coroutine", "_step")
+    __slots__ = ("__weakref__", "_call", "_caller", "_coroutine", "_runner")
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine
-        self._step: greenlet | None = None
+        self._runner: greenlet | None = None
         self._caller: greenlet | None = None
-        """Where the coroutine waits for `_call`: `_step`, or a greenlet that the coroutine started itself."""
+        """Where the coroutine waits for `_call`: the runner, or a greenlet that the coroutine started itself."""
         self._call: Generator[Any, Any, Any] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -75,15 +81,11 @@ class Driven(Coroutine[Any, Any, T]):
         return self.send(None)
 
     def send(self, value: Any) -> Any:
-        if self._call is None:
-            return self._go_on(self._start_step(self._coroutine.send), value)
-        return self._go_on(self._call.send, value)
+        return self._step(self._coroutine.send, value) if self._call is None else self._go_on(self._call.send, value)
 
     def throw(self, kind: Any, value: Any = None, trace: Any = None) -> Any:
         error = kind if isinstance(kind, BaseException) else value if isinstance(value, BaseException) else kind()
-        if self._call is None:
-            return self._go_on(self._start_step(self._coroutine.throw), error)
-        return self._go_on(self._call.throw, error)
+        return self._step(self._coroutine.throw, error) if self._call is None else self._go_on(self._call.throw, error)
 
     def close(self) -> None:
         if self._call is None:
@@ -93,50 +95,55 @@ class Driven(Coroutine[Any, Any, T]):
             self.throw(GeneratorExit())
             raise RuntimeError("the coroutine ignored GeneratorExit")
 
-    def _start_step(self, method: Callable[[Any], Any]) -> Callable[..., Any]:
-        self._step = _Step(method)
-        self._step.gr_context = getcurrent().gr_context  # shared, so that what the coroutine sets stays set
-        switch: Callable[..., Any] = self._step.switch
-        return switch
+    def __del__(self) -> None:
+        if self._call is not None:  # its frames hold the greenlet that holds them
+            self.close()
 
-    def _go_on(self, go_on: Callable[..., Any], given: Any) -> Any:
-        """Run the coroutine, and the calls at which it stops, until the event loop is needed."""
+    def _step(self, method: Callable[[Any], Any], given: Any) -> Any:
+        """Run the coroutine until it waits for something."""
+        here, runner = getcurrent(), self._runner
+        if runner is None:
+            runner = self._runner = _Runner(_steps)
+        runner.parent = here
+        runner.gr_context = here.gr_context  # shared, so that what the coroutine sets stays set
+        self._caller, waits_for = runner.switch(method, given)
+        if self._caller is None:
+            return waits_for
+        self._call = waits_for.__await__()
+        return self._go_on(self._call.send, None)
+
+    def _go_on(self, method: Callable[[Any], Any], given: Any) -> Any:
+        """Run the call at which the coroutine stopped, then the coroutine, until either waits for something."""
         while True:
-            if self._call is None:
-                given = go_on(given)
-                step = self._step
-                assert step is not None
-                if step.dead:
-                    self._step = None
-                    return given
-                self._caller, call = given
-                self._call = call.__await__()
-                go_on, given = self._call.send, None
             try:
-                return go_on(given)
+                return method(given)
             except StopIteration as stop:
-                given = stop.value, None
+                outcome: Any = stop.value, None
             except BaseException as error:
-                given = None, error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+                outcome = None, error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+            assert self._runner is not None and self._caller is not None
             self._call = None
-            assert self._step is not None and self._caller is not None
-            self._step.parent = getcurrent()
-            go_on = self._caller.switch
+            self._runner.parent = getcurrent()
+            self._caller, waits_for = self._caller.switch(outcome)
+            if self._caller is None:
+                return waits_for
+            self._call = waits_for.__await__()
+            method, given = self._call.send, None
 
 
-def _current_step() -> greenlet | None:
-    """The step in which this code runs; None where nothing can stop."""
+def _current_runner() -> greenlet | None:
+    """The runner of the coroutine in which this code runs; None where nothing can stop."""
     current: greenlet | None = getcurrent()
-    while current is not None and not isinstance(current, _Step):
+    while current is not None and not isinstance(current, _Runner):
         current = current.parent
     return current
 
 
-def _stop_for(call: Coroutine[Any, Any, T], step: greenlet) -> T:
+def _stop_for(call: Coroutine[Any, Any, T], runner: greenlet) -> T:
     """Stop the coroutine around until `call` has its result."""
-    assert step.parent is not None
+    assert runner.parent is not None
     value: T
-    value, error = step.parent.switch((getcurrent(), call))
+    value, error = runner.parent.switch((getcurrent(), call))
     try:
         if error is not None:
             raise error
@@ -273,14 +280,17 @@ def current_scope() -> CallScope | None:
     return _scope.get()
 
 
-async def without_scope(call: Awaitable[T]) -> T:
-    """The result of our own code: what it starts belongs to no scope."""
-    token = _scope.set(None)
-    try:
-        return await call
-    finally:
-        with contextlib.suppress(ValueError):  # it was thrown away, which may happen anywhere
-            _scope.reset(token)
+class outside_scopes:
+    """What our own code inside starts belongs to no scope."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _scope.set(None)
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ValueError):  # a coroutine that is thrown away may end anywhere
+            _scope.reset(self._token)
 
 
 async def with_blocking_calls(coroutine: Coroutine[Any, Any, T], *, name: str = "the environment") -> T:
@@ -330,10 +340,10 @@ def result_of(
         if loop is None:
             raise RuntimeError(f"{_where(method, frame)}: no event loop has used this context yet; use it in one first")
         return _wait_in_thread(method, make, loop, scope, frame)
-    step = _current_step()
-    if step is None or is_awaited(frame, method):
+    runner = _current_runner()
+    if runner is None or is_awaited(frame, method):
         return Call(make, _where(method, frame), scope)
-    return _stop_for(make(), step)
+    return _stop_for(make(), runner)
 
 
 def _where(method: str, frame: FrameType) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
 from backends.lease import LeaseOver
-from lachesis.agent.blocking_calls import CallScope, current_scope, result_of, running_loop, without_scope
+from lachesis.agent.blocking_calls import CallScope, current_scope, outside_scopes, result_of, running_loop
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
@@ -102,7 +102,8 @@ async def _noted(
     """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
     begin, problem = time.monotonic(), ""
     try:
-        return await without_scope(function(self, *args, **kwargs))
+        with outside_scopes():
+            return await function(self, *args, **kwargs)
     except BaseException as error:
         cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
         if isinstance(error, BackendError) and not cleaned_up:

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.agent.blocked_loop import BlockedLoop
-from lachesis.agent.blocking_calls import CallScope, RewardIsOver, current_scope, result_of, with_blocking_calls
+from lachesis.agent.blocking_calls import CallScope, Driven, RewardIsOver, current_scope, result_of, with_blocking_calls
 from lachesis.agent.context_results import Reply
 from lachesis.agent.reward import RewardError
 
@@ -252,6 +252,23 @@ async def test_cancelling_the_task_ends_the_call_and_reaches_the_caller() -> Non
     with pytest.raises(asyncio.CancelledError):
         await task
     assert seen == [asyncio.CancelledError] and device.cancelled == ["slow"] and device.done == ["cleanup"]
+
+
+async def test_a_coroutine_that_is_dropped_during_a_call_is_closed() -> None:
+    device, closed = Device(), []
+
+    async def reward() -> None:
+        try:
+            device.get(1)
+        finally:
+            closed.append(True)
+
+    dropped: Any = Driven(reward())
+    dropped.send(None)
+    del dropped
+    gc.collect()
+    assert closed == [True]
+    assert not [each for each in gc.get_objects() if isinstance(each, greenlet) and each.dead is False and each.parent]
 
 
 # Calls whose result nobody takes.

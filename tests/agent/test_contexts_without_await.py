@@ -149,6 +149,28 @@ async def test_a_call_that_cannot_work_is_no_low_score(ctx: ToolContext) -> None
     assert "was never awaited" in trace
 
 
+async def test_a_worker_that_was_there_before_the_reward_is_no_trap_either(ctx: ToolContext) -> None:
+    jobs: asyncio.Queue[Any] = asyncio.Queue()
+
+    async def work() -> None:
+        while True:
+            ctx, score = await jobs.get()
+            try:
+                score.set_result(float(ctx.terminal("true")["exit_code"] == 0))
+            except Exception:
+                score.set_result(0.0)
+
+    async def reward(item: Any, result: Any, ctx: Any) -> float:
+        score = asyncio.get_running_loop().create_future()
+        await jobs.put((ctx, score))
+        return float(await score)
+
+    working = asyncio.create_task(work())
+    score, trace = await scored(reward, ctx)
+    working.cancel()
+    assert score is None and "never awaited" in trace and Path(__file__).name in trace
+
+
 async def test_time_runs_out_in_a_call_without_await(ctx: ToolContext) -> None:
     async def reward(item: Any, result: Any, ctx: Any) -> float:
         try:
