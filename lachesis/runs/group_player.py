@@ -70,7 +70,7 @@ async def play_group(
                     raise RunStopped(str(rollout.error)) from rollout.error
         rollouts = await env.player.score_group(item, rollouts)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
-    return PlayedGroup(item, item_key, tools, measured, toolsets)
+    return PlayedGroup(item, item_key, tools, measured, toolsets=toolsets)
 
 
 def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
