@@ -162,7 +162,9 @@ class _Rollout:
     ) -> None:
         self.loop = loop
         self.execute = execute
-        self.server = loop.server if hasattr(loop.server, "chat") else ChatCompletionServer(loop.server)
+        # Of its class: a wrapper that passes unknown attributes on has a `chat` that goes around the wrapper.
+        given: Any = loop.server
+        self.server = given if hasattr(type(given), "chat") else ChatCompletionServer(given)
         self.history = MessageHistory(messages)
         validate_messages(self.history)
         self.request = self.history

@@ -97,6 +97,28 @@ async def test_a_server_with_chat_completion_only_plays_in_the_sandbox_of_the_ta
     assert sandboxes() == set()
 
 
+async def test_a_wrapper_is_asked_itself_and_not_what_it_wraps(tmp_path: Path) -> None:
+    class Wrapper:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+            self.answers: list[Any] = []
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.inner, name)
+
+        async def chat_completion(self, **kwargs: Any) -> Any:
+            self.answers.append(await self.inner.chat_completion(**kwargs))
+            return self.answers[-1]
+
+    async def use(env: Any) -> None:
+        wrapper = Wrapper(env.server)
+        result = await HermesAgentLoop(wrapper, *env._resolve_tools_for_group(), task_id="t").run(ASK)
+        assert [answer.choices[0].message.content for answer in wrapper.answers] == ["I would rather not."]
+        assert result.final_response == "I would rather not."
+
+    await in_run(tmp_path, use)
+
+
 async def test_what_breaks_such_a_server_is_raised_and_kept(tmp_path: Path) -> None:
     async def use(env: Any) -> None:
         loop = HermesAgentLoop(Foreign(ConnectionError("gone")), *env._resolve_tools_for_group(), task_id="task-2")
