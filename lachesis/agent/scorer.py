@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from backends import BackendError
-from lachesis.agent.blocking_calls import CallScope, Driven
+from lachesis.agent.call_scope import CallScope
+from lachesis.agent.driven import Driven
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward
 from lachesis.agent.reward_threads import RewardThreads

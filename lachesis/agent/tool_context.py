@@ -9,17 +9,18 @@ import functools
 import json
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import BackendError, Sandbox
 from backends.lease import LeaseOver
-from lachesis.agent.blocking_calls import CallScope, current_scope, outside_scopes, result_of, running_loop
+from lachesis.agent.blocking_calls import result_of, running_loop
+from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
+from lachesis.agent.file_copies import chunks, files_below, place, size, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
@@ -27,7 +28,6 @@ MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
-_CHUNK = 1 << 20
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
 _OURS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
@@ -260,20 +260,20 @@ class ToolContext:
     async def upload_file(self, local_path: str | Path, remote_path: str) -> Reply:
         """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
         local = Path(local_path)
-        await (await self._sandbox()).write_chunks(await self._path(remote_path), _chunks(local))
+        await (await self._sandbox()).write_chunks(await self._path(remote_path), chunks(local))
         return Reply.written(local.stat().st_size)
 
     @_answering(_not_there)
     async def download_file(self, remote_path: str, local_path: str | Path) -> Reply:
         """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole."""
         sandbox = await self._sandbox()
-        return Reply.written(await _write_local(Path(local_path), sandbox.read_chunks(await self._path(remote_path))))
+        return Reply.written(await write_local(Path(local_path), sandbox.read_chunks(await self._path(remote_path))))
 
     @_answering(Replies.failed)
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
         """Copy a folder of this machine, with everything below it, into the sandbox; one reply for each file."""
         await (await self._sandbox()).upload_dir(local_dir, await self._path(remote_dir))
-        return await asyncio.to_thread(_files_below, Path(local_dir))
+        return await asyncio.to_thread(files_below, Path(local_dir))
 
     @_answering(lambda error: Replies([_not_there(error)]))
     async def download_dir(self, remote_dir: str, local_dir: str | Path) -> Replies:
@@ -282,7 +282,7 @@ class ToolContext:
         Rejects members that would land outside `local_dir`.
         """
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir)
-        return await asyncio.to_thread(_files_below, Path(local_dir))
+        return await asyncio.to_thread(files_below, Path(local_dir))
 
     @_method
     async def search(self, query: str, path: str = ".") -> Reply:
@@ -362,7 +362,7 @@ class ToolContext:
             verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
             for path, (inside, kept) in taken.items():
                 try:
-                    await _place(await verifier._sandbox(), inside, kept)
+                    await place(await verifier._sandbox(), inside, kept)
                 except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
                     refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
         finally:
@@ -386,7 +386,7 @@ class ToolContext:
                 continue
             try:
                 try:
-                    await _write_local(kept, sandbox.read_chunks(inside), room)
+                    await write_local(kept, sandbox.read_chunks(inside), room)
                     executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside}, fresh=True)
                     await asyncio.to_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
                 except IsADirectoryError:
@@ -399,7 +399,7 @@ class ToolContext:
                 refused[path] = error.strerror or str(error)
                 await asyncio.to_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
             else:
-                room -= await asyncio.to_thread(_size, kept)
+                room -= await asyncio.to_thread(size, kept)
                 taken[path] = inside, kept
         return taken, tuple(missing), refused
 
@@ -429,57 +429,3 @@ def _brief(value: Any) -> str:
         return f"{len(value)} bytes"
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
-
-
-def _files_below(folder: Path) -> Replies:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return Replies(Reply.written(path.stat().st_size) for path in files)
-
-
-async def _chunks(path: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(path.open, "rb")
-    try:
-        while data := await asyncio.to_thread(file.read, _CHUNK):
-            yield data
-    finally:
-        file.close()
-
-
-async def _write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> int:
-    """Write beside `path`, then move over it; the number of bytes. More than `room` bytes are an `OSError`."""
-    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
-    try:
-        with temporary.open("wb") as file:  # in no thread: cancelled, it would make the file after it was removed
-            written = 0
-            async for chunk in chunks:
-                written += len(chunk)
-                if room is not None and written > room:
-                    raise OSError(f"more than {room} bytes")
-                await asyncio.to_thread(file.write, chunk)
-        await asyncio.to_thread(temporary.replace, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return written
-
-
-async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:
-    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
-    if not kept.is_dir():
-        await sandbox.write_chunks(inside, _chunks(kept))
-        if kept.stat().st_mode & 0o100:
-            await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": inside})
-        return
-    try:
-        await sandbox.upload_dir(kept, inside)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
-            await sandbox.exec('rm -rf -- "$P"', timeout=30, env={"P": inside}, fresh=True)
-        raise
-
-
-def _size(path: Path) -> int:
-    if path.is_dir():
-        return sum(member.lstat().st_size for member in path.rglob("*"))
-    return path.stat().st_size

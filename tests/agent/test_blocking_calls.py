@@ -22,8 +22,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lachesis.agent.blocked_loop import BlockedLoop
-from lachesis.agent.blocking_calls import CallScope, Driven, RewardIsOver, current_scope, result_of, with_blocking_calls
+from lachesis.agent.blocking_calls import result_of, with_blocking_calls
+from lachesis.agent.call_scope import CallScope, RewardIsOver, current_scope
 from lachesis.agent.context_results import Reply
+from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
 
 

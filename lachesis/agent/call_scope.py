@@ -1,0 +1,193 @@
+"""What happens to the calls of a context in one call of the environment, a reward for example.
+
+A call that was handed out to be awaited and never was is an error at its end: without its result, the score would be
+wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from concurrent import futures
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import CoroutineType
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+from backends import BackendError
+from lachesis.agent.blocked_loop import BlockedLoop
+from lachesis.agent.driven import Driven
+from lachesis.agent.reward import RewardError
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class RewardIsOver(RuntimeError):
+    """A reward that has ended, ran out of time, or whose rollout was cancelled, still uses its context."""
+
+
+class _Task(asyncio.Task[Any]):
+    """A task of a scope. Knows whether anybody ever waited for it."""
+
+    wanted = False
+
+    def add_done_callback(self, *args: Any, **options: Any) -> None:
+        self.wanted = True  # `await`, `gather`, `wait`, a group of tasks: all of them come here
+        super().add_done_callback(*args, **options)
+
+
+@dataclass(eq=False, slots=True)
+class _Open:
+    """A call that is to be awaited, up to its end."""
+
+    what: str
+    """The method, the file and the line."""
+    begun: bool = False
+    task: asyncio.Task[Any] | None = None
+
+    def problem(self) -> str | None:
+        if not self.begun:
+            return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
+        if isinstance(self.task, _Task) and not self.task.wanted:
+            return f"{self.what} was still running, in a task that nobody waited for; await the task, or cancel it"
+        return None
+
+
+class Call(Coroutine[Any, Any, T]):
+    """A call that was handed out to be awaited. It begins when it is."""
+
+    __slots__ = ("_coroutine", "_make", "_open", "_scope")
+
+    def __init__(self, make: Callable[[], Coroutine[Any, Any, T]], what: str, scope: CallScope | None) -> None:
+        self._make = make
+        self._coroutine: Coroutine[Any, Any, T] | None = None
+        self._open = _Open(what)
+        self._scope = scope
+        if scope is not None:
+            scope.calls.add(self._open)
+
+    def _begin(self) -> Coroutine[Any, Any, T]:
+        if self._coroutine is None:
+            self._open.begun = True
+            self._coroutine = self._run() if self._scope is not None else self._make()
+        return self._coroutine
+
+    async def _run(self) -> T:
+        self._open.task = asyncio.current_task()
+        try:
+            return await self._make()
+        finally:
+            self._drop()
+
+    def _drop(self) -> None:
+        self._open.begun = True
+        if self._scope is not None:
+            self._scope.calls.discard(self._open)
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._begin().__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._begin().send(value)
+
+    def throw(self, *error: Any) -> Any:
+        self._drop()  # a task that is cancelled before it begins
+        return self._begin().throw(*error)
+
+    def close(self) -> None:
+        self._drop()
+        if self._coroutine is not None:
+            self._coroutine.close()
+
+    def __del__(self) -> None:
+        if self._scope is None and not self._open.begun:
+            log.error("%s", self._open.problem())
+
+
+@dataclass(eq=False, slots=True)
+class CallScope:
+    """What the calls of a `ToolContext` in one call of the environment came to."""
+
+    name: str
+    """The environment and its method, for messages."""
+    plain: bool = False
+    """Whether the method is a plain `def`. No call can be awaited there, so all raise what awaited ones raise."""
+    calls: set[_Open] = field(default_factory=set)
+    failure: BackendError | None = None
+    """The first failure of the infrastructure that a call met."""
+    stuck: BlockedLoop | None = None
+    over: bool = False
+    waiting: set[futures.Future[Any]] = field(default_factory=set)
+    """Calls for which threads wait."""
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """The scope of the code inside, of the tasks that it starts and the threads that copy its context."""
+        _prepare(asyncio.get_running_loop())
+        token = _scope.set(self)
+        try:
+            yield
+        finally:
+            self.end()
+            _scope.reset(token)
+
+    def end(self) -> None:
+        """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
+        self.over = True
+        for future in tuple(self.waiting):
+            future.cancel()
+
+    def problem(self) -> RewardError | None:
+        """What keeps the result of the environment's code from being one."""
+        if self.stuck is not None:
+            return self.stuck
+        found = sorted(problem for call in self.calls if (problem := call.problem()) is not None)
+        return RewardError(f"{self.name}: " + "; ".join(found)) if found else None
+
+
+_scope: ContextVar[CallScope | None] = ContextVar("call_scope", default=None)
+loop_threads: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""The thread of each event loop that had a scope."""
+
+
+def current_scope() -> CallScope | None:
+    return _scope.get()
+
+
+class outside_scopes:
+    """What our own code inside starts belongs to no scope."""
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _scope.set(None)
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ValueError):  # a coroutine that is thrown away may end anywhere
+            _scope.reset(self._token)
+
+
+def _prepare(loop: asyncio.AbstractEventLoop) -> None:
+    """Let tasks that are started in a scope be driven too."""
+    loop_threads[loop] = threading.get_ident()
+    before: Any = loop.get_task_factory()
+    if getattr(before, "drives", False):
+        return
+
+    def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        context = options.get("context")
+        scope = _scope.get() if context is None else context.get(_scope)
+        inside = scope is not None and not scope.over
+        if inside and isinstance(coroutine, CoroutineType):
+            coroutine = Driven(coroutine)
+        if before is not None:
+            return before(loop, coroutine, **options)
+        return (_Task if inside else asyncio.Task)(coroutine, loop=loop, **options)
+
+    factory.drives = True  # type: ignore[attr-defined]
+    loop.set_task_factory(factory)

@@ -1,0 +1,69 @@
+"""Files between this machine and a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from backends import Sandbox
+from lachesis.agent.context_results import Replies, Reply
+
+_CHUNK = 1 << 20
+
+
+def files_below(folder: Path) -> Replies:
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    return Replies(Reply.written(path.stat().st_size) for path in files)
+
+
+async def chunks(path: Path) -> AsyncIterator[bytes]:
+    file = await asyncio.to_thread(path.open, "rb")
+    try:
+        while data := await asyncio.to_thread(file.read, _CHUNK):
+            yield data
+    finally:
+        file.close()
+
+
+async def write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> int:
+    """Write beside `path`, then move over it; the number of bytes. More than `room` bytes are an `OSError`."""
+    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
+    try:
+        with temporary.open("wb") as file:  # in no thread: cancelled, it would make the file after it was removed
+            written = 0
+            async for chunk in chunks:
+                written += len(chunk)
+                if room is not None and written > room:
+                    raise OSError(f"more than {room} bytes")
+                await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(temporary.replace, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return written
+
+
+async def place(sandbox: Sandbox, inside: str, kept: Path) -> None:
+    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
+    if not kept.is_dir():
+        await sandbox.write_chunks(inside, chunks(kept))
+        if kept.stat().st_mode & 0o100:
+            await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": inside})
+        return
+    try:
+        await sandbox.upload_dir(kept, inside)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
+            await sandbox.exec('rm -rf -- "$P"', timeout=30, env={"P": inside}, fresh=True)
+        raise
+
+
+def size(path: Path) -> int:
+    if path.is_dir():
+        return sum(member.lstat().st_size for member in path.rglob("*"))
+    return path.stat().st_size
