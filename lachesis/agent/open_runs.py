@@ -49,7 +49,7 @@ class OpenRun:
     """By task id: what broke the infrastructure under a loop or a context that the environment made by hand."""
 
     by_hand: set[str] = field(default_factory=set)
-    """Tasks whose session was opened here: no rollout of the run."""
+    """Tasks whose session was opened here and is open: no rollout of the run."""
     tasks: set[asyncio.Task[None]] = field(default_factory=set)
     """Ends of such sessions that nobody waits for."""
     notes: set[str] = field(default_factory=set)
@@ -59,6 +59,7 @@ class OpenRun:
         try:
             return self.sessions.get(task_id)
         except KeyError:
+            self.by_hand.intersection_update(self.sessions)
             self.by_hand.add(task_id)
             return self.sessions.open(task_id, spec=self.spec(task_id))
 

@@ -81,11 +81,14 @@ class AgentResult:
     def messages(self) -> list[dict[str, Any]]:
         """The conversation as OpenAI dicts; always valid. A copy: change it freely.
 
-        Reasoning is under `reasoning`, and under `reasoning_content`, where other libraries have it.
+        Reasoning is under `reasoning`, and under `reasoning_content`, where other libraries have it. The content of a
+        turn without text is "".
         """
         if self._messages is None:
             self._messages = self.history.to_openai("reasoning")
             for message in self._messages:
+                if message.get("content") is None:
+                    message["content"] = ""
                 if reasoning := message.get("reasoning"):
                     message["reasoning_content"] = reasoning
         return self._messages

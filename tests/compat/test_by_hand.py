@@ -84,6 +84,7 @@ async def test_a_server_with_chat_completion_only_plays_in_the_sandbox_of_the_ta
         result = await loop.run(ASK)
         assert (result.outcome, result.turns_used) == (Outcome.COMPLETED, 3)
         assert [m["role"] for m in result.messages] == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+        assert result.messages[1]["content"] == "", "old rewards take its length"
         assert json.loads(result.messages[4]["content"])["output"] == "7\n"
         assert result.reasoning_per_turn == ["Hm."] * 3
         assert result.managed_state == {"nodes": ["of the server"]}
