@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 
-from backends import SandboxSpec
+from backends import BackendUnavailable, SandboxSpec
 from lachesis.errors import LachesisError
 from lachesis.tools import ToolRegistry, ToolSession, ToolSessions
 
@@ -38,11 +38,13 @@ class OpenRun:
     """The name of the technology of the sandboxes."""
     takes_images: bool = True
     """Whether a sandbox may have another image than the run's."""
-    shares_variables: bool = False
-    """Whether sandboxes of tasks made by hand get the variables that the environment's code sets during the run. Old
-    environments pass values to commands so; only commands without any walls may see them."""
+    walls: bool = True
+    """Whether commands see nothing of this process. Old environments pass values to commands by `os.environ`: without
+    walls, sandboxes of tasks made by hand get what the environment's code set there during the run."""
     variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     """Of this process, at the start of the run."""
+    after_setup: Mapping[str, str] | None = None
+    """The same when `setup` had ended. What is set later is meant for commands."""
     overrides: dict[str, dict[str, object]] = field(default_factory=dict)
     """By task id: fields of `SandboxSpec` that differ from those of the run."""
     failures: dict[str, Exception] = field(default_factory=dict)
@@ -55,10 +57,15 @@ class OpenRun:
     notes: set[str] = field(default_factory=set)
 
     def session(self, task_id: str) -> ToolSession:
-        """The session of a task, opened where there is none. The end of the run closes it at the latest."""
+        """The session of a task, opened where there is none. The end of the run closes it at the latest.
+
+        Raises:
+            BackendUnavailable: the environment passes variables to commands that they cannot see.
+        """
         try:
             return self.sessions.get(task_id)
         except KeyError:
+            self._check_variables(task_id)
             self.by_hand.intersection_update(self.sessions)
             self.by_hand.add(task_id)
             return self.sessions.open(task_id, spec=self.spec(task_id))
@@ -72,25 +79,36 @@ class OpenRun:
     def spec(self, task_id: str) -> SandboxSpec:
         """The sandbox of a task: the run's, with the overrides of the task."""
         changed = dict(self.overrides.get(task_id, ()))
-        if set_since := self._set_since():
-            named = ", ".join(set_since)
-            if self.shares_variables:
-                self.note_once(f"commands without walls see what the environment set in os.environ: {named}")
-                changed["env"] = {**set_since, **self.sessions.spec.env}
-            else:
-                self.note_once(
-                    f"the environment set {named} in os.environ, which sandboxes do not see: pass values with "
-                    "--env.terminal_env, or for commands that are trusted use --env.sandbox none"
-                )
+        if not self.walls and (set_since := _changed(self.variables)):
+            self.note_once(f"commands without walls see what the environment set in os.environ: {', '.join(set_since)}")
+            changed["env"] = {**set_since, **self.sessions.spec.env}
         return replace(self.sessions.spec, **changed) if changed else self.sessions.spec  # type: ignore[arg-type]
 
-    def _set_since(self) -> dict[str, str]:
-        """Variables that the environment's code set, but for those of the removed stack's own terminal."""
-        return {
-            name: value
-            for name, value in os.environ.items()
-            if self.variables.get(name) != value and not name.startswith("TERMINAL_")
-        }
+    def _check_variables(self, task_id: str) -> None:
+        if not self.walls or self.after_setup is None:
+            return
+        hidden = [name for name in _changed(self.after_setup) if name not in self.sessions.spec.env]
+        if hidden:
+            error = BackendUnavailable(
+                f"the environment sets {', '.join(hidden)} in os.environ for its commands, which do not see it in a "
+                "sandbox. Next step: pass values with --env.terminal_env, or with commands that you trust run the "
+                "local backend with --env.sandbox none"
+            )
+            self.failures.setdefault(task_id, error)
+            raise error
+
+
+_OF_LIBRARIES = ("CUDA_", "GRPC_", "HF_", "KMP_", "OMP_", "TERMINAL_", "TF_", "TOKENIZERS_", "TORCH", "WANDB_")
+"""Beginnings of variables that libraries set for themselves, and the removed stack for its terminal."""
+
+
+def _changed(before: Mapping[str, str]) -> dict[str, str]:
+    """The variables that this process has set since."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if before.get(name) != value and not name.startswith(_OF_LIBRARIES)
+    }
 
 
 _open: list[OpenRun] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -73,10 +74,11 @@ async def run_resources(
             asyncio.get_running_loop(),
             backend=config.terminal_backend,
             takes_images=config.terminal_backend not in ("local", "ssh"),
-            shares_variables=config.terminal_backend == "local" and config.sandbox == "none",
+            walls=config.terminal_backend != "local" or config.sandbox != "none",
         )
         stack.enter_context(opened(open_run))
         await env.setup()
+        open_run.after_setup = dict(os.environ)
         sessions.spec = replace(sessions.spec, lifetime=float(config.terminal_lifetime))  # `setup` may have set it
         stack.push_async_callback(env.teardown)
         if server is None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import lachesis
-from backends import BackendError
+from backends import BackendError, BackendUnavailable
 from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.open_runs import NoOpenRun, open_run
 from lachesis.agent.outcome import Outcome
@@ -198,24 +198,33 @@ async def test_a_backend_with_images_gets_that_of_the_task(tmp_path: Path) -> No
     await in_run(tmp_path, use)
 
 
-@pytest.mark.parametrize("walls", ["bubblewrap", "none"])
-async def test_variables_that_the_environment_sets_reach_commands_without_walls_only(
-    tmp_path: Path, walls: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def sets_a_variable(command: str) -> str:
+    """What a command shows after the environment has set a variable for it, as YC-Bench does."""
+    os.environ["SPINDLE_DB"] = "sqlite:///x"
+    try:
+        return str(json.loads(await asyncio.to_thread(terminal_tool, command, task_id="t"))["output"])
+    finally:
+        del os.environ["SPINDLE_DB"]
+
+
+async def test_variables_that_the_environment_sets_reach_commands_without_walls(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv("SPINDLE_DB", raising=False)
-
-    async def use(env: Any) -> str:
-        os.environ["SPINDLE_DB"] = "sqlite:///x"
-        try:
-            shown = await asyncio.to_thread(terminal_tool, "echo [$SPINDLE_DB]", task_id="t")
-        finally:
-            del os.environ["SPINDLE_DB"]
-        return str(json.loads(shown)["output"])
-
     with caplog.at_level(logging.WARNING):
-        shown = await in_run(tmp_path, use, sandbox=walls)
-    assert shown == ("[sqlite:///x]\n" if walls == "none" else "[]\n")
-    assert "SPINDLE_DB" in caplog.text and ("--env.terminal_env" in caplog.text) == (walls != "none")
+        shown = await in_run(tmp_path, lambda _: sets_a_variable("echo [$SPINDLE_DB]"), sandbox="none")
+    assert shown == "[sqlite:///x]\n"
+    assert "SPINDLE_DB" in caplog.text
+
+
+async def test_with_walls_they_are_no_silent_loss(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        with pytest.raises(BackendUnavailable, match=r"sets SPINDLE_DB in os.environ.*--env.sandbox none"):
+            await sets_a_variable("true")
+        assert list(open_run().failures) == ["t"], "the evaluation is broken, whatever the environment catches"
+
+    await in_run(tmp_path, use)
+    given = {"terminal_env": {"SPINDLE_DB": "given"}}
+    assert await in_run(tmp_path, lambda _: sets_a_variable("echo $SPINDLE_DB"), **given) == "given\n"
 
 
 async def test_a_sandbox_that_fails_under_a_call_by_name_is_kept_too(
