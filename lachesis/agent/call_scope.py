@@ -190,8 +190,10 @@ class outside_scopes:
         self._token = _scope.set(None)
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ValueError):  # a coroutine that is thrown away may end anywhere
+        try:  # noqa: SIM105  # this is in the way of every call
             _scope.reset(self._token)
+        except ValueError:  # a coroutine that is thrown away may end anywhere
+            pass
 
 
 def _prepare(loop: asyncio.AbstractEventLoop) -> None:
