@@ -36,16 +36,16 @@ async def with_blocking_calls(coroutine: Coroutine[Any, Any, T], *, name: str = 
         RewardError: a call was never awaited, or is left to itself.
     """
     scope = CallScope(name)
-    with scope.entered():
-        try:
+    try:
+        with scope.entered():
             result: T = await Driven(coroutine)
-        except Exception as error:
-            if scope.failure is not None and error is not scope.failure:
-                raise scope.failure from error
-            raise
-        if (wrong := scope.failure or scope.problem()) is not None:
-            raise wrong
-        return result
+    except Exception as error:
+        if scope.failure is not None and error is not scope.failure:
+            raise scope.failure from error
+        raise
+    if (wrong := scope.failure or scope.problem()) is not None:
+        raise wrong
+    return result
 
 
 def result_of(

@@ -16,7 +16,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from types import CoroutineType
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from backends import BackendError
 from lachesis.agent.blocked_loop import BlockedLoop
@@ -36,6 +36,10 @@ class _Task(asyncio.Task[Any]):
 
     wanted = False
 
+    @property
+    def forgotten(self) -> bool:
+        return not (self.wanted or self.done() or self.cancelling())
+
     def add_done_callback(self, *args: Any, **options: Any) -> None:
         self.wanted = True  # `await`, `gather`, `wait`, a group of tasks: all of them come here
         super().add_done_callback(*args, **options)
@@ -51,9 +55,11 @@ class _Open:
     task: asyncio.Task[Any] | None = None
 
     def problem(self) -> str | None:
+        if isinstance(self.task, _Task) and (self.task.cancelling() or self.task.done()):
+            return None
         if not self.begun:
             return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
-        if isinstance(self.task, _Task) and not self.task.wanted:
+        if isinstance(self.task, _Task) and self.task.forgotten:
             return f"{self.what} was still running, in a task that nobody waited for; await the task, or cancel it"
         return None
 
@@ -70,6 +76,9 @@ class Call(Coroutine[Any, Any, T]):
         self._scope = scope
         if scope is not None:
             scope.calls.add(self._open)
+
+    def runs_in(self, task: asyncio.Task[Any]) -> None:
+        self._open.task = task
 
     def _begin(self) -> Coroutine[Any, Any, T]:
         if self._coroutine is None:
@@ -124,6 +133,10 @@ class CallScope:
     over: bool = False
     waiting: set[futures.Future[Any]] = field(default_factory=set)
     """Calls for which threads wait."""
+    contexts: WeakSet[Any] = field(default_factory=WeakSet)
+    tasks: WeakSet[_Task] = field(default_factory=WeakSet)
+    """Those that began inside."""
+    _left: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -139,15 +152,24 @@ class CallScope:
     def end(self) -> None:
         """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
         self.over = True
+        self._left = [problem for call in self.calls if (problem := call.problem()) is not None]
+        self._left += [
+            f"the task {task.get_coro()} was given the context, and nobody waited for it; await the task, or cancel it"
+            for task in self.tasks
+            if task.forgotten and self._has_context(task)
+        ]
         for future in tuple(self.waiting):
             future.cancel()
 
+    def _has_context(self, task: _Task) -> bool:
+        frame = getattr(task.get_coro(), "cr_frame", None)
+        return frame is not None and any(value is each for value in frame.f_locals.values() for each in self.contexts)
+
     def problem(self) -> RewardError | None:
-        """What keeps the result of the environment's code from being one."""
+        """What, at its end, keeps the result of the environment's code from being one."""
         if self.stuck is not None:
             return self.stuck
-        found = sorted(problem for call in self.calls if (problem := call.problem()) is not None)
-        return RewardError(f"{self.name}: " + "; ".join(found)) if found else None
+        return RewardError(f"{self.name}: " + "; ".join(sorted(self._left))) if self._left else None
 
 
 _scope: ContextVar[CallScope | None] = ContextVar("call_scope", default=None)
@@ -168,8 +190,10 @@ class outside_scopes:
         self._token = _scope.set(None)
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ValueError):  # a coroutine that is thrown away may end anywhere
+        try:  # noqa: SIM105  # this is in the way of every call
             _scope.reset(self._token)
+        except ValueError:  # a coroutine that is thrown away may end anywhere
+            pass
 
 
 def _prepare(loop: asyncio.AbstractEventLoop) -> None:
@@ -182,12 +206,17 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
         scope = _scope.get() if context is None else context.get(_scope)
-        inside = scope is not None and not scope.over
-        if inside and isinstance(coroutine, CoroutineType):
+        if scope is not None and not scope.over and isinstance(coroutine, CoroutineType):
             coroutine = Driven(coroutine)
         if before is not None:
             return before(loop, coroutine, **options)
-        return (_Task if inside else asyncio.Task)(coroutine, loop=loop, **options)
+        if scope is None or scope.over:
+            return asyncio.Task(coroutine, loop=loop, **options)
+        task = _Task(coroutine, loop=loop, **options)
+        scope.tasks.add(task)
+        if isinstance(coroutine, Call):
+            coroutine.runs_in(task)
+        return task
 
     factory.drives = True  # type: ignore[attr-defined]
     loop.set_task_factory(factory)

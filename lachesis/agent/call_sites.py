@@ -23,18 +23,19 @@ _TAKERS = frozenset(
 )
 """Functions and methods of asyncio that take coroutines."""
 _MOST = 4096
-_known: dict[tuple[str, CodeType, int], bool] = {}
+_known: dict[tuple[int, int], tuple[CodeType, bool]] = {}
+"""By the id of the code, whose hash takes longer than the rest, and the instruction."""
 
 
 def is_awaited(frame: FrameType, method: str) -> bool:
     """Whether the call of `method` that `frame` is making is awaited; False where that cannot be seen."""
-    place = frame.f_code.co_filename, frame.f_code, frame.f_lasti
+    place = id(frame.f_code), frame.f_lasti
     known = _known.get(place)
     if known is None:
         if len(_known) >= _MOST:  # code that is compiled again and again
             _known.clear()
-        known = _known[place] = _look(frame, method)
-    return known
+        known = _known[place] = frame.f_code, _look(frame, method)  # the code stays, so its id is nobody else's
+    return known[1]
 
 
 def _look(frame: FrameType, method: str) -> bool:

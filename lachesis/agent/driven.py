@@ -41,6 +41,11 @@ class Driven(Coroutine[Any, Any, T]):
         """Where the coroutine waits for `_call`: the runner, or a greenlet that the coroutine started itself."""
         self._call: Generator[Any, Any, Any] | None = None
 
+    def __repr__(self) -> str:
+        code = getattr(self._coroutine, "cr_code", None)
+        place = f" at {code.co_filename}:{code.co_firstlineno}" if code is not None else ""
+        return f"{getattr(self._coroutine, '__qualname__', self._coroutine)}(){place}"
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._coroutine, name)  # `cr_frame` and others, for those who print tasks
 

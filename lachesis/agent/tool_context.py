@@ -180,7 +180,8 @@ class ToolContext:
         self._registry = registry or BUILTIN_TOOLS
         self._open_verifier = open_verifier
         self._shared = shared or self._session.state(_Shared)
-        self._shared.scope = current_scope() or self._shared.scope
+        if (scope := current_scope() or self._shared.scope) is not None:
+            self.enter(scope)
         self._sealed = False
 
     def __await__(self) -> Generator[Any, Any, ToolContext]:
@@ -204,6 +205,7 @@ class ToolContext:
     def enter(self, scope: CallScope) -> None:
         """Calls belong to `scope` from now on, also those from threads."""
         self._shared.scope = scope
+        scope.contexts.add(self)
 
     def _scope(self) -> CallScope | None:
         """What a call belongs to. A thread that a reward left behind still belongs to it."""

@@ -339,6 +339,10 @@ async def test_cancelled_calls_and_those_that_somebody_waited_for_are_no_error(d
     _, pending = await asyncio.wait([asyncio.create_task(device.get("third", 0.1))], timeout=0.01)
     assert pending
     device.get(2)
+    asyncio.create_task(device.get("fourth", 30)).cancel()
+    last = asyncio.create_task(device.get("fifth", 30))
+    await asyncio.sleep(0.01)
+    last.cancel()
 
 
 @pytest.mark.skipif(not hasattr(asyncio, "eager_task_factory"), reason="Python 3.12 and later")

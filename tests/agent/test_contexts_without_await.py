@@ -171,6 +171,23 @@ async def test_a_worker_that_was_there_before_the_reward_is_no_trap_either(ctx: 
     assert score is None and "never awaited" in trace and Path(__file__).name in trace
 
 
+async def test_a_task_that_was_given_the_context_and_forgotten_is_no_low_score(ctx: ToolContext) -> None:
+    scores = [0.0]
+
+    async def check(ctx: Any) -> None:
+        scores[0] = float(ctx.terminal("true")["exit_code"] == 0)
+
+    async def reward(item: Any, result: Any, ctx: Any) -> float:
+        tasks.append(asyncio.create_task(check(ctx)))
+        await asyncio.sleep(0)
+        return scores[0]
+
+    tasks: list[asyncio.Task[None]] = []
+    score, trace = await scored(reward, ctx)
+    assert score is None and "check() at " in trace and "nobody waited for it" in trace
+    tasks[0].cancel()
+
+
 async def test_time_runs_out_in_a_call_without_await(ctx: ToolContext) -> None:
     async def reward(item: Any, result: Any, ctx: Any) -> float:
         try:
