@@ -181,6 +181,8 @@ class HostSandboxes:
             await asyncio.shield(asyncio.wrap_future(self._threads.submit(_discard, launching)))
             raise
         sandbox = HostSandbox(Connection(asyncio_stream(reader, writer)), launched, self._threads)
+        if spec.network or self._marked:
+            sandbox.shared_network = "this machine"
         try:
             await sandbox.begin(spec)
         except BackendError as error:

@@ -204,7 +204,10 @@ class SshBackend:
             fields = {"id": id, "workdir": workdir, "python": inside.python}
             written = {path: text.encode("latin-1") for path, text in made["written"].items()}
             await write_inside(ExecutorSandbox(connection, **fields), written)
-            return SshSandbox(connection, link, name=name, **fields)
+            sandbox = SshSandbox(connection, link, name=name, **fields)
+            if spec.network or not self._walled:
+                sandbox.shared_network = "another machine"
+            return sandbox
         except BaseException:
             link.deaths.pop(id, None)
             with contextlib.suppress(Exception):  # a sandbox that cannot be ended now ends itself
