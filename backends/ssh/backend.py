@@ -61,6 +61,7 @@ class SshBackend:
         bwrap: str = "",
         python: str = "",
         folder: str = "",
+        mounts: list[str] | None = None,
         grace: float = 60.0,
     ) -> None:
         """Options that are None come from ~/.ssh/config, or have the ssh command's defaults.
@@ -71,6 +72,7 @@ class SshBackend:
             config: ssh configuration files instead of ~/.ssh/config.
             bwrap, python: paths on the far machine; empty: searched for.
             folder: far folder for the state of sandboxes, which only this user may enter; empty: /tmp/lachesis-ssh-UID.
+            mounts: absolute paths of files and folders of the far machine, to be read inside under the same path.
             grace: seconds for which a sandbox outlives its connection.
         """
         if not host:
@@ -83,6 +85,7 @@ class SshBackend:
         self._walled = isolation == "bubblewrap"
         self.grace = grace
         self._bwrap = bwrap
+        self._mounts = [str(path) for path in mounts or ()]
         self._target = Target(
             host=host,
             port=port,
@@ -223,7 +226,9 @@ class SshBackend:
                 "owner": this_owner(),
                 "created": time.time(),
             },
-            "request": asdict(request_of(spec, walled=self._walled, file_systems=facts.get("file_systems", 1))),
+            "request": asdict(
+                request_of(spec, walled=self._walled, file_systems=facts.get("file_systems", 1), mounts=self._mounts)
+            ),
             "bwrap": facts.get("bwrap"),
             "lifetime": spec.lifetime + self.grace + _OVERTIME,
         }
