@@ -6,7 +6,7 @@ messages`. Sampled text is never encoded again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
@@ -22,6 +22,7 @@ from lachesis.trajectories import (
     FinishReason,
     Message,
     MessageHistory,
+    Node,
     SampledTokens,
     TokenPrefix,
     Usage,
@@ -96,20 +97,35 @@ class ManagedServer:
         split: Split = "train",
     ) -> list[ChatResponse]:
         """`n` completions of one conversation."""
-        prompts, reader = self.server.prompts, self.server.reader
+        options: dict[str, Any] = {"sampling": sampling, "tools": tools, "tool_choice": tool_choice, "split": split}
         if isinstance(messages, MessageHistory):
-            found, nodes = None, messages.nodes()
-        else:
-            found = self._conversations.find(messages)
-            nodes = found.nodes
+            return await self.continue_nodes(messages.nodes(), n, before=messages.record_prompt, **options)
+        found = self._conversations.find(messages)
+        responses = await self.continue_nodes(found.nodes, n, **options)
+        self._conversations.add(found, responses)
+        return responses
+
+    async def continue_nodes(
+        self,
+        nodes: Sequence[Node],
+        n: int,
+        *,
+        sampling: Sampling,
+        tools: Tools | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        split: Split = "train",
+        before: Callable[[TokenPrefix], None] | None = None,
+    ) -> list[ChatResponse]:
+        """`n` completions of the conversation that these nodes are. `before` gets their prompt before it is sent."""
+        prompts, reader = self.server.prompts, self.server.reader
         prompt = prompts.prompt(nodes, tools)
         prefix, opened = prompt.prefix, reader.opens_reasoning(prompt.generation_prompt)
         forced: list[int] = []
         if opening := forced_opening(self.server.parser, tools, tool_choice, reasoning_is_open=opened):
             forced, opened = prompts.encode(opening), False
             prefix = prefix.extend(forced)
-        if isinstance(messages, MessageHistory):
-            messages.record_prompt(prefix)  # a prompt that was rendered again shares no piece with the history
+        if before is not None:
+            before(prefix)
         generations = await self._generate(prefix, sampling, n, split)
         offered = tools if tools and tool_choice != "none" else None
         responses = []
@@ -120,8 +136,6 @@ class ManagedServer:
             )
             responses.append(self._response(message, malformed, prefix, generation, prompt.context))
         self._responses += responses
-        if found is not None:
-            self._conversations.add(found, responses)
         return responses
 
     # Calls of environments written for Atropos
