@@ -29,6 +29,7 @@ def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Itera
             group["tools"],
             model=group["model"],
             completed=rollout["completed"],
+            open_calls=_may_end_open(rollout),
             timestamp=group["timestamp"],
             system=system,
             **_provenance(group, rollout),
@@ -56,6 +57,7 @@ class Batch:
                 prompt_index=number,
                 metadata=_provenance(group, rollout),
                 completed=rollout["completed"],
+                open_calls=_may_end_open(rollout),
                 partial=not rollout["completed"],
                 api_calls=rollout["api_calls"],
                 toolsets_used=self.toolsets,
@@ -78,7 +80,8 @@ def dataset(
         if min_reward is not None and (reward is None or reward < min_reward):
             yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
             continue
-        converted = to_dataset_entry(stored_messages(group, rollout), group["tools"], source=source)
+        messages = stored_messages(group, rollout)
+        converted = to_dataset_entry(messages, group["tools"], open_calls=_may_end_open(rollout), source=source)
         if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
             yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
             continue
@@ -102,6 +105,11 @@ def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str
     for rollout in group["rollouts"]:
         messages = stored_messages(group, rollout)
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
+
+
+def _may_end_open(rollout: RolloutRecord) -> bool:
+    """Whether its last tool calls may have no results although it is complete: a program need not send them."""
+    return "program" in rollout
 
 
 def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
