@@ -11,10 +11,14 @@ from typing import Any, Final, Unpack
 
 from aiohttp import web
 
+from lachesis.endpoint.anthropic import CountTokens, Messages
 from lachesis.endpoint.openai_chat import ChatCompletions
+from lachesis.endpoint.openai_text import Completions
 from lachesis.endpoint.protocol import Protocol, dump, load
 from lachesis.endpoint.recording import Recording, RecordingOptions
 from lachesis.endpoint.request import JSON, Refused
+from lachesis.endpoint.responses import Responses
+from lachesis.endpoint.sglang import Generate
 from lachesis.inference.chat_template import PromptError, TurnRejected
 from lachesis.inference.errors import ContextExhausted, InferenceError
 from lachesis.inference.forced_calls import ToolChoiceError
@@ -27,7 +31,14 @@ from lachesis.trajectories import MessageError
 _LARGEST_REQUEST: Final = 256 * 2**20
 _PATH: Final = re.compile(r"(?:/(?P<key>sk-[^/]+))?(?:/v1)?(?P<route>/.*)")
 _CHAT: Final = ChatCompletions()
-_ROUTES: Final[Mapping[str, Protocol]] = {"/chat/completions": _CHAT}
+_ROUTES: Final[Mapping[str, Protocol]] = {
+    "/chat/completions": _CHAT,
+    "/completions": Completions(),
+    "/responses": Responses(),
+    "/messages": Messages(),
+    "/messages/count_tokens": CountTokens(),
+    "/generate": Generate(),
+}
 _JSON: Final = "application/json"
 
 
@@ -153,7 +164,7 @@ class RecordingEndpoint(AsyncService):
                 await asyncio.wait([work])
             seen(work)
         if not body.get("stream"):
-            return _response(200, answer)
+            return _response(200, protocol.body(answer))
         stream = stream or await _stream(request)
         await stream.write(b"".join(protocol.events(body, answer)))
         await stream.write_eof()
@@ -199,8 +210,9 @@ class RecordingEndpoint(AsyncService):
         return _response(refused.status, protocol.error(refused), headers)
 
 
-def _large_request(*parts: Any) -> web.BaseRequest:
-    return web.BaseRequest(*parts, asyncio.get_running_loop(), client_max_size=_LARGEST_REQUEST)
+def _large_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_LARGEST_REQUEST)
 
 
 def models(names: list[str]) -> JSON:

@@ -13,6 +13,7 @@ from lachesis.endpoint.request import (
     SAMPLING,
     ChatRequest,
     Refused,
+    function_tools,
     refuse_unknown,
     stop_texts,
     take,
@@ -63,7 +64,7 @@ def read(body: JSON) -> ChatRequest:
     limits = [limit for name in ("max_tokens", "max_completion_tokens") if (limit := whole(body, name)) is not None]
     return ChatRequest(
         messages=[read_message(message) for message in messages],
-        tools=take(body, "tools", list) or None,
+        tools=function_tools(take(body, "tools", list)),
         tool_choice=take(body, "tool_choice", str, dict),
         n=whole(body, "n") or 1,
         max_tokens=min(limits, default=None),
