@@ -121,7 +121,7 @@ async def test_a_program_solves_tasks_and_every_token_is_certified(name: str, tm
 
 
 async def test_mini_swe_agent_plays_with_the_embedded_model(tmp_path: Path) -> None:
-    server = ServerConfig(model_name="embedded", parallel=2, context=8192)
+    server = ServerConfig(model_name="embedded", engine="llama.cpp", parallel=2, context=8192)
     limits = {"max_agent_turns": 6, "max_token_length": 96, "rollout_timeout": 600.0}
     how_many = int(os.environ.get("LACHESIS_PROGRAM_GROUPS", "10"))
     rollouts = await play(
