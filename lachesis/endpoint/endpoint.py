@@ -152,22 +152,22 @@ class RecordingEndpoint(AsyncService):
                     stream = stream or await _stream(request)
                     await stream.write(protocol.ping)
             answer = await self._answer(work, recording)
+            if not body.get("stream"):
+                return _response(200, protocol.body(answer))
+            stream = stream or await _stream(request)
+            await stream.write(b"".join(protocol.events(body, answer)))
         except Refused as refused:
             recording.refused[str(refused)] += 1
             if stream is None:
                 raise
             await stream.write(protocol.error_event(refused))
-            return stream
+        except ConnectionResetError:  # the client of a stream is gone
+            assert stream is not None
         finally:
             if not work.done():  # the client is gone
                 work.cancel()
                 await asyncio.wait([work])
             seen(work)
-        if not body.get("stream"):
-            return _response(200, protocol.body(answer))
-        stream = stream or await _stream(request)
-        await stream.write(b"".join(protocol.events(body, answer)))
-        await stream.write_eof()
         return stream
 
     async def _models(self) -> list[str]:
