@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any, NamedTuple
+
+import orjson
 
 from lachesis.trajectories import ChatResponse, Message, Node
 from lachesis.trajectories.frozen import thaw
@@ -22,6 +25,11 @@ class Found(NamedTuple):
 
     nodes: tuple[Node, ...]
     key: bytes
+
+
+class _Read(NamedTuple):
+    message: Message
+    digest: bytes
 
 
 class ConversationIndex:
@@ -40,20 +48,23 @@ class ConversationIndex:
 
     def __init__(self) -> None:
         self._nodes: dict[bytes, list[Node]] = {}
+        self._read: dict[bytes, _Read] = {}
+        """Messages that came before, by their JSON: a client sends the whole conversation each turn."""
 
     def find(self, messages: Sequence[Message | Mapping[str, Any]]) -> Found:
         """The nodes of `messages`. New messages are added."""
-        given = [as_message(_plain(message), index) for index, message in enumerate(messages)]
+        read = [self._message(message, index) for index, message in enumerate(messages)]
+        given = [message for message, _ in read]
         places = _answered_calls(given)
         keys = [b""]
-        for index, message in enumerate(given):
-            keys.append(_key(keys[-1], message, places.get(index, message.tool_call_id)))
+        for index, (message, own) in enumerate(read):
+            keys.append(_key(keys[-1], own, places.get(index, message.tool_call_id)))
         path = self._sampled(given, keys)
         for index in range(len(path), len(given)):
             message = given[index]
             if (place := places.get(index)) is not None:
-                own = path[place[0]].message.tool_calls[place[1]].id
-                message = message if own == message.tool_call_id else replace(message, tool_call_id=own)
+                call_id = path[place[0]].message.tool_calls[place[1]].id
+                message = message if call_id == message.tool_call_id else replace(message, tool_call_id=call_id)
             path.append(self._after(path[-1] if path else None, message, keys[index + 1]))
         return Found(tuple(path), keys[-1])
 
@@ -62,19 +73,30 @@ class ConversationIndex:
         parent = found.nodes[-1] if found.nodes else None
         nodes = [Node.after(parent, response.message, response) for response in responses]
         for node in nodes:
-            self._nodes.setdefault(_key(found.key, node.message, None), []).append(node)
+            self._nodes.setdefault(_key(found.key, _digest(node.message), None), []).append(node)
         return nodes
+
+    def _message(self, given: Message | Mapping[str, Any], index: int) -> _Read:
+        """A message, and the digest of it alone."""
+        known = None
+        if type(given) is dict:
+            with suppress(TypeError):  # objects of the openai package, lone surrogates
+                known = blake2b(orjson.dumps(given), digest_size=16).digest()
+        read = self._read.get(known) if known is not None else None
+        if read is None:
+            message = as_message(_plain(given), index)
+            read = _Read(message, _digest(message))
+            if known is not None:
+                self._read[known] = read
+        return read
 
     def _sampled(self, given: Sequence[Message], keys: Sequence[bytes]) -> list[Node]:
         """The path to the last message that was sampled in its place."""
         for length in range(len(given), 0, -1):
-            candidates = [
-                (likeness, path)
-                for node in self._nodes.get(keys[length], ())
-                if node.origin is not None and (likeness := _likeness(path := _path(node), given)) is not None
-            ]
-            if candidates:
-                return max(candidates, key=lambda candidate: candidate[0])[1]
+            known = self._nodes.get(keys[length], ())
+            paths = [path for node in known if node.origin is not None and _agree(path := _path(node), given)]
+            if paths:
+                return paths[0] if len(paths) == 1 else max(paths, key=lambda path: _likeness(path, given))
         return []
 
     def _after(self, parent: Node | None, message: Message, key: bytes) -> Node:
@@ -96,19 +118,21 @@ def _path(node: Node) -> list[Node]:
     return path[::-1]
 
 
-def _likeness(path: Sequence[Node], given: Sequence[Message]) -> tuple[int, int] | None:
-    """How many call ids and how much reasoning of the conversation are equal; None if any reasoning differs."""
+def _agree(path: Sequence[Node], given: Sequence[Message]) -> bool:
+    """Whether the reasoning that came back is that of the nodes."""
+    return all(
+        message.reasoning is None or message.reasoning == node.message.reasoning
+        for node, message in zip(path, given, strict=False)
+    )
+
+
+def _likeness(path: Sequence[Node], given: Sequence[Message]) -> tuple[int, int]:
+    """How many call ids are those of the nodes, and how many messages have their reasoning."""
     ids = thoughts = 0
     for node, message in zip(path, given, strict=False):
-        if message.role != "assistant":
-            continue
-        if message.reasoning is not None:
-            if message.reasoning != node.message.reasoning:
-                return None
-            thoughts += 1
-        ids += sum(
-            theirs.id == ours.id for theirs, ours in zip(message.tool_calls, node.message.tool_calls, strict=True)
-        )
+        calls = zip(message.tool_calls, node.message.tool_calls, strict=True)
+        ids += sum(theirs.id == ours.id for theirs, ours in calls)
+        thoughts += message.reasoning == node.message.reasoning
     return ids, thoughts
 
 
@@ -131,19 +155,23 @@ def _answered_calls(messages: Sequence[Message]) -> dict[int, tuple[int, int]]:
     return found
 
 
-def _key(before: bytes, message: Message, answers: Any) -> bytes:
-    """The digest of a message and the messages before it, without what clients change."""
+def _key(before: bytes, own: bytes, answers: Any) -> bytes:
+    """The digest of a message and the messages before it. `answers` is the call that it answers."""
+    return blake2b(b"%b%b%r" % (before, own, answers), digest_size=16).digest()
+
+
+def _digest(message: Message) -> bytes:
+    """The digest of a message, without what clients change."""
     assistant = message.role == "assistant"
     fields = {
         "role": message.role,
         "name": message.name,
         "content": message.text if assistant else message.to_openai()["content"],
         "calls": [(call.name, _value(call.arguments)) for call in message.tool_calls],
-        "answers": answers,
         "more": {} if assistant else thaw(message.extra),  # OpenAI's clients add fields to assistant messages
     }
     text = json.dumps(fields, ensure_ascii=False, sort_keys=True)
-    return blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _plain(given: Any) -> Any:

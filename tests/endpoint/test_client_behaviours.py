@@ -13,6 +13,8 @@ import aiohttp
 import pytest
 
 from lachesis.endpoint import RecordingEndpoint
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.testing.fake_server import fake_tokenizer
 from lachesis.trajectories import samples, verify, verify_records
 from tests.support.exactness import stack, trained
 from tests.support.strange_clients import MARK, Model, Program
@@ -20,6 +22,7 @@ from tests.support.strange_clients import MARK, Model, Program
 BEHAVIOURS = int(os.environ.get("LACHESIS_CLIENT_BEHAVIOURS", "1500"))
 STEPS = 25
 PARTS = 4
+PROMPTS = PromptBuilder(fake_tokenizer())
 
 
 @pytest.mark.parametrize("part", range(PARTS))
@@ -33,7 +36,7 @@ async def test_whatever_clients_do_every_sampled_token_is_trained_once_after_its
 async def play(seed: int) -> Counter[str]:
     rng = Random(seed)
     async with (
-        stack(policy=Model(rng), latency=(0.0, 0.004)) as world,
+        stack(PROMPTS.tokenizer, prompts=PROMPTS, policy=Model(rng), latency=(0.0, 0.004)) as world,
         RecordingEndpoint(world.tokens, ping_interval=0.002) as endpoint,
         aiohttp.ClientSession() as http,
     ):

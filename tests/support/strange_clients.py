@@ -20,7 +20,7 @@ from typing import Any
 import aiohttp
 
 from lachesis.endpoint import Recording
-from lachesis.testing.fake_server import Ask
+from lachesis.testing.fake_server import Ask, Reply
 from lachesis.trajectories import ChatResponse
 from tests.support.exactness import Stack
 
@@ -82,7 +82,11 @@ class Model:
         self.rng = rng
         self.numbers = itertools.count(1)
 
-    def __call__(self, ask: Ask) -> str:
+    def __call__(self, ask: Ask) -> Reply:
+        ids = ask.ended(ask.codec.encode(self.text()))
+        return Reply(ids, logprobs=[-self.rng.random() for _ in ids])  # to score them takes longer than all else
+
+    def text(self) -> str:
         rng = self.rng
         if rng.random() < 0.08:
             return f"The same {mark('A', 0)}."
