@@ -7,7 +7,7 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
@@ -62,11 +62,18 @@ class Recording:
     Every completion is recorded before its answer is written, so a client that disconnects loses none.
     """
 
-    def __init__(self, server: TokenServer | Router, root_url: str, **options: Unpack[RecordingOptions]) -> None:
+    def __init__(
+        self,
+        server: TokenServer | Router,
+        root_url: str,
+        forget: Callable[[Recording], None],
+        **options: Unpack[RecordingOptions],
+    ) -> None:
         self.key = f"sk-lachesis-{secrets.token_urlsafe(24)}"
         self.base_url = f"{root_url}/{self.key}"
         """Clients append the route: OpenAI's `/v1`, Anthropic's `/v1/messages`."""
         self.closed = False
+        self._forget = forget
         self.error: Exception | None = None
         """The first failure of the infrastructure that a client met. Such a rollout has no score."""
         self.limit: str | None = None
@@ -217,6 +224,7 @@ class Recording:
     async def close(self, *, wait: float = 0.0) -> None:
         """Refuse later requests. Those in flight have `wait` seconds to end and are cancelled then."""
         self.closed = True
+        self._forget(self)
         if self._tasks and wait > 0:
             await asyncio.wait(self._tasks, timeout=wait)
         for task in self._tasks:
