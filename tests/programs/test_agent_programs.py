@@ -36,17 +36,14 @@ TASK = re.compile(
 pytestmark = pytest.mark.skipif(not PROGRAMS.is_dir(), reason="LACHESIS_PROGRAMS names no folder: make test-programs")
 
 
-class TerminalTasks(AgentProgramEnv):
+class TerminalTasks(AgentProgramEnv, TerminalTestEnv):
     """The tasks of `TerminalTestEnv`, played by a program."""
 
     name = "terminal-tasks"
-    setup = TerminalTestEnv.setup
-    get_next_item = TerminalTestEnv.get_next_item
-    format_prompt = TerminalTestEnv.format_prompt
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
         assert (await ctx.terminal("tail -n +2 /proc/net/route"))["output"] == "", "there is no network"
-        return await TerminalTestEnv.compute_reward(self, item, result, ctx)
+        return await super().compute_reward(item, result, ctx)
 
 
 def recipe(name: str, folder: Path) -> dict[str, Any]:
