@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import (
     ExportLine,
     GroupRecord,
@@ -24,15 +25,19 @@ def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Itera
         if messages is None:
             yield LeftOut(rollout["rollout_id"], "no answer by the model")
             continue
-        converted = to_trajectory_entry(
-            messages,
-            group["tools"],
-            model=group["model"],
-            completed=rollout["completed"],
-            timestamp=group["timestamp"],
-            system=system,
-            **_provenance(group, rollout),
-        )
+        try:
+            converted = to_trajectory_entry(
+                messages,
+                group["tools"],
+                model=group["model"],
+                completed=_is_complete(rollout, messages),
+                timestamp=group["timestamp"],
+                system=system,
+                **_provenance(group, rollout),
+            )
+        except MessageError as error:
+            yield _left_out(rollout, error)
+            continue
         yield _line(rollout, converted)
 
 
@@ -50,19 +55,24 @@ class Batch:
             if messages is None:
                 yield LeftOut(rollout["rollout_id"], "no answer by the model")
                 continue
-            converted = to_batch_entry(
-                messages,
-                group["tools"],
-                prompt_index=number,
-                metadata=_provenance(group, rollout),
-                completed=rollout["completed"],
-                partial=not rollout["completed"],
-                api_calls=rollout["api_calls"],
-                toolsets_used=self.toolsets,
-                tool_stats=rollout["tool_stats"],
-                all_tools=[tool["function"]["name"] for tool in group["tools"]],
-                system=self.system,
-            )
+            completed = _is_complete(rollout, messages)
+            try:
+                converted = to_batch_entry(
+                    messages,
+                    group["tools"],
+                    prompt_index=number,
+                    metadata=_provenance(group, rollout),
+                    completed=completed,
+                    partial=not completed,
+                    api_calls=rollout["api_calls"],
+                    toolsets_used=self.toolsets,
+                    tool_stats=rollout["tool_stats"],
+                    all_tools=[tool["function"]["name"] for tool in group["tools"]],
+                    system=self.system,
+                )
+            except MessageError as error:
+                yield _left_out(rollout, error)
+                continue
             yield _line(rollout, converted)
 
 
@@ -78,7 +88,11 @@ def dataset(
         if min_reward is not None and (reward is None or reward < min_reward):
             yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
             continue
-        converted = to_dataset_entry(stored_messages(group, rollout), group["tools"], source=source)
+        try:
+            converted = to_dataset_entry(stored_messages(group, rollout), group["tools"], source=source)
+        except MessageError as error:
+            yield _left_out(rollout, error)
+            continue
         if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
             yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
             continue
@@ -102,6 +116,16 @@ def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str
     for rollout in group["rollouts"]:
         messages = stored_messages(group, rollout)
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
+
+
+def _left_out(rollout: RolloutRecord, error: MessageError) -> LeftOut:
+    """Conversations of agent programs may break the rules of the format."""
+    return LeftOut(rollout["rollout_id"], f"no valid conversation ({type(error).__name__})")
+
+
+def _is_complete(rollout: RolloutRecord, messages: Sequence[dict[str, Any]]) -> bool:
+    """A program may end after tool calls of the model, without their results."""
+    return bool(rollout["completed"]) and not messages[-1].get("tool_calls")
 
 
 def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
