@@ -434,14 +434,10 @@ class Program:
         answers = [Entry("assistant", **turn, context=talk, tools=tools) for turn in turns]
         answers = [replace(answer, mark=(answer.marks() or [""])[0]) for answer in answers]
         expected = in_place(talk, tools)
-        self.sent.append(
-            Sent(
-                [name for entry in talk for name in entry.marks()],
-                expected.mark if expected else "",
-                [a.mark for a in answers],
-            )
-        )
-        self.received.update(answer.mark for answer in answers)
+        marks = [name for entry in talk for name in entry.marks()]
+        names = [answer.mark for answer in answers]
+        self.sent.append(Sent(marks, expected.mark if expected else "", names, changed))
+        self.received.update(names)
         return [(*talk, answer) for answer in answers]
 
     def with_less_reasoning(self, talk: Talk) -> Talk:
@@ -598,9 +594,8 @@ class Program:
                 assert not sent.extends or any(sent.extends in before for before in above[answer]), (
                     f"{answer} is not after {sent.extends}"
                 )
-                assert (
-                    not sent.changed or answer == "A0" or not any(sent.changed in before for before in above[answer])
-                ), f"{answer} is after {sent.changed}, whose reasoning was changed"
+                after = [sent.changed in before for before in above[answer]]
+                assert not sent.changed or answer == "A0" or not any(after), f"{answer} is after {sent.changed}"
 
 
 def _mark_of(response: ChatResponse) -> str:
