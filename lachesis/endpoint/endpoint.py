@@ -152,6 +152,9 @@ class RecordingEndpoint(AsyncService):
         return recording
 
     async def _serve(self, request: web.BaseRequest, protocol: Protocol, recording: Recording) -> web.StreamResponse:
+        if request.headers.get("Expect", "").lower() == "100-continue":  # curl, with a body of a megabyte
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # the answer has not begun
         body = load(await request.read())
         work = recording.run(protocol.complete(body, recording))
         stream: web.StreamResponse | None = None

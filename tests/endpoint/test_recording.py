@@ -172,6 +172,14 @@ async def test_a_conversation_of_several_megabytes_is_answered() -> None:
         assert len(assert_exact(world, client.recording.history())) == 1
 
 
+async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as client:
+        body = {"messages": [user("?")]}
+        url = f"{client.recording.base_url}/v1/chat/completions"
+        async with asyncio.timeout(5), client.http.post(url, json=body, expect100=True) as response:
+            assert (await response.json())["choices"][0]["message"]["content"] == "Hi."
+
+
 @pytest.mark.parametrize("wait", [0.0, 5.0])
 async def test_closing_cancels_or_waits_for_what_is_in_flight(wait: float) -> None:
     async with stack(policy=Scripted("Hi."), latency=0.3) as world, opened(world) as client:
