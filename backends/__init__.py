@@ -21,10 +21,12 @@ from .base import (
     SandboxInfo,
     SandboxLost,
     SandboxSpec,
+    SupportsForward,
     SupportsPty,
     SupportsSnapshot,
 )
 from .factory import BACKENDS, BackendOption, backend_names, backend_options, create_backend
+from .forwarding import Forward
 from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "BackendOption",
     "BackendUnavailable",
     "ExecResult",
+    "Forward",
     "Lease",
     "LeaseOver",
     "Lessor",
@@ -47,6 +50,7 @@ __all__ = [
     "SandboxLost",
     "SandboxPerLease",
     "SandboxSpec",
+    "SupportsForward",
     "SupportsPty",
     "SupportsSnapshot",
     "backend_names",

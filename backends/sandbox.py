@@ -6,10 +6,11 @@ A backend starts the executor, and overrides `ExecutorSandbox.close` to end it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import itertools
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar, cast
@@ -17,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar, cast
 from .base import (
     MAX_OUTPUT,
     BackendError,
+    BackendUnavailable,
     CallGuard,
     ExecResult,
     OutputChunk,
@@ -27,6 +29,7 @@ from .base import (
 )
 from .connection import GRACE, PATIENCE, Connection
 from .executor.framing import PROTOCOL
+from .forwarding import Forward, forwarded
 from .transfer import PART, Transfer, download, upload
 
 T = TypeVar("T")
@@ -119,6 +122,9 @@ class ExecutorProcess:
 
 class ExecutorSandbox:
     """A sandbox with an executor inside, with terminals. Subclasses override `close`."""
+
+    shared_network: Literal["none", "this machine", "another machine"] = "none"
+    """Whose network, loopback included, the inside has: none, or that of this machine or of the one that it runs on."""
 
     def __init__(self, connection: Connection, *, id: str, workdir: str, python: str | None) -> None:
         self._connection = connection
@@ -262,6 +268,21 @@ class ExecutorSandbox:
         """
         async with self._transfer("pack", remote) as transfer:
             await download(transfer, os.fspath(local), max_bytes)
+
+    @contextlib.asynccontextmanager
+    async def forward(self, host: str, port: int) -> AsyncIterator[Forward]:
+        """See `SupportsForward.forward`."""
+        if self.shared_network == "another machine":
+            raise BackendUnavailable(
+                f"sandbox {self.id} shares the network of the machine that it runs on: every user there could use the "
+                "way to this one. Next step: leave `network` out, and use isolation"
+            )
+        if self.shared_network == "this machine":
+            yield Forward(port, host)
+            return
+        title = f"sandbox {self.id}"
+        async with forwarded(self._connection, self._transfers, host, port, title=title) as inside:
+            yield inside
 
     def leased(self, lease: CallGuard) -> Self:
         view = copy.copy(self)

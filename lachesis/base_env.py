@@ -59,6 +59,9 @@ class HermesAgentBaseEnv(AtroposBase):
     system_prompt: ClassVar[str | None]
     """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
 
+    needs_sandboxes: ClassVar[bool] = False
+    """Whether rollouts use sandboxes even if the agent gets no tools: a run then checks first that they can be made."""
+
     _class_error: ClassVar[SettingsError | None] = None
     """What is wrong with the class attributes of a script's environment: its commands report it in one line."""
 
@@ -203,6 +206,10 @@ class HermesAgentBaseEnv(AtroposBase):
             raise NotRunning("rollouts need sandboxes; use the environment inside `async with env.running()`")
         return self._player
 
+    def player_for(self, item: Any) -> RolloutPlayer:
+        """The player of the rollouts of one item."""
+        return self.player
+
     def tool_definitions(self) -> list[dict[str, Any]]:
         """OpenAI definitions of the tools that the agent gets; with a `distribution`, of all that it may get."""
         name = self.config.distribution
@@ -295,7 +302,7 @@ class HermesAgentBaseEnv(AtroposBase):
         """One finished rollout of `item`. An exception in the environment's code ends this rollout only."""
         from lachesis.agent.rollout import Rollout
 
-        player = self.player
+        player = self.player_for(item)
         before = cancel_requests()
         try:
             return await player.play(

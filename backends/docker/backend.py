@@ -291,7 +291,10 @@ class _Creation:
                 raise BackendError(f"{self.name} could not be started: {error}") from None
         env = containers.environment(image, account, workdir, read_only=in_memory)
         inside = await initialise(self.connection, spec, workdir=workdir, env=env, grace=backend._grace)
-        return DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
+        sandbox = DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
+        if spec.network and backend._options.network.partition(":")[0] in ("host", "container"):
+            sandbox.shared_network = "another machine"
+        return sandbox
 
     async def undo(self, strict: bool = False) -> None:
         """Remove the container. Raises `BackendError` with `strict` only; without it, another error is being raised."""

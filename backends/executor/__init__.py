@@ -42,14 +42,21 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
   pull       transfer                                                                end; payload (at most 256 KiB)
   push       transfer; payload (at most 256 KiB)                                     {} when there is room for more
   commit     transfer                                                                {} when all is in its place
+  listen     transfer                                                                port: on 127.0.0.1 inside
+  accept     transfer, listener: the transfer of `listen`                            refused; see below
 
   cancel     target: the id of a request; ends it and its command
-  drop       transfer; removes an uncommitted file, keeps what was unpacked of a folder
+  drop       transfer; removes an uncommitted file, keeps what was unpacked of a folder, resets an uncommitted
+             connection, closes a listening socket with all its connections
   shutdown
 
 The payload of an `exec` answer is stdout followed by stderr; `stdout` in its header is the length of the former, and
 `execution` identifies the command for `spilled`. Kinds of transfers: `read` and `write` move a file; `pack` (pulled)
 and `unpack` (pushed) move a folder's contents as a tar stream in GNU format of files, folders and symbolic links.
+
+`accept` is answered when a program inside has connected, and its transfer is then that connection: `pull` is answered
+with what has arrived (at most 64 KiB, `end` at the end), `push` when all of it is in the socket, `commit` ends the
+outgoing half. At most 256 connections exist at once; `refused` is how many others have been reset so far.
 
 `memory` is the memory limit of the sandbox, if it has one. `wall_time` bounds every command, background ones included.
 

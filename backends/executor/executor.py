@@ -10,6 +10,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from .background import Background
+from .carried import Connected, Listener
 from .files import Upload, read_file
 from .framing import failure, log_error
 from .jobs import Exec
@@ -186,6 +187,17 @@ class Executor:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
         self.transfers[header["transfer"]] = kinds[header["kind"]](self, self.path(header["path"]))
         self.session.send({"id": header["id"]})
+
+    def op_listen(self, header: Header, _: bytes) -> None:
+        listener = self.transfers[header["transfer"]] = Listener(self)
+        self.session.send({"id": header["id"], "port": listener.port})
+
+    def op_accept(self, header: Header, _: bytes) -> None:
+        listener = self.transfers.get(header["listener"])
+        if not isinstance(listener, Listener):
+            raise OSError(errno.EBADF, "no such listening socket")
+        connected = self.transfers[header["transfer"]] = Connected(self, listener)
+        listener.accept(header["id"], connected)
 
     def op_pull(self, header: Header, _: bytes) -> None:
         self.transfer(header).pull(header["id"])

@@ -118,6 +118,8 @@ class Bubblewrap:
             arguments += self._programs(request)
         else:
             arguments += ["--perms", "1777", "--dir", "/tmp", "--dir", "/run", "--dir", "/home", "--dir", HOME]
+        for path in request.mounts:
+            arguments += ["--ro-bind", path, path]
         if runtime:
             arguments += ["--ro-bind", runtime, RUNTIME]
         for inside, fd in (files or {}).items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import threading
 from dataclasses import replace
@@ -94,6 +95,12 @@ class Machine:
             raise BackendUnavailable(
                 f"image {request.image!r} {reason}. Next step: name a folder with a root file system, or leave it out"
             )
+        for path in request.mounts:
+            if not os.path.isabs(path) or os.path.realpath(path) == "/" or not os.path.exists(path):
+                raise BackendUnavailable(
+                    f"mounts: {path!r} is not an absolute path of a file or folder of this machine other than /. Next "
+                    "step: correct the backend's option mounts"
+                )
         runtime = ""
         if image is not None or bwrap.overlay:  # the agent can overwrite the Python that is inside
             try:

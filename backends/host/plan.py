@@ -41,6 +41,8 @@ class Request:
     cpus: float | None = None
     memory_bytes: int | None = None
     pids: int | None = None
+    mounts: Sequence[str] = ()
+    """Files and folders of the machine that can be read inside under the same path."""
 
 
 @dataclass(frozen=True)

@@ -35,11 +35,12 @@ _ENDING = 5.0
 _T = TypeVar("_T")
 
 
-def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1) -> Request:
+def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts: Sequence[str] = ()) -> Request:
     """The machine's part of `spec`.
 
     Args:
         file_systems: how many file systems in memory it will have.
+        mounts: see `Request.mounts`; without isolation they can be read in any case.
 
     Raises:
         BackendUnavailable: isolation is off, and the spec has a field that needs it.
@@ -52,7 +53,7 @@ def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1) -> Req
             )
     size = disk_in_memory(spec, file_systems=file_systems)
     limits = (spec.cpus, spec.memory_bytes, spec.pids)
-    return Request(walled, size, spec.image, spec.workdir, spec.network, *limits)
+    return Request(walled, size, spec.image, spec.workdir, spec.network, *limits, tuple(mounts))
 
 
 @contextlib.contextmanager
@@ -181,6 +182,8 @@ class HostSandboxes:
             await asyncio.shield(asyncio.wrap_future(self._threads.submit(_discard, launching)))
             raise
         sandbox = HostSandbox(Connection(asyncio_stream(reader, writer)), launched, self._threads)
+        if spec.network or self._marked:
+            sandbox.shared_network = "this machine"
         try:
             await sandbox.begin(spec)
         except BackendError as error:

@@ -61,6 +61,7 @@ class SshBackend:
         bwrap: str = "",
         python: str = "",
         folder: str = "",
+        mounts: list[str] | None = None,
         grace: float = 60.0,
     ) -> None:
         """Options that are None come from ~/.ssh/config, or have the ssh command's defaults.
@@ -71,6 +72,7 @@ class SshBackend:
             config: ssh configuration files instead of ~/.ssh/config.
             bwrap, python: paths on the far machine; empty: searched for.
             folder: far folder for the state of sandboxes, which only this user may enter; empty: /tmp/lachesis-ssh-UID.
+            mounts: absolute paths of files and folders of the far machine, to be read inside under the same path.
             grace: seconds for which a sandbox outlives its connection.
         """
         if not host:
@@ -83,6 +85,7 @@ class SshBackend:
         self._walled = isolation == "bubblewrap"
         self.grace = grace
         self._bwrap = bwrap
+        self._mounts = [str(path) for path in mounts or ()]
         self._target = Target(
             host=host,
             port=port,
@@ -204,7 +207,10 @@ class SshBackend:
             fields = {"id": id, "workdir": workdir, "python": inside.python}
             written = {path: text.encode("latin-1") for path, text in made["written"].items()}
             await write_inside(ExecutorSandbox(connection, **fields), written)
-            return SshSandbox(connection, link, name=name, **fields)
+            sandbox = SshSandbox(connection, link, name=name, **fields)
+            if spec.network or not self._walled:
+                sandbox.shared_network = "another machine"
+            return sandbox
         except BaseException:
             link.deaths.pop(id, None)
             with contextlib.suppress(Exception):  # a sandbox that cannot be ended now ends itself
@@ -220,7 +226,9 @@ class SshBackend:
                 "owner": this_owner(),
                 "created": time.time(),
             },
-            "request": asdict(request_of(spec, walled=self._walled, file_systems=facts.get("file_systems", 1))),
+            "request": asdict(
+                request_of(spec, walled=self._walled, file_systems=facts.get("file_systems", 1), mounts=self._mounts)
+            ),
             "bwrap": facts.get("bwrap"),
             "lifetime": spec.lifetime + self.grace + _OVERTIME,
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lachesis.agent.outcome import Outcome
@@ -48,6 +49,26 @@ class TokenCount:
     """Requests whose answer came without a count."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProgramRun:
+    """What an agent program did, apart from its conversation with the model."""
+
+    command: str
+    exit_code: int | None
+    """None when it ran out of time."""
+    stdout: str
+    """At most 64 KiB, the first half and the last; `stderr` too."""
+    stderr: str
+    seconds: float
+    refused: Mapping[str, int] = field(default_factory=dict)
+    """Requests that the endpoint did not answer, by the reason that the program read."""
+    overruled: Sequence[str] = ()
+    """Parameters of its requests that the settings of the run replaced."""
+
+    def to_record(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
+
+
 @dataclass(slots=True)
 class AgentResult:
     """One finished run of `HermesAgentLoop`."""
@@ -74,6 +95,8 @@ class AgentResult:
     """Of `compute_reward`, once that has run."""
     server_state: dict[str, Any] | None = None
     """`get_state()` of a server that keeps its own record of tokens."""
+    program: ProgramRun | None = None
+    """Where the agent was a program."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -17,10 +17,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 from backends import BackendError, SandboxSpec
-from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
@@ -155,11 +154,17 @@ class Rollout:
         )
 
 
+class Agent(Protocol):
+    """What plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
+
+    async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutPlayer:
     """Plays rollouts of one environment. Holds no state of a rollout, so any number may run at once."""
 
-    make_loop: Callable[..., HermesAgentLoop]
+    make_loop: Callable[..., Agent]
     """`HermesAgentLoop` with the settings of the run."""
     max_infra_retries: int
     """New starts of a rollout that the infrastructure broke."""

@@ -63,7 +63,7 @@ async def run_resources(
             spec = config.sandbox_spec({"environment": env.run_name})
         except ValueError as error:
             raise UnusableBackendSettings(f"the settings of the sandboxes: {_with_settings(error)}") from error
-        if _tools(env):
+        if _tools(env) or env.needs_sandboxes:
             await _check_backend(backend, spec)
         _note_toolsets(env)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import (
     ExportLine,
     GroupRecord,
@@ -17,23 +18,27 @@ from lachesis.trajectories.exports import (
 )
 from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
 
+NO_ANSWER = "no answer by the model"
+"""Why a rollout has no line where the model said nothing."""
+
 
 def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Iterator[ExportLine | LeftOut]:
     """A line for each rollout with an answer, as `process` writes them to `trajectory_samples.jsonl`."""
     for rollout, messages in _answered(group):
         if messages is None:
-            yield LeftOut(rollout["rollout_id"], "no answer by the model")
+            yield LeftOut(rollout["rollout_id"], NO_ANSWER)
             continue
-        converted = to_trajectory_entry(
+        yield _converted(
+            to_trajectory_entry,
+            rollout,
             messages,
             group["tools"],
             model=group["model"],
-            completed=rollout["completed"],
+            completed=_is_complete(rollout, messages),
             timestamp=group["timestamp"],
             system=system,
             **_provenance(group, rollout),
         )
-        yield _line(rollout, converted)
 
 
 class Batch:
@@ -48,22 +53,24 @@ class Batch:
         number = next(self.numbers)
         for rollout, messages in _answered(group):
             if messages is None:
-                yield LeftOut(rollout["rollout_id"], "no answer by the model")
+                yield LeftOut(rollout["rollout_id"], NO_ANSWER)
                 continue
-            converted = to_batch_entry(
+            completed = _is_complete(rollout, messages)
+            yield _converted(
+                to_batch_entry,
+                rollout,
                 messages,
                 group["tools"],
                 prompt_index=number,
                 metadata=_provenance(group, rollout),
-                completed=rollout["completed"],
-                partial=not rollout["completed"],
+                completed=completed,
+                partial=not completed,
                 api_calls=rollout["api_calls"],
                 toolsets_used=self.toolsets,
                 tool_stats=rollout["tool_stats"],
                 all_tools=[tool["function"]["name"] for tool in group["tools"]],
                 system=self.system,
             )
-            yield _line(rollout, converted)
 
 
 def dataset(
@@ -78,11 +85,12 @@ def dataset(
         if min_reward is not None and (reward is None or reward < min_reward):
             yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
             continue
-        converted = to_dataset_entry(stored_messages(group, rollout), group["tools"], source=source)
-        if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
+        messages = stored_messages(group, rollout)
+        line = _converted(to_dataset_entry, rollout, messages, group["tools"], source=source)
+        if isinstance(line, ExportLine) and str(WarningKind.ARGUMENTS_REPLACED) in line.warnings:
             yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
-            continue
-        yield _line(rollout, converted)
+        else:
+            yield line
 
 
 def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
@@ -104,12 +112,24 @@ def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
 
 
+def _is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """An agent program need not send the results of its last calls; anywhere else they are missing."""
+    return bool(rollout["completed"]) and ("program" in rollout or not messages[-1].get("tool_calls"))
+
+
 def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
     of_group = {key: group[key] for key in ("environment", "item_key")}
     return of_group | {key: rollout[key] for key in ("rollout_id", "outcome", "reward")}
 
 
-def _line(rollout: RolloutRecord, converted: ConvertedEntry) -> ExportLine:
+def _converted(
+    convert: Callable[..., ConvertedEntry], rollout: RolloutRecord, *conversation: Any, **settings: Any
+) -> ExportLine | LeftOut:
+    """The line of a rollout. What agent programs and foreign environments send may break the rules of the format."""
+    try:
+        converted = convert(*conversation, of_program="program" in rollout, **settings)
+    except MessageError as error:
+        return LeftOut(rollout["rollout_id"], f"no valid conversation ({type(error).__name__})")
     return ExportLine(
         converted.entry, (rollout["rollout_id"],), tuple(str(warning.kind) for warning in converted.warnings)
     )

@@ -56,6 +56,38 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._views: WeakValueDictionary[Node, MessageView] | None = None
         self.extend(messages)
 
+    @classmethod
+    def of_nodes(cls, sampled: Iterable[Node], head: Node | None) -> MessageHistory:
+        """The history of completions that were recorded elsewhere, and of the messages before them.
+
+        `sampled` are their nodes in the order of sampling. The path leads to `head`, which is one of their nodes or an
+        ancestor; every other conversation is a branch.
+        """
+        history = cls()
+        seen: set[Node] = set()
+        for node in sampled:
+            line: list[Node] = []
+            above: Node | None = node
+            while above is not None and above not in seen:
+                line.append(above)
+                above = above.parent
+            seen.update(line)
+            history._nodes += reversed(line)
+        line = []
+        while head is not None:
+            line.append(head)
+            head = head.parent
+        history._path = line[::-1]
+        for node in history._nodes:
+            origin = node.origin
+            if origin is not None:
+                history._homes.setdefault(id(origin), node)
+            if isinstance(origin, ChatResponse) and origin.tokens is not None:
+                history._homes.setdefault(id(origin.tokens.after), node)
+                history._prompts.setdefault(id(origin.tokens.prompt), (origin.tokens.prompt, node.parent))
+        history._discarded = _branches(history._nodes, history._path)
+        return history
+
     # The list
 
     def __len__(self) -> int:
@@ -404,6 +436,27 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         self._edit(place, [_Written(message, None, node), *self._path[place + 1 :]], reason)
         self._move_view(node, self._path[place], place)
         return self._path[place]
+
+
+def _branches(nodes: Sequence[Node], path: Sequence[Node]) -> list[Discarded]:
+    """The branches beside a path. Each node is in one of them."""
+    places = {node: place for place, node in enumerate(path)}
+    parents = {node.parent for node in nodes}
+    found = []
+    for leaf in nodes:
+        if leaf in parents or leaf in places:
+            continue
+        line: list[Node] = []
+        above: Node | None = leaf
+        while above is not None and above not in places:
+            line.append(above)
+            places[above] = -1
+            above = above.parent
+        at = 0
+        while above is not None:
+            at, above = at + 1, above.parent
+        found.append(Discarded("another conversation" if at == 0 else f"another turn {at}", at, tuple(line[::-1])))
+    return found
 
 
 def _is_no_edit(written: _Written, node: Node) -> bool:

@@ -409,3 +409,28 @@ async def test_a_sandbox_whose_executor_the_kernel_has_ended_says_so(backend: Ba
     with pytest.raises(BackendError, match="could not be started"):
         await backend.create(SandboxSpec(memory_bytes=1 << 20))
     assert [info for info in await backend.sandboxes() if info.owner == this_owner()] == []
+
+
+async def test_mounted_folders_can_be_read_inside_and_not_written(backend: Backend, tmp_path: Path) -> None:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    (folder / "hello").write_text("#!/bin/sh\necho hello\n")
+    (folder / "hello").chmod(0o755)
+    (tmp_path / "other").write_text("not for the agent")
+    mounting = create_backend("local", isolation=isolation_of(backend), mounts=[str(folder)])
+    sandbox = await mounting.create(SandboxSpec())
+    try:
+        assert (await sandbox.exec(f"{folder}/hello", timeout=20)).stdout == b"hello\n"
+        if isolation_of(backend) == "bubblewrap":
+            assert (await sandbox.exec(f"touch {folder}/new", timeout=20)).exit_code != 0
+            assert (await sandbox.exec(f"cat {tmp_path}/other", timeout=20)).exit_code != 0
+            assert (await sandbox.exec("touch /usr/new || touch note", timeout=20)).exit_code == 0
+    finally:
+        await sandbox.close()
+    assert os.listdir(folder) == ["hello"]  # noqa: PTH208
+
+
+@pytest.mark.parametrize("path", ["/", "programs", "/no/such/folder", "//"])
+async def test_what_cannot_be_mounted_is_named(path: str) -> None:
+    with pytest.raises(BackendUnavailable, match=f"mounts: '{path}' is not an absolute path"):
+        await create_backend("local", mounts=[path]).create(SandboxSpec())

@@ -14,7 +14,17 @@ It needs pytest and pytest-asyncio, and bash and Python inside the sandboxes. `d
 
 import pytest
 
-for _module in ("commands", "fixtures", "files", "leftovers", "lifecycle", "limits", "probes", "processes"):
+for _module in (
+    "commands",
+    "fixtures",
+    "files",
+    "forwarding",
+    "leftovers",
+    "lifecycle",
+    "limits",
+    "probes",
+    "processes",
+):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
 from .commands import *  # noqa: E402, F403
@@ -27,6 +37,7 @@ from .fixtures import (  # noqa: E402
     shared_sandboxes,
     unchecked,
 )
+from .forwarding import *  # noqa: E402, F403
 from .leftovers import *  # noqa: E402, F403
 from .lifecycle import *  # noqa: E402, F403
 from .limits import *  # noqa: E402, F403

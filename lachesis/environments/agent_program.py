@@ -1,0 +1,263 @@
+"""Environments whose agent is a program: a coding agent, an SDK's tool runner, a script of your own.
+
+    class Fix(AgentProgramEnv):
+        command = "my-agent --task-file $LACHESIS_PROMPT_FILE"
+
+The program runs in the rollout's sandbox. It asks a recording model endpoint, the only address that it can reach while
+the network is off, and every token that it samples is kept. `compute_reward` looks into the same sandbox afterwards.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+
+from backends import BackendError, BackendUnavailable, Sandbox, SupportsForward
+from lachesis.agent.loop import HermesAgentLoop
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.result import AgentResult, ProgramRun
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.errors import LachesisError, SettingsError
+from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+
+if TYPE_CHECKING:
+    from lachesis.agent.rollout import RolloutPlayer
+    from lachesis.endpoint import Recording, RecordingEndpoint
+    from lachesis.tools import ToolSession
+
+log = logging.getLogger(__name__)
+
+MAX_OUTPUT = 64 << 10
+"""Bytes of stdout, and of stderr, of the program that are kept: the first half and the last."""
+LONGEST_VARIABLE = 100_000
+"""Bytes of a prompt that is passed as a variable as well; the kernel's limit is 128 KiB."""
+_FOREVER = 1e7  # seconds
+_OF_THE_LOOP = (
+    *("enabled_toolsets", "disabled_toolsets", "ephemeral_system_prompt", "prefill_messages"),
+    *("max_tool_calls", "max_resamples", "max_faulty_turns"),
+)
+"""Settings of the agent loop that a program has in its own way, or not at all."""
+
+
+class AgentProgramConfig(HermesAgentEnvConfig):
+    """Settings of `AgentProgramEnv`."""
+
+    command: str = Field(default="", description="Shell command that runs the agent program in the sandbox.")
+    trajectory_system_prompt: Literal["generated", "actual"] = Field(
+        default="actual",
+        description="System turn of ShareGPT trajectories: the program's own, or Hermes' tool prompt, without tools.",
+    )
+
+
+class ProgramFailed(LachesisError):
+    """The program ended before the model had answered anything: there is nothing to score."""
+
+
+class AgentProgramEnv(HermesAgentBaseEnv):
+    """A subclass sets `command` and writes the dataset, the prompt and the reward, as for any environment.
+
+    The command runs once a rollout, in `workdir`, with empty standard input and these variables beside `terminal_env`:
+
+        OPENAI_BASE_URL, OPENAI_API_BASE   the endpoint with `/v1`
+        ANTHROPIC_BASE_URL                 the endpoint
+        OPENAI_API_KEY, ANTHROPIC_API_KEY  the key of the rollout
+        LACHESIS_MODEL                     the model's name; the endpoint accepts any
+        LACHESIS_PROMPT_FILE               a file with the text of `format_prompt`
+        LACHESIS_PROMPT                    the same text, up to 100,000 bytes
+        LACHESIS_MESSAGES_FILE             a file with `initial_messages` as JSON
+        LACHESIS_SYSTEM_PROMPT             the setting `system_prompt`, if there is one
+
+    The rollout is `completed` when the program ends, whatever its exit code: `result.program` tells the reward. It is
+    `max_turns` or `context_exhausted` when the endpoint refused to go on, `timeout` after `rollout_timeout`, and
+    `infra_error`, which is tried again and never scored, when the model server or the sandbox failed, or when the
+    program ended before the model had answered anything.
+    """
+
+    env_config_cls = AgentProgramConfig
+    config: AgentProgramConfig
+    needs_sandboxes = True
+    _endpoint: RecordingEndpoint | None = None
+
+    def tool_definitions(self) -> list[dict[str, Any]]:
+        """None: the program brings its own tools."""
+        return []
+
+    def command_for(self, item: Any) -> str:
+        """The command for one item. Default: the setting `command`."""
+        return str(self.config.command)
+
+    @asynccontextmanager
+    async def running(self, *, training: bool = False) -> AsyncIterator[None]:
+        """See `HermesAgentBaseEnv.running`. The endpoint lives as long as the run."""
+        from lachesis.endpoint import RecordingEndpoint
+
+        if not self.config.command and type(self).command_for is AgentProgramEnv.command_for:
+            raise SettingsError(
+                f"{self.run_name} has no agent program; set --env.command, or give the class {type(self).__name__} an "
+                "attribute `command`"
+            )
+        for name in _OF_THE_LOOP:
+            if is_chosen(self.config, name):
+                log.warning("%s: env.%s has no effect: the agent is a program of its own", self.run_name, name)
+        async with super().running(training=training), RecordingEndpoint(self.server) as endpoint:
+            self._endpoint = endpoint
+            try:
+                yield
+            finally:
+                self._endpoint = None
+
+    def player_for(self, item: Any) -> RolloutPlayer:
+        player = super().player_for(item)
+        return replace(player, make_loop=partial(self._program, player, item))
+
+    def _program(self, player: RolloutPlayer, item: Any, *args: Any, task_id: str, **kwargs: Any) -> ProgramLoop:
+        if self._endpoint is None:
+            raise RuntimeError("the endpoint is not running; use the environment inside `async with env.running()`")
+        settings = player.make_loop(*args, task_id=task_id, **kwargs)
+        assert isinstance(settings, HermesAgentLoop)
+        return ProgramLoop(
+            settings=settings,
+            endpoint=self._endpoint,
+            session=player.sessions.get(task_id),
+            command=self.command_for(item),
+            model=self.server_configs[0].model_name,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramLoop:
+    """Plays one rollout by running a program, in the place of `HermesAgentLoop`."""
+
+    settings: HermesAgentLoop
+    """The loop that would have played: it has the limits of the run."""
+    endpoint: RecordingEndpoint
+    session: ToolSession
+    command: str
+    model: str
+
+    async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
+        """Run the program to its end. Raises only cancellation and errors of this program."""
+        settings = self.settings
+        recording = self.endpoint.open(
+            temperature=settings.temperature,
+            max_tokens=settings.max_tokens,
+            extra_body=settings.extra_body,
+            split=settings.split,
+            max_requests=settings.max_turns,
+            max_total_tokens=settings.limits.max_total_tokens,
+        )
+        program: ProgramRun | None = None
+        broken: BackendError | None = None
+        try:
+            program = await self._play(recording, messages)
+        except BackendError as error:
+            broken = error
+        finally:
+            await recording.close()
+        if program is None:
+            outcome, reason = Outcome.INFRA_ERROR, str(broken)
+        else:
+            outcome, reason = self._outcome(recording, program)
+        result = recording.result(outcome, reason)
+        result.program = program
+        if result.outcome is Outcome.INFRA_ERROR:
+            result.error = broken or result.error or ProgramFailed(reason)
+        return result
+
+    async def _play(self, recording: Recording, messages: Sequence[Mapping[str, Any]]) -> ProgramRun:
+        """Raises `BackendError`."""
+        begin = time.monotonic()
+        sandbox = await self.session.sandbox()
+        if not isinstance(sandbox, SupportsForward):
+            raise BackendUnavailable(
+                f"sandbox {sandbox.id} cannot reach the model endpoint: its backend has no `forward` "
+                "(backends.SupportsForward). Next step: use another backend"
+            )
+        variables = await _write_prompt(sandbox, messages)
+        async with sandbox.forward(self.endpoint.host, self.endpoint.port) as inside:
+            url = f"http://{inside.host}:{inside.port}/{recording.key}"
+            variables |= {
+                "OPENAI_BASE_URL": f"{url}/v1",
+                "OPENAI_API_BASE": f"{url}/v1",
+                "OPENAI_API_KEY": recording.key,
+                "ANTHROPIC_BASE_URL": url,
+                "ANTHROPIC_API_KEY": recording.key,
+                "LACHESIS_MODEL": self.model,
+            }
+            limit = self.settings.limits.max_seconds
+            left = _FOREVER if limit is None else max(0.1, limit - (time.monotonic() - begin))
+            done = await sandbox.exec(self.command, timeout=left, env=variables, max_output=MAX_OUTPUT, fresh=True)
+            if inside.failure is not None:
+                raise BackendError(inside.failure)
+        return ProgramRun(
+            command=self.command,
+            exit_code=None if done.timed_out else done.exit_code,
+            stdout=_shown(done.stdout, done.stdout_elided),
+            stderr=_shown(done.stderr, done.stderr_elided),
+            seconds=done.duration,
+            refused=dict(recording.refused),
+            overruled=tuple(sorted(recording.overruled)),
+        )
+
+    def _outcome(self, recording: Recording, program: ProgramRun) -> tuple[Outcome, str]:
+        if program.exit_code is None:
+            return Outcome.TIMEOUT, f"the program was stopped after {program.seconds:.1f} s"
+        ended = f"the program ended with exit code {program.exit_code}"
+        answered = len(recording.completions())
+        if not answered:
+            refused = "".join(f"; the endpoint refused: {reason}" for reason in program.refused)
+            words = (program.stderr.strip() or program.stdout.strip())[-500:]
+            return Outcome.INFRA_ERROR, f"{ended} before the model had answered anything{refused}: {words}"
+        if recording.limit is not None and answered >= self.settings.max_turns:
+            return Outcome.MAX_TURNS, f"{recording.limit}; {ended}"
+        if recording.limit is not None and program.exit_code != 0:
+            return Outcome.CONTEXT_EXHAUSTED, f"{recording.limit}; {ended}"
+        return Outcome.COMPLETED, ended
+
+
+async def _write_prompt(sandbox: Sandbox, messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Write the task into files; returns the variables that name them. Raises `BackendError`."""
+    made = await sandbox.exec("mktemp -d", timeout=30, fresh=True)
+    if made.exit_code != 0:
+        raise BackendError(f"there is no room for the prompt in sandbox {sandbox.id}: {made.stderr.decode()}")
+    folder = made.stdout.decode().strip()
+    text = {role: _text(messages, role) for role in ("user", "system")}
+    files = {
+        "LACHESIS_PROMPT_FILE": ("prompt.txt", text["user"]),
+        "LACHESIS_MESSAGES_FILE": ("messages.json", json.dumps(list(messages))),
+    }
+    variables = {"LACHESIS_PROMPT": text["user"], "LACHESIS_SYSTEM_PROMPT": text["system"]}
+    variables = {name: value for name, value in variables.items() if 0 < len(value.encode()) <= LONGEST_VARIABLE}
+    for name, (file, content) in files.items():
+        path = f"{folder}/{file}"
+        try:
+            await sandbox.write_bytes(path, content.encode(errors="surrogatepass"))
+        except OSError as error:
+            raise BackendError(f"the prompt cannot be written to {path} in sandbox {sandbox.id}: {error}") from error
+        variables[name] = path
+    return variables
+
+
+def _text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
+    """The text of the last message of a role."""
+    content = next((message["content"] for message in reversed(messages) if message["role"] == role), None)
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""
+
+
+def _shown(output: bytes, elided: int) -> str:
+    """Output as text, with a mark where bytes were left out."""
+    if not elided:
+        return output.decode(errors="replace")
+    half = MAX_OUTPUT // 2
+    head, tail = (part.decode(errors="replace") for part in (output[:half], output[half:]))
+    return f"{head}\n[... {elided} bytes left out ...]\n{tail}"
