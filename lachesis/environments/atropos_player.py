@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar, cast
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
+from rich.console import Console
 
 from lachesis import inference
 from lachesis.base_env import HermesAgentBaseEnv
