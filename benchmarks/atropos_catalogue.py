@@ -34,6 +34,8 @@ class Case:
     """Modules that it imports, beside what Lachesis itself needs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables."""
+    servers: int = 1
+    """Model servers that its `config_init` names."""
 
     @property
     def name(self) -> str:
@@ -85,7 +87,7 @@ def dataset(name: str, config: str | None = None, **splits: Sequence[Mapping[str
     return {f"{name}/README.md": card, **lines}
 
 
-_SUMS = [{"question": f"What is {n} plus {8 - n}?", "answer": f"They add up.\n#### 8"} for n in range(8)]
+_SUMS = [{"question": f"What is {n} plus {8 - n}?", "answer": "They add up.\n#### 8"} for n in range(8)]
 _GSM8K = dataset("gsm8k", "main", train=_SUMS, test=_SUMS[:2])
 _GSM8K_OPENAI = dataset("openai/gsm8k", "main", train=_SUMS, test=_SUMS[:2])
 _BOXED = saying(r"The answer is \boxed{8}", r"The answer is \boxed{9}")
@@ -110,53 +112,237 @@ _XLAM = dataset("NousResearch/XLAM-Atropos", train=_CALLS)
 _CHOICES = [
     {
         "prompt": f"Which number is {n}?",
-        "answer": "B",
-        "ground_truth": str(n),
+        "answer": 1,
+        "ground_truth": "B",
         "options": [str(n + 1), str(n), str(n + 2), str(n + 3)],
     }
     for n in range(120)
 ]
+_MCQA = dataset("NousResearch/AcademicMCQA", train=_CHOICES)
 
-_FRUIT = [{"prompt": [{"role": "user", "content": f"Reverse: fruit {n}"}], "answer": f"{n} tiurf"} for n in range(8)]
+_CHAT = [{"role": "user", "content": "Which way is the river?"}, {"role": "assistant", "content": "Down."}]
+_WILDCHAT = dataset("allenai/WildChat", train=[{"conversation": _CHAT} for _ in range(1000)])
+
+_FUNDAMENTALS = dataset(
+    "NousResearch/company-fundamentals-prediction-lite",
+    train=[
+        {"context": f"Report {n}", "answer": "raised", "magnitude": "8", "fundamental_metric": "eps"} for n in range(40)
+    ],
+)
+_MATH = {
+    **dataset("zwhe99/DeepMath-103K", train=[{"question": f"{n}+{8 - n}?", "final_answer": "8"} for n in range(8)]),
+    **dataset("HuggingFaceH4/aime_2024", train=[{"problem": "4+4?", "answer": "8"}]),
+    **dataset("HuggingFaceH4/math-500", test=[{"problem": "4+4?", "answer": "8"}]),
+    **dataset("math-ai/amc23", test=[{"question": "4+4?", "answer": "8"}]),
+    **dataset("math-ai/minervamath", test=[{"question": "4+4?", "answer": "8"}]),
+    **dataset("math-ai/olympiadbench", test=[{"question": "4+4?", "final_answer": ["8"]}]),
+}
+_PATCH = "```python\n### a.py\n<<<<<<< SEARCH\none = 1\n=======\none = 2\n>>>>>>> REPLACE\n```"
+_WIKISQL = {
+    f"wikisql/data/{split}{kind}.jsonl": json.dumps(row) + "\n"
+    for split in ("train", "dev", "test")
+    for kind, row in (
+        ("", {"question": "Which is first?", "table_id": "1", "sql": {"sel": 0, "agg": 0, "conds": [[1, 0, "one"]]}}),
+        (".tables", {"id": "1", "header": ["name", "place"], "rows": [["tree", "one"], ["river", "two"]]}),
+    )
+}
+_WIKISQL |= {f"wikisql/data/{split}.db": "" for split in ("train", "dev", "test")}
+_CALL = '<tool_call>\n{{"name":"look","arguments":{{"at":{0}}}}}\n</tool_call>'
+_STEPS = [
+    {
+        "conversations": [
+            {"from": "system", "value": f"You have tools. <tools>{json.dumps(_TOOL)}</tools>"},
+            {"from": "human", "value": f"Look at {n}, then at 8."},
+            {"from": "gpt", "value": "<think>\nLook.\n</think>\n" + _CALL.format(8)},
+            {"from": "tool", "value": '<tool_response>\n{"seen": 8}\n</tool_response>'},
+            {"from": "gpt", "value": "<think>\nAgain.\n</think>\n" + _CALL.format(8)},
+            {"from": "tool", "value": '<tool_response>\n{"seen": 8}\n</tool_response>'},
+            {"from": "gpt", "value": "<think>\nDone.\n</think>\nIt is 8."},
+        ]
+    }
+    for n in range(60)
+]
+
+
+def _stepping(ask: Ask) -> str:
+    """Calls the tool as it should in its first turns; every other completion goes wrong later."""
+    at = 8 if ask.turn == 0 or (ask.index + ask.number) % 2 == 0 else 9
+    return f"<think>\n{words(ask)}\n</think>\n{_CALL.format(at)}"
+
+
+def _judging(ask: Ask) -> str:
+    """Prose; as a judge, the first answer in the first order and the second in the other."""
+    return f"{words(ask)} \\boxed{{{'AB'[ask.number % 2]}}}"
+
 
 CASES: Sequence[Case] = (
     Case("gsm8k_server.py", "GSM8kEnv", _BOXED, files=_GSM8K),
     Case("gsm8k_server_axolotl.py", "GSM8kEnv", _BOXED, files=_GSM8K),
     Case("community/cat_behavior_env/catbot_arena.py", "GSM8kEnv", _BOXED, files=_GSM8K),
-    Case(
-        "community/cat_behavior_env/cat_server.py",
-        "GSM8kEnv",
-        _BOXED,
-        copied=["environments/community/cat_behavior_env/cat_scenarios.json",
-                "environments/community/cat_behavior_env/cat_behaviors.json"],
-    ),
     Case("community/goofy_math/goofy_math_server.py", "GoofyMathEnv", _BOXED, files=_GSM8K),
+    Case("math_server.py", "MathEnv", thinking(r"\boxed{8}", r"\boxed{9}"), files=_MATH),
+    Case(
+        "math_server_zero.py",
+        "MathEnv",
+        thinking(r"<answer>\boxed{8}</answer>", r"<answer>\boxed{9}</answer>"),
+        files=_MATH,
+    ),
     Case("tool_calling_server.py", "SingleToolCallingEnv", _CALLING, files=_XLAM),
-    Case("community/wikipedia_research/tool_calling_server.py", "SingleToolCallingEnv", _CALLING, files=_XLAM),
+    Case(
+        "community/wikipedia_research/tool_calling_server.py",
+        "SingleToolCallingEnv",
+        _CALLING,
+        files=_XLAM,
+        servers=2,
+    ),
     Case(
         "mcqa_thinking_env.py",
         "MCQAThinkingEnv",
-        thinking("The best answer is B", "The best answer is A"),
-        files=dataset("NousResearch/AcademicMCQA", train=_CHOICES),
+        thinking("The best answer is: B", "The best answer is: A"),
+        files=_MCQA,
+    ),
+    Case(
+        "fundamental_prediction_environment.py",
+        "FundamentalPredictionEnv",
+        thinking(
+            "The eps will be: raised and the magnitude will be: 8%",
+            "The eps will be: reduced and the magnitude will be: 1%",
+        ),
+        files=_FUNDAMENTALS,
+    ),
+    Case("rlaif_server.py", "RLAIFEnv", _judging, files=_WILDCHAT),
+    Case("community/philosophical_rlaif_env.py", "PhilosophicalRLAIFEnv", _judging, files=_WILDCHAT),
+    Case(
+        "community/humor_generation/humor_env.py",
+        "HumorEnv",
+        saying("Score: 1", "Score: 2"),
+        flags={"env.data_path": "jokes.jsonl"},
+        files={
+            "jokes.jsonl": "\n".join(
+                json.dumps({"question": f"A joke about {n}?", "format": "haiku", "comedian": "anybody"})
+                for n in range(8)
+            )
+        },
+    ),
+    Case(
+        "community/cybersecurity_sigma/llm_judge_env.py",
+        "SigmaRuleEnv",
+        lambda ask: f"{words(ask)} \\boxed{{detection: {ask.index}}}" if ask.call.n > 1 else "01"[ask.number % 2],
+        files=dataset(
+            "mmaisel1/nous-rl-hackathon-sigma",
+            train=[{"prompt": f"Find {n}", "rule": "detection: 0"} for n in range(8)],
+            test=[{"prompt": "Find 8", "rule": "detection: 0"}],
+        ),
+    ),
+    Case(
+        "community/cybersecurity_sigma/jaccard_reward_env.py",
+        "SigmaRuleEnv",
+        lambda ask: f"{words(ask)} \\boxed{{detection:\n  selection:\n    a: {ask.index}\n}}",
+        files=dataset(
+            "mmaisel1/nous-rl-hackathon-sigma",
+            train=[{"prompt": f"Find {n}", "rule": "detection:\n  selection:\n    a: 0\n"} for n in range(8)],
+            test=[{"prompt": "Find 8", "rule": "detection:\n  selection:\n    a: 0\n"}],
+        ),
+        packages=["sklearn"],
+    ),
+    Case(
+        "community/sql_query_env/sql_query_env.py",
+        "SQLQueryEnv",
+        saying(r"\boxed{SELECT name FROM data WHERE place = 'one'}", r"\boxed{SELECT place FROM data}"),
+        files=_WIKISQL,
+        environment={"WIKISQL_CACHE_DIR": "wikisql"},
+    ),
+    Case(
+        "text_reversal_environment.py",
+        "TextReversalEnv",
+        thinking("<reversed_text>eert</reversed_text>", "<reversed_text>tree</reversed_text>"),
+        flags={
+            "env.train_dataset": "texts.jsonl",
+            "env.eval_dataset": "texts.jsonl",
+            "env.thinking_mode": "true",
+            "env.eval_split": "train",
+        },
+        files={"texts.jsonl": '{"text": "tree"}\n' * 8},
+    ),
+    Case(
+        "swe_rl_env.py",
+        "SWERLEnv",
+        thinking(_PATCH, _PATCH.replace("one = 2", "one = 3")),
+        files=dataset(
+            "princeton-nlp/SWE-bench_Lite_oracle",
+            train=[{"problem_statement": f"Fix {n}", "text": "one = 1", "patch": _PATCH} for n in range(8)],
+            test=[{"problem_statement": "Fix 8", "text": "one = 1", "patch": _PATCH}],
+        ),
+        packages=["flask"],
+    ),
+    Case(
+        "answer_format_environment/answer_format_environment.py",
+        "AnswerFormatEnv",
+        thinking("<answer>8</answer>", r"\boxed{8}", "The answer is: 8", "<answer>\n8\n</answer>"),
+        files={**_GSM8K, **_MCQA},
+    ),
+    Case(
+        "pydantic_schema_following_environment/pydantic_schema_following_environment.py",
+        "PydanticSchemaFollowingEnv",
+        words,
+        packages=["xmltodict", "toml"],
+    ),
+    Case(
+        "tool_use_multiturn_server.py",
+        "MultiTurnToolCallingEnv",
+        _stepping,
+        files=dataset("interstellarninja/toolace_hermes_sequential_tool_use", train=_STEPS),
+    ),
+    Case(
+        "tool_use_turnlevel_advantage_server.py",
+        "MultiTurnToolUseTurnLevelAdvantageEnv",
+        _stepping,
+        files=dataset("interstellarninja/hermes_reasoning_tool_use", train=_STEPS),
     ),
     Case("community/metric_card_generator/metric_card_generator.py", "MetricCardEnv", saying("{}")),
-    Case("community/regex_generation/regex_env.py", "RegexEnv", saying("a")),
-    Case("community/sanskrit_poetry/sanskrit_poetry_env.py", "SanskritPoetryEnv", words),
-    Case("community/word_hunt/word_hunt_env.py", "WordHuntEnv", saying("CAT, DOG", "TEA")),
-    Case("community/dynastai/dynastai_server.py", "DynastAIEnv", words),
-    Case("community/dynastai/src/dynastai_env.py", "DynastAIEnv", words),
+    Case(
+        "community/regex_generation/regex_env.py",
+        "RegexEnv",
+        saying(r"<answer>\d+</answer>", "<answer>.*</answer>", "<answer>[a-z]+</answer>", "<answer>(</answer>"),
+    ),
+    Case("community/word_hunt/word_hunt_env.py", "WordHuntEnv", saying("TEA, TREE, SEAT", "ZZZ", "EAT, ATE", "no")),
+    Case("community/accessibility_env/accessibility_env.py", "AccessibilityEnv", words, packages=["bs4"]),
     Case(
         "community/conversational_style_dpo/gsmk8k_conversational_style_dpo_env.py",
         "GSM8KConversationalStyleDPOEnv",
         words,
         files=_GSM8K,
     ),
-    Case("community/meteorology_forecast/meteorology_env.py", "MeteorologyForecastRLEnv", words),
-    Case("game_environments/gymnasium/blackjack/blackjack_env_no_thinking.py", "BlackjackEnvNoThinking", words),
-    Case("game_environments/gymnasium/blackjack/blackjack_env_thinking.py", "BlackjackEnv", words),
-    Case("game_environments/gymnasium/gym_taxi.py", "GymTaxiEnv", words),
-    Case("reasoning_gym_environment/reasoning_gym_environment.py", "ReasoningGymEnv", thinking("<answer>8</answer>")),
-    Case("infinimath/infinimath_env.py", "InfiniteMathEnv", thinking(r"\boxed{8}")),
-    Case("letter_counting_environment/letter_counting_environment.py", "LetterCountingEnv", thinking("<answer>1</answer>", "<answer>2</answer>")),
-    Case("rlaif_server.py", "RLAIFEnv", words),
+    Case(
+        "game_environments/gymnasium/blackjack/blackjack_env_no_thinking.py",
+        "BlackjackEnvNoThinking",
+        exactly("hit", "stick", "stick"),
+    ),
+    Case(
+        "game_environments/gymnasium/blackjack/blackjack_env_thinking.py",
+        "BlackjackEnv",
+        saying(
+            *(
+                f'</think>\n<tool_call>\n{{"name": "take_action", "arguments": {{"action": "{a}"}}}}\n</tool_call>'
+                for a in ("hit", "stick")
+            )
+        ),
+    ),
+    Case("game_environments/gymnasium/gym_taxi.py", "GymTaxiEnv", exactly(*map(str, range(6)))),
+    Case("infinimath/infinimath_env.py", "InfiniteMathEnv", thinking(r"\boxed{8}"), packages=["mathgenerator"]),
+    Case(
+        "letter_counting_environment/letter_counting_environment.py",
+        "LetterCountingEnv",
+        thinking("<answer>1</answer>", "<answer>2</answer>", "<answer>0</answer>"),
+        files={"nltk/corpora/words/en": "\n".join(WORDS), "nltk/corpora/words/README": "words"},
+        environment={"NLTK_DATA": "nltk"},
+    ),
+    Case(
+        "instruction_following_algorithm_environment.py",
+        "InstructionFollowingEnv",
+        thinking("TREE", "tree"),
+        packages=["langdetect"],
+    ),
+    Case("community/selcube/rubiks_cube_environment.py", "RubiksCubeEnv", words, packages=["matplotlib"]),
+    Case("community/solitaire_winning_probability/solitaire_server.py", "SolitaireEnv", words, packages=["asteval"]),
 )

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -57,7 +58,8 @@ def distribution() -> Path | None:
 
 async def play(case: Case, root: Path, folder: Path) -> Played:
     """Play two groups of one environment in `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for name, text in case.files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -72,18 +74,25 @@ async def play(case: Case, root: Path, folder: Path) -> Played:
         flags = {
             "env.total_steps": GROUPS,
             "env.group_size": 4,
-            "env.max_token_length": 512,
+            "env.max_token_length": 4096,
+            "env.tokenizer_name": tokenizer,
             "env.max_num_workers": 1,
             "env.data_path_to_save_groups": "groups.jsonl",
             "env.rollout_timeout": 60,
-            "openai.base_url": server.base_url,
-            "openai.model_name": "fake",
-            "openai.api_key": "x",
-            "openai.server_type": "vllm",
-            "openai.tokenizer_name": tokenizer,
-            "openai.logprobs_mode": "processed",
+            "env.override_sampling": "{top_p: 1.0, top_k: 0, min_p: 0.0}",
             **case.flags,
+            "config": "servers.yaml",
         }
+        model = {
+            "base_url": server.base_url,
+            "model_name": "fake",
+            "api_key": "x",
+            "server_type": "vllm",
+            "tokenizer_name": str(tokenizer),
+            "logprobs_mode": "processed",
+        }
+        servers = [model] * case.servers
+        (folder / "servers.yaml").write_text(json.dumps({"openai": servers}), encoding="utf-8")
         target = f"{root / 'environments' / case.path}:{case.cls}"
         given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
         process = await asyncio.create_subprocess_exec(
@@ -91,7 +100,13 @@ async def play(case: Case, root: Path, folder: Path) -> Played:
             cwd=folder,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", **case.environment},
+            env={
+                **os.environ,
+                "HF_HUB_OFFLINE": "1",
+                "HF_HOME": str(folder / "hf"),
+                "WANDB_MODE": "disabled",
+                **case.environment,
+            },
         )
         try:
             async with asyncio.timeout(SECONDS):

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import ConfigDict, Field, ValidationError, create_model
 from rich.console import Console
@@ -25,7 +25,7 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.collecting import own_groups
 from lachesis.collecting.collector import Collector
 from lachesis.collecting.drift import Drift, DriftTotals
-from lachesis.collecting.noted_tokenizer import noted, noting_trained
+from lachesis.collecting.encoded_chats import noting_chats, noting_trained
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import recorded
 from lachesis.collecting.returned import ReturnedSample
@@ -34,6 +34,7 @@ from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_token
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest
 from lachesis.runs.server_settings import as_server_configs
+from lachesis.runs.setting_facts import NO_FACTS
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.training.rollout_api import Registration
 
@@ -52,6 +53,12 @@ class PlayerConfig(HermesAgentEnvConfig):
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
 
+    thinking_mode: Annotated[bool, NO_FACTS] = Field(
+        default=False, description="Read by the environment; nothing is added to requests (see --openai.extra_body)."
+    )
+    custom_thinking_prompt: Annotated[str | None, NO_FACTS] = Field(
+        default=None, description="Read by the environment."
+    )
     override_sampling: dict[str, Any] = Field(
         default_factory=dict,
         description="Sampling parameters that replace the environment's in training requests, for example "
@@ -117,43 +124,49 @@ class AtroposPlayer(HermesAgentBaseEnv):
     @asynccontextmanager
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
         async with super().running(training=training):
-            server = self._server
-            if isinstance(server, inference.TokenServer):
-                server = server.with_reasoning_in_text()
-            asyncio.get_running_loop().set_default_executor(_ContextThreads())
-            recorded_server = RecordedServer(
-                describe_servers(self.server_configs), sampling=cast(PlayerConfig, self.config).override_sampling
-            )
-            assert server is not None
-            recorded_server.bind(server)
-            self.stock = self._built(recorded_server)
-            self._recorded = recorded_server
-            self._collector = Collector(
-                source=self.stock,
-                name=self.run_name,
-                decode=partial(own_groups.decode, self),
-                ends=partial(own_groups.special_tokens, self),
-                max_retries=self.config.max_infra_retries,
-                timeout=self.config.rollout_timeout,
-                tell=partial(own_groups.tell, self),
-                on_drift=self._compared if self.drift else None,
-            )
-            async with self._outside_of_items():
-                await self.stock.setup()
-            try:
-                yield
-            finally:
-                self._report()
+            with noting_chats():
+                async with self._set_up():
+                    yield
+
+    @asynccontextmanager
+    async def _set_up(self) -> AsyncIterator[None]:
+        """Around the run, with the servers there: the environment is made and set up."""
+        server = self._server
+        if isinstance(server, inference.TokenServer):
+            server = server.with_reasoning_in_text()
+        asyncio.get_running_loop().set_default_executor(_ContextThreads())
+        recorded_server = RecordedServer(
+            describe_servers(self.server_configs), sampling=cast(PlayerConfig, self.config).override_sampling
+        )
+        assert server is not None
+        recorded_server.bind(server)
+        self.stock = self._built(recorded_server)
+        self._recorded = recorded_server
+        self._collector = Collector(
+            source=self.stock,
+            name=self.run_name,
+            decode=partial(own_groups.decode, self),
+            ends=partial(own_groups.special_tokens, self),
+            max_retries=self.config.max_infra_retries,
+            timeout=self.config.rollout_timeout,
+            tell=partial(own_groups.tell, self),
+            on_drift=self._compared if self.drift else None,
+        )
+        async with self._outside_of_items():
+            await self.stock.setup()
+        try:
+            yield
+        finally:
+            self._report()
 
     def _built(self, server: RecordedServer) -> Any:
         """The environment, made by its own `__init__`."""
         config = self.config
         tokenizer: Any = _LateTokenizer(self)
         if isinstance(self._server, inference.TokenServer):
-            template = None
+            tokenizer = copy.deepcopy(self._server.prompts.tokenizer)  # environments set its padding
             if config.chat_template is not None:
-                template = Path(config.chat_template).read_text(encoding="utf-8")
-            tokenizer = noted(self._server.prompts.tokenizer, template)
+                tokenizer.chat_template = Path(config.chat_template).read_text(encoding="utf-8")
         with built_with(server, tokenizer):
             stock = self.stock_cls(self._stock_config(), [], slurm=self.slurm, testing=self.testing)
         stock.process_mode = self.process_mode
@@ -391,7 +404,7 @@ class _LateTokenizer:
 
     def _tokenizer(self) -> Any:
         if self._made is None:
-            object.__setattr__(self, "_made", noted(self._player.tokenizer))
+            object.__setattr__(self, "_made", self._player.tokenizer)
         return self._made
 
     def __getattr__(self, name: str) -> Any:

@@ -1,10 +1,10 @@
-"""A tokenizer that notes which conversation it encoded, for environments that return ids instead of what was said."""
+"""Notes of which conversation was encoded to which ids, for environments that return ids instead of what was said."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from copy import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from lachesis.collecting.recording import current_recording
@@ -13,29 +13,32 @@ _TRAINED = ("assistant", "agent")
 """Roles that Atropos' `tokenize_for_trainer` trains."""
 
 
-def noted(tokenizer: Any, chat_template: str | None = None) -> Any:
-    """A copy of the tokenizer whose `apply_chat_template` notes the conversation.
+@contextmanager
+def noting_chats() -> Iterator[None]:
+    """Inside, `apply_chat_template` of every tokenizer notes the conversation that it encodes.
 
     It returns a list of ids, as it did before transformers 5, unless the caller asks for something else: with the
     dict-like object of transformers 5, Atropos' `tokenize_for_trainer` makes samples of two tokens.
     """
-    own = copy(tokenizer)
-    if chat_template is not None:
-        own.chat_template = chat_template
-    render = own.apply_chat_template
+    from transformers import PreTrainedTokenizerBase
+
+    render = PreTrainedTokenizerBase.apply_chat_template
 
     @functools.wraps(render)
-    def apply_chat_template(conversation: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply_chat_template(self: Any, conversation: Any, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("tokenize", True):
             kwargs.setdefault("return_dict", False)
-        encoded = render(conversation, *args, **kwargs)
+        encoded = render(self, conversation, *args, **kwargs)
         recording = current_recording()
         if recording is not None and kwargs.get("tokenize", True):
             recording.note(encoded, conversation)
         return encoded
 
-    own.apply_chat_template = apply_chat_template
-    return own
+    PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
+    try:
+        yield
+    finally:
+        PreTrainedTokenizerBase.apply_chat_template = render
 
 
 def noting_trained(tokenize_for_trainer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
