@@ -149,6 +149,9 @@ class RecordedServer:
         kept = {name: value for name, value in kwargs.items() if name not in _WITHOUT_MEANING}
         if kept.get("split", "train") == "train":
             kept |= self.sampling
+        server, stop = self.bound, kept.get("stop")
+        if isinstance(server, TokenServer) and isinstance(stop, list):  # some give the id that ends a turn anyway
+            kept["stop"] = [text for text in stop if text not in server.prompts.end_of_turn] or None
         return kept
 
     def _prompt(self, session: ManagedServer | Router, response: ChatResponse, arguments: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
 from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server.policies import RandomTokens
 from lachesis.trajectories import read_lines, verify_records
 
 prepare_imports()  # before the module of the environments, as `lachesis play` does
@@ -54,15 +55,12 @@ def failures_of(folder: Path) -> list[dict[str, Any]]:
 async def played(stock_cls: Any, folder: Path, *flags: str, **how: Any) -> list[dict[str, Any]]:
     """The groups that `process` wrote, each sample with a certificate."""
     async with fake(**how) as server:
-        env = player(stock_cls, server, folder, *flags)
-        await env.process_manager()
-        played_env = env
+        await player(stock_cls, server, folder, *flags).process_manager()
     groups = groups_of(folder)
     totals = verify_records(groups)
     assert totals.ok, totals.problems
     scored = [rollout for group in groups for rollout in group["rollouts"] if rollout["reward"] is not None]
     assert totals.delivered == sum(rollout["completion_tokens"] for rollout in scored)
-    assert played_env.stock.drawn >= 1
     return groups
 
 
@@ -203,8 +201,6 @@ async def test_items_that_are_collected_at_once_are_told_apart(tmp_path: Path) -
         stock.TurnsEnv, tmp_path, "--env.total_steps", "8", "--env.max_num_workers", "8", latency=(0.0, 0.02)
     )
     for group in groups:
-        question = next(part["content"] for part in group["item"][0][0:1] if isinstance(part, dict)) if False else None
-        assert question is None
         asked = {messages[0]["content"] for messages in group["messages"]}
         assert asked == {f"Question {group['item'][1]}"}
 
@@ -267,8 +263,7 @@ async def test_sampling_parameters_that_no_trainer_can_use_can_be_replaced(tmp_p
         async def answers(self, item: Any, **how: Any) -> Any:
             return await super().answers(item, top_p=0.5)
 
-    async with fake(policy="tokens") as server:
-        server.policy = __import__("lachesis.testing.fake_server.policies", fromlist=["x"]).RandomTokens()
+    async with fake(policy=RandomTokens()) as server:
         await player(Nucleus, server, tmp_path / "as-it-is").process_manager()
         await player(Nucleus, server, tmp_path / "one", "--env.override_sampling", "{top_p: 1.0}").process_manager()
     assert not verify_records(groups_of(tmp_path / "as-it-is")).ok
