@@ -6,8 +6,10 @@ a folder before it asks the hub.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +36,8 @@ class Case:
     """Modules that it imports, beside what Lachesis itself needs."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables."""
+    older: Mapping[str, str] = field(default_factory=dict)
+    """Package -> the version that it has to be older than."""
     servers: int = 1
     """Model servers that its `config_init` names."""
 
@@ -43,7 +47,15 @@ class Case:
 
     def missing(self) -> list[str]:
         """Modules that are not installed."""
-        return [name for name in self.packages if importlib.util.find_spec(name) is None]
+        absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
+        return absent + [f"{name} < {limit}" for name, limit in self.older.items() if not _older(name, limit)]
+
+
+def _older(name: str, limit: str) -> bool:
+    def parts(text: str) -> list[int]:
+        return [int(part) for part in text.split(".")[:2]]
+
+    return parts(importlib.metadata.version(name)) < parts(limit)
 
 
 def words(ask: Ask, least: int = 20, most: int = 40) -> str:
@@ -170,6 +182,13 @@ def _stepping(ask: Ask) -> str:
     return f"<think>\n{words(ask)}\n</think>\n{_CALL.format(at)}"
 
 
+def _in_its_format(ask: Ask) -> str:
+    """An answer in the format that the prompt shows; every other completion leaves it out."""
+    shown = re.findall(r"Example: (.{0,60})your response here(.*)", ask.prompt)
+    before, after = shown[-1] if shown and ask.index % 2 else ("", "")
+    return f"<think>\n{words(ask)}\n</think>\n{before}8{after}"
+
+
 def _judging(ask: Ask) -> str:
     """Prose; as a judge, the first answer in the first order and the second in the other."""
     return f"{words(ask)} \\boxed{{{'AB'[ask.number % 2]}}}"
@@ -267,7 +286,8 @@ CASES: Sequence[Case] = (
     Case(
         "swe_rl_env.py",
         "SWERLEnv",
-        thinking(_PATCH, _PATCH.replace("one = 2", "one = 3")),
+        thinking(_PATCH, "No patch."),
+        flags={"env.dataset_name": "princeton-nlp/SWE-bench_Lite_oracle"},
         files=dataset(
             "princeton-nlp/SWE-bench_Lite_oracle",
             train=[{"problem_statement": f"Fix {n}", "text": "one = 1", "patch": _PATCH} for n in range(8)],
@@ -278,19 +298,15 @@ CASES: Sequence[Case] = (
     Case(
         "answer_format_environment/answer_format_environment.py",
         "AnswerFormatEnv",
-        thinking("<answer>8</answer>", r"\boxed{8}", "The answer is: 8", "<answer>\n8\n</answer>"),
+        _in_its_format,
+        flags={"env.total_steps": 12},
         files={**_GSM8K, **_MCQA},
-    ),
-    Case(
-        "pydantic_schema_following_environment/pydantic_schema_following_environment.py",
-        "PydanticSchemaFollowingEnv",
-        words,
-        packages=["xmltodict", "toml"],
     ),
     Case(
         "tool_use_multiturn_server.py",
         "MultiTurnToolCallingEnv",
-        _stepping,
+        thinking(_CALL.format(8), _CALL.format(9)),
+        flags={"env.scenario_category": "single"},
         files=dataset("interstellarninja/toolace_hermes_sequential_tool_use", train=_STEPS),
     ),
     Case(
@@ -299,14 +315,42 @@ CASES: Sequence[Case] = (
         _stepping,
         files=dataset("interstellarninja/hermes_reasoning_tool_use", train=_STEPS),
     ),
+    Case(
+        "community/lean_proof_env/lean_env.py",
+        "LeanEnv",
+        saying("simple_theorem_correct", "sorry"),
+        files=dataset(
+            "brando/minif2f-lean4",
+            validation=[{"id": str(n), "header": "import Mathlib", "formal_statement": f"{n}"} for n in range(8)],
+            test=[{"id": "8", "header": "import Mathlib", "formal_statement": "8"}],
+        ),
+    ),
+    Case(
+        "community/quantum_hybrid/atopos_quant.py",
+        "QuantumHybridEnv",
+        words,
+        flags={"env.dataset_name": "lines", "env.dataset_config": "plain"},
+        files=dataset(
+            "lines",
+            "plain",
+            train=[{"text": " ".join(WORDS[n : n + 40])} for n in range(20)],
+            validation=[{"text": " ".join(WORDS[:40])}],
+        ),
+        packages=["pennylane"],
+    ),
     Case("community/metric_card_generator/metric_card_generator.py", "MetricCardEnv", saying("{}")),
     Case(
         "community/regex_generation/regex_env.py",
         "RegexEnv",
         saying(r"<answer>\d+</answer>", "<answer>.*</answer>", "<answer>[a-z]+</answer>", "<answer>(</answer>"),
     ),
+    Case(
+        "reasoning_gym_environment/reasoning_gym_environment.py",
+        "ReasoningGymEnv",
+        thinking(*(f"<answer>{n}</answer>" for n in range(12))),
+        packages=["pytz", "cellpylib"],
+    ),
     Case("community/word_hunt/word_hunt_env.py", "WordHuntEnv", saying("TEA, TREE, SEAT", "ZZZ", "EAT, ATE", "no")),
-    Case("community/accessibility_env/accessibility_env.py", "AccessibilityEnv", words, packages=["bs4"]),
     Case(
         "community/conversational_style_dpo/gsmk8k_conversational_style_dpo_env.py",
         "GSM8KConversationalStyleDPOEnv",
@@ -328,8 +372,12 @@ CASES: Sequence[Case] = (
             )
         ),
     ),
-    Case("game_environments/gymnasium/gym_taxi.py", "GymTaxiEnv", exactly(*map(str, range(6)))),
-    Case("infinimath/infinimath_env.py", "InfiniteMathEnv", thinking(r"\boxed{8}"), packages=["mathgenerator"]),
+    Case(
+        "game_environments/gymnasium/gym_taxi.py",
+        "GymTaxiEnv",
+        exactly(*map(str, range(6))),
+        older={"gymnasium": "1.2"},
+    ),
     Case(
         "letter_counting_environment/letter_counting_environment.py",
         "LetterCountingEnv",
@@ -340,9 +388,14 @@ CASES: Sequence[Case] = (
     Case(
         "instruction_following_algorithm_environment.py",
         "InstructionFollowingEnv",
-        thinking("TREE", "tree"),
+        thinking('{"data": "example"}', "nothing"),
         packages=["langdetect"],
     ),
-    Case("community/selcube/rubiks_cube_environment.py", "RubiksCubeEnv", words, packages=["matplotlib"]),
-    Case("community/solitaire_winning_probability/solitaire_server.py", "SolitaireEnv", words, packages=["asteval"]),
+    Case(
+        "community/solitaire_winning_probability/solitaire_server.py",
+        "SolitaireEnv",
+        saying("<formula>1/3</formula>", "<formula>1/2</formula>", "<formula>1</formula>"),
+        copied=["environments/community/solitaire_winning_probability/qa_data.csv"],
+        packages=["asteval"],
+    ),
 )

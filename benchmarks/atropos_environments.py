@@ -25,7 +25,7 @@ from lachesis.testing.fake_server import FakeServer
 from lachesis.trajectories import read_lines, verify_records
 
 GROUPS = 2
-SECONDS = 240.0
+SECONDS = 90.0
 START, END = "<!-- table -->", "<!-- end of table -->"
 
 
