@@ -149,7 +149,6 @@ _MATH = {
     **dataset("math-ai/minervamath", test=[{"question": "4+4?", "answer": "8"}]),
     **dataset("math-ai/olympiadbench", test=[{"question": "4+4?", "final_answer": ["8"]}]),
 }
-_PATCH = "```python\n### a.py\n<<<<<<< SEARCH\none = 1\n=======\none = 2\n>>>>>>> REPLACE\n```"
 _WIKISQL = {
     f"wikisql/data/{split}{kind}.jsonl": json.dumps(row) + "\n"
     for split in ("train", "dev", "test")
@@ -187,6 +186,16 @@ def _in_its_format(ask: Ask) -> str:
     shown = re.findall(r"Example: (.{0,60})your response here(.*)", ask.prompt)
     before, after = shown[-1] if shown and ask.index % 2 else ("", "")
     return f"<think>\n{words(ask)}\n</think>\n{before}8{after}"
+
+
+def _calculating(ask: Ask) -> str:
+    """The value of the last sum of the prompt, or, every other time, a wrong one."""
+    sums = re.findall(r"((?:\d+ [+-] )+\d+) =", ask.prompt)
+    terms = sums[-1].split() if sums else ["0"]
+    value = sum(
+        int(term) * (-1 if before == "-" else 1) for before, term in zip(["+", *terms[1::2]], terms[::2], strict=True)
+    )
+    return f"<think>\n{words(ask)}\n</think>\n<answer>{value + ask.index % 2}</answer>"
 
 
 def _judging(ask: Ask) -> str:
@@ -284,18 +293,6 @@ CASES: Sequence[Case] = (
         files={"texts.jsonl": '{"text": "tree"}\n' * 8},
     ),
     Case(
-        "swe_rl_env.py",
-        "SWERLEnv",
-        thinking(_PATCH, "No patch."),
-        flags={"env.dataset_name": "princeton-nlp/SWE-bench_Lite_oracle"},
-        files=dataset(
-            "princeton-nlp/SWE-bench_Lite_oracle",
-            train=[{"problem_statement": f"Fix {n}", "text": "one = 1", "patch": _PATCH} for n in range(8)],
-            test=[{"problem_statement": "Fix 8", "text": "one = 1", "patch": _PATCH}],
-        ),
-        packages=["flask"],
-    ),
-    Case(
         "answer_format_environment/answer_format_environment.py",
         "AnswerFormatEnv",
         _in_its_format,
@@ -347,30 +344,15 @@ CASES: Sequence[Case] = (
     Case(
         "reasoning_gym_environment/reasoning_gym_environment.py",
         "ReasoningGymEnv",
-        thinking(*(f"<answer>{n}</answer>" for n in range(12))),
-        packages=["pytz", "cellpylib"],
+        _calculating,
+        flags={"env.total_steps": 30},
+        packages=["pytz", "cellpylib", "pycosat", "tabulate"],
     ),
     Case("community/word_hunt/word_hunt_env.py", "WordHuntEnv", saying("TEA, TREE, SEAT", "ZZZ", "EAT, ATE", "no")),
-    Case(
-        "community/conversational_style_dpo/gsmk8k_conversational_style_dpo_env.py",
-        "GSM8KConversationalStyleDPOEnv",
-        words,
-        files=_GSM8K,
-    ),
     Case(
         "game_environments/gymnasium/blackjack/blackjack_env_no_thinking.py",
         "BlackjackEnvNoThinking",
         exactly("hit", "stick", "stick"),
-    ),
-    Case(
-        "game_environments/gymnasium/blackjack/blackjack_env_thinking.py",
-        "BlackjackEnv",
-        saying(
-            *(
-                f'</think>\n<tool_call>\n{{"name": "take_action", "arguments": {{"action": "{a}"}}}}\n</tool_call>'
-                for a in ("hit", "stick")
-            )
-        ),
     ),
     Case(
         "game_environments/gymnasium/gym_taxi.py",
@@ -390,12 +372,5 @@ CASES: Sequence[Case] = (
         "InstructionFollowingEnv",
         thinking('{"data": "example"}', "nothing"),
         packages=["langdetect"],
-    ),
-    Case(
-        "community/solitaire_winning_probability/solitaire_server.py",
-        "SolitaireEnv",
-        saying("<formula>1/3</formula>", "<formula>1/2</formula>", "<formula>1</formula>"),
-        copied=["environments/community/solitaire_winning_probability/qa_data.csv"],
-        packages=["asteval"],
     ),
 )

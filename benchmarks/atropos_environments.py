@@ -164,8 +164,8 @@ def table(results: Sequence[Played]) -> str:
     lines += [
         "",
         f"{len(results)} environments, {sum(played.groups for played in results)} groups, {samples} samples; "
-        f"{differing} samples ({100 * differing / max(samples, 1):.0f} %) of {some} environments have other tokens than "
-        "were sampled.",
+        f"{differing} samples ({100 * differing / max(samples, 1):.0f} %) of {some} environments have other tokens "
+        "than were sampled.",
     ]
     return "\n".join(lines)
 

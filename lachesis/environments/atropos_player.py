@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, cast
@@ -231,7 +232,8 @@ class AtroposPlayer(HermesAgentBaseEnv):
         assert self._collector is not None
         self._collecting += 1
         try:
-            return await self._collector.collect(item.item if isinstance(item, OpaqueItem) else item, item_key)
+            groups = await self._collector.collect(_plain_item(item), item_key)
+            return [replace(group, item=item) for group in groups]
         finally:
             self._collecting -= 1
             self._ended.set()

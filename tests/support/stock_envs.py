@@ -30,7 +30,7 @@ class StockEnv(BaseEnv):
 
     async def get_next_item(self):
         self.drawn += 1
-        return (tuple([frozenset({"role": "user", "content": f"Question {self.drawn}"}.items())]), self.drawn)
+        return ((frozenset({"role": "user", "content": f"Question {self.drawn}"}.items()),), self.drawn)
 
     async def evaluate(self, *args, **kwargs):
         answer = await self.server.chat_completion(
@@ -102,9 +102,7 @@ class NodesEnv(StockEnv):
 
     async def collect_trajectories(self, item):
         async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
-            prompt = self.tokenizer.apply_chat_template(
-                self.messages(item), add_generation_prompt=True, tokenize=False
-            )
+            prompt = self.tokenizer.apply_chat_template(self.messages(item), add_generation_prompt=True, tokenize=False)
             await managed.completion(prompt=prompt, n=self.config.group_size, max_tokens=64, temperature=1.0)
             nodes = managed.get_state()["nodes"]
         return {
