@@ -93,6 +93,8 @@ class AgentResult:
     """Of `compute_reward`, once that has run."""
     program: ProgramRun | None = None
     """Where the agent was a program."""
+    verdict: Any = None
+    """Of a guest's own code, for its reward."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 
