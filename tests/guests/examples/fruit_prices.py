@@ -25,20 +25,24 @@ def rows(first: int, count: int) -> Dataset:
     return Dataset.from_list(rows)
 
 
+def last(completion) -> str:
+    return (completion[-1].content or "").strip() if completion else ""
+
+
 def load_environment(count: int = 12, max_turns: int = 4, broken: str = "", together: bool = False) -> vf.Environment:
     """`broken` names a part that fails; with `together`, the group is scored as a whole."""
 
     async def right_answer(completion, answer) -> float:
         if broken == "rubric":
             raise RuntimeError("the rubric is out of order")
-        return float(completion[-1].content.strip() == answer)
+        return float(last(completion) == answer)
 
     async def is_short(completion) -> float:
-        return float(len(completion[-1].content) < 10)
+        return float(len(last(completion)) < 10)
 
     def shorter_than_others(completions, answers) -> list[float]:
         lengths = [len(completion) for completion in completions]
-        return [float(completion[-1].content.strip() == answers[0]) / max(lengths) for completion in completions]
+        return [float(last(completion) == answers[0]) / max(lengths) for completion in completions]
 
     class Shop(vf.ToolEnv):
         async def setup_state(self, state) -> None:

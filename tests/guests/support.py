@@ -1,0 +1,86 @@
+"""What the tests of all guests need: the framework or a reason to skip, environments, and what they played."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from lachesis.guests.guest_env import GuestEnv
+from lachesis.runs.server_settings import ServerConfig
+from lachesis.testing.fake_server import FakeServer
+from lachesis.trajectories import verify_records
+from tests.support.small_envs import lines, rollouts
+from tests.support.training_runs import with_tokens
+
+EXAMPLES = Path(__file__).parent / "examples"
+
+
+def needed(package: str) -> Any:
+    """The package of a framework. `make test-guests` has it, and must not skip."""
+    if os.environ.get("LACHESIS_NEED_GUEST") == package:
+        return importlib.import_module(package)
+    return pytest.importorskip(package, reason=f"{package} is not installed; `make test-guests` has it")
+
+
+def make(env_cls: type[GuestEnv], folder: Path, server: ServerConfig, **settings: Any) -> Any:
+    chosen = {
+        "total_steps": 1,
+        "group_size": 2,
+        "max_infra_retries": 0,
+        "eval_items": 3,
+        "data_path_to_save_groups": str(folder / "groups.jsonl"),
+        "data_dir_to_save_evals": str(folder / "eval"),
+        **settings,
+    }
+    env = env_cls(env_cls.env_config_cls(**chosen), [server])
+    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
+    return env
+
+
+async def played(
+    env_cls: type[GuestEnv], folder: Path, policy: Any, faults: Any = (), fake: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """The rollouts of `process` over a server with tokens, as they were written, scored or not."""
+    folder.mkdir(exist_ok=True)
+    async with FakeServer(policy, faults=faults, **(fake or {})) as model:
+        server = with_tokens(model, folder).model_copy(update={"max_retries": 0})
+        env = make(env_cls, folder, server, **settings)
+        await env.process_manager()
+    found = written(folder)
+    assert len(found) == env.config.total_steps * env.config.group_size
+    return found
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    """Every rollout that `process` wrote, those of groups without a score too."""
+    return rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
+
+
+def assert_exact(folder: Path, model: FakeServer) -> int:
+    """Everything that was sampled is delivered once, after exactly its prompt. Returns the number of samples."""
+    samples = [sample for group in lines(folder / "groups.jsonl") for sample in group["samples"]]
+    sampled = Counter(
+        (tuple(seen.call.prompts[made.prompt]), tuple(made.ids), tuple(made.logprobs))
+        for seen in model.requests
+        if seen.call is not None
+        for made in seen.completions
+    )
+    delivered = Counter(
+        (
+            tuple(sample["tokens"][: span["start"]]),
+            tuple(sample["tokens"][span["start"] : span["end"]]),
+            tuple(sample["logprobs"][span["start"] : span["end"]]),
+        )
+        for sample in samples
+        for span in sample["spans"]
+    )
+    assert delivered == sampled
+    totals = verify_records(samples)
+    assert totals.ok, totals.problems
+    return len(samples)
