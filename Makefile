@@ -10,13 +10,14 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup agent_loop imports parsers message_graph token_turns token_exactness rollout_memory loop_lag serve_lag sandboxes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-vllm lint format docs bench lock clean
+.PHONY: help demo test test-torch test-vllm test-guests lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests"
 	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
+	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  fix what the linter can fix"
 	@echo "make docs    write docs/parsers.md from the registry of parsers"
@@ -44,6 +45,14 @@ test-torch: $(READY)
 
 test-vllm: $(READY)
 	$(BIN)/pytest -s tests/vllm
+
+GUESTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lachesis/guests
+test-guests: $(READY)
+	@mkdir -p $(GUESTS)
+	@for guest in verifiers inspect; do \
+	  echo "== $$guest"; scripts/guest_venv.sh $(VENV) $(GUESTS)/$$guest requirements/guests/$$guest.txt && \
+	  LACHESIS_NEED_GUEST=$$guest $(GUESTS)/$$guest/bin/python -m pytest tests/guests/test_$$guest.py || exit 1; \
+	done
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)

@@ -21,11 +21,12 @@ from tests.support.training_runs import with_tokens
 EXAMPLES = Path(__file__).parent / "examples"
 
 
-def needed(package: str) -> Any:
-    """The package of a framework. `make test-guests` has it, and must not skip."""
-    if os.environ.get("LACHESIS_NEED_GUEST") == package:
-        return importlib.import_module(package)
-    return pytest.importorskip(package, reason=f"{package} is not installed; `make test-guests` has it")
+def needed(guest: str, package: str) -> None:
+    """Skip the module where the framework is not installed. `make test-guests` has it, and must not skip."""
+    if os.environ.get("LACHESIS_NEED_GUEST") == guest:
+        importlib.import_module(package)
+    else:
+        pytest.importorskip(package, reason=f"{package} is not installed; `make test-guests` has it")
 
 
 def make(env_cls: type[GuestEnv], folder: Path, server: ServerConfig, **settings: Any) -> Any:

@@ -24,7 +24,7 @@ from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, lines
 from tests.support.training_runs import with_tokens
 
-needed("inspect_ai")
+needed("inspect", "inspect_ai")
 STOCK = f"{EXAMPLES / 'stock_keeping.py'}@stock"
 SHELVES = {"north": 12, "south": 30, "east": 7, "west": 51}
 

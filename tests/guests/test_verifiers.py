@@ -24,7 +24,7 @@ from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, lines
 from tests.support.training_runs import with_tokens
 
-needed("verifiers")
+needed("verifiers", "verifiers")
 SHOP = str(EXAMPLES / "fruit_prices.py")
 PRICES = {"pear": 3, "fig": 5, "apple": 2, "plum": 4}
 
