@@ -10,13 +10,14 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup agent_loop imports parsers message_graph token_turns token_exactness rollout_memory loop_lag serve_lag sandboxes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-vllm test-guests lint format docs bench lock clean
+.PHONY: help demo test test-torch test-vllm test-programs test-guests lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests"
 	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
+	@echo "make test-programs  agent programs of others in sandboxes (first run installs 1.5 GB from PyPI and npm)"
 	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  fix what the linter can fix"
@@ -34,7 +35,7 @@ demo: $(READY)
 # The first rooms touch nothing that is shared; the others start sandboxes, and look for what these leave behind.
 SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/testing
 SANDBOXES := tests/backends
-OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/vllm tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
+OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/vllm tests/programs tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
 test: lint
 	$(BIN)/pytest -n 2 --durations=10 $(SHARING)
 	scripts/test-halves.sh $(BIN)/pytest "$(SANDBOXES)" "$(OTHERS)"
@@ -46,7 +47,12 @@ test-torch: $(READY)
 test-vllm: $(READY)
 	$(BIN)/pytest -s tests/vllm
 
-GUESTS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lachesis/guests
+PROGRAMS ?= $(HOME)/.cache/lachesis/programs
+test-programs: $(READY)
+	@PYTHON=$(PYTHON) scripts/programs.sh $(PROGRAMS)
+	LACHESIS_PROGRAMS=$(PROGRAMS) $(BIN)/pytest -s tests/programs
+
+GUESTS ?= $(HOME)/.cache/lachesis/guests
 test-guests: $(READY)
 	@mkdir -p $(GUESTS)
 	@for guest in verifiers inspect; do \

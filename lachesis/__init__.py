@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lachesis.agent.reward import Reward
     from lachesis.agent.tool_context import ToolContext
     from lachesis.base_env import HermesAgentBaseEnv
+    from lachesis.environments.agent_program import AgentProgramEnv
     from lachesis.errors import LachesisError
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.runs.server_settings import ServerConfig
@@ -39,6 +40,7 @@ else:
             "lachesis.agent.reward": ["Reward"],
             "lachesis.agent.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
+            "lachesis.environments.agent_program": ["AgentProgramEnv"],
             "lachesis.errors": ["LachesisError"],
             "lachesis.runs.dataset_rows": ["load_rows"],
             "lachesis.runs.server_settings": ["ServerConfig"],
@@ -55,6 +57,7 @@ else:
 
 __all__ = [
     "BUILTIN_TOOLS",
+    "AgentProgramEnv",
     "AgentResult",
     "HermesAgentBaseEnv",
     "HermesAgentEnvConfig",

@@ -36,6 +36,7 @@ class Listener(OpenTransfer):
         super().__init__(executor, "")
         import socket  # here, as loading it takes time
 
+        self.no_delay = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.reset = (socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
@@ -62,6 +63,7 @@ class Listener(OpenTransfer):
                     connection.close()
                     self.refused += 1
                 else:
+                    connection.setsockopt(*self.no_delay)
                     self.arrived.append(connection)
         except (BlockingIOError, ConnectionAbortedError):
             pass

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -62,6 +62,8 @@ class ProgramRun:
     seconds: float
     refused: Mapping[str, int] = field(default_factory=dict)
     """Requests that the endpoint did not answer, by the reason that the program read."""
+    overruled: Sequence[str] = ()
+    """Parameters of its requests that the settings of the run replaced."""
 
     def to_record(self) -> dict[str, Any]:
         return {**asdict(self), "seconds": round(self.seconds, 3)}

@@ -11,10 +11,14 @@ from typing import Any, Final, Unpack
 
 from aiohttp import web
 
+from lachesis.endpoint.anthropic import CountTokens, Messages
 from lachesis.endpoint.openai_chat import ChatCompletions
+from lachesis.endpoint.openai_text import Completions
 from lachesis.endpoint.protocol import Protocol, dump, load
 from lachesis.endpoint.recording import Recording, RecordingOptions
 from lachesis.endpoint.request import JSON, Refused
+from lachesis.endpoint.responses import Responses
+from lachesis.endpoint.sglang import Generate
 from lachesis.inference.chat_template import PromptError, TurnRejected
 from lachesis.inference.errors import ContextExhausted, InferenceError
 from lachesis.inference.forced_calls import ToolChoiceError
@@ -27,7 +31,14 @@ from lachesis.trajectories import MessageError
 _LARGEST_REQUEST: Final = 256 * 2**20
 _PATH: Final = re.compile(r"(?:/(?P<key>sk-[^/]+))?(?:/v1)?(?P<route>/.*)")
 _CHAT: Final = ChatCompletions()
-_ROUTES: Final[Mapping[str, Protocol]] = {"/chat/completions": _CHAT}
+_ROUTES: Final[Mapping[str, Protocol]] = {
+    "/chat/completions": _CHAT,
+    "/completions": Completions(),
+    "/responses": Responses(),
+    "/messages": Messages(),
+    "/messages/count_tokens": CountTokens(),
+    "/generate": Generate(),
+}
 _JSON: Final = "application/json"
 
 
@@ -58,6 +69,8 @@ class RecordingEndpoint(AsyncService):
         self._socket: socket.socket | None = None
         self._runner: web.ServerRunner | None = None
         self._recordings: dict[str, Recording] = {}
+        self._over: set[str] = set()
+        """Keys of recordings that are closed."""
 
     @property
     def port(self) -> int:
@@ -75,9 +88,13 @@ class RecordingEndpoint(AsyncService):
 
     def open(self, **options: Unpack[RecordingOptions]) -> Recording:
         """A recording for one rollout; see `RecordingOptions`."""
-        recording = Recording(self.server, self.root_url, **options)
+        recording = Recording(self.server, self.root_url, self._forget, **options)
         self._recordings[recording.key] = recording
         return recording
+
+    def _forget(self, recording: Recording) -> None:
+        self._recordings.pop(recording.key, None)
+        self._over.add(recording.key)
 
     async def start(self) -> None:
         """Bind the port and start to answer."""
@@ -96,7 +113,7 @@ class RecordingEndpoint(AsyncService):
 
     async def stop(self) -> None:
         """Close all recordings and the port."""
-        for recording in self._recordings.values():
+        for recording in list(self._recordings.values()):
             await recording.close()
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -125,10 +142,10 @@ class RecordingEndpoint(AsyncService):
         bearer = headers.get("Authorization", "").removeprefix("Bearer ").strip()
         key = key or headers.get("x-api-key") or bearer
         recording = self._recordings.get(key)
+        if key in self._over:
+            raise Refused(410, "this rollout is over", code="rollout_is_over")
         if recording is None:
             raise Refused(401, "this key is of no rollout; use the recording's base_url or key", code="invalid_api_key")
-        if recording.closed:
-            raise Refused(410, "this rollout is over", code="rollout_is_over")
         return recording
 
     async def _serve(self, request: web.BaseRequest, protocol: Protocol, recording: Recording) -> web.StreamResponse:
@@ -141,22 +158,22 @@ class RecordingEndpoint(AsyncService):
                     stream = stream or await _stream(request)
                     await stream.write(protocol.ping)
             answer = await self._answer(work, recording)
+            if not body.get("stream"):
+                return _response(200, protocol.body(answer))
+            stream = stream or await _stream(request)
+            await stream.write(b"".join(protocol.events(body, answer)))
         except Refused as refused:
             recording.refused[str(refused)] += 1
             if stream is None:
                 raise
             await stream.write(protocol.error_event(refused))
-            return stream
+        except ConnectionResetError:  # the client of a stream is gone
+            assert stream is not None
         finally:
             if not work.done():  # the client is gone
                 work.cancel()
                 await asyncio.wait([work])
             seen(work)
-        if not body.get("stream"):
-            return _response(200, answer)
-        stream = stream or await _stream(request)
-        await stream.write(b"".join(protocol.events(body, answer)))
-        await stream.write_eof()
         return stream
 
     async def _models(self) -> list[str]:
@@ -199,8 +216,9 @@ class RecordingEndpoint(AsyncService):
         return _response(refused.status, protocol.error(refused), headers)
 
 
-def _large_request(*parts: Any) -> web.BaseRequest:
-    return web.BaseRequest(*parts, asyncio.get_running_loop(), client_max_size=_LARGEST_REQUEST)
+def _large_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    loop = asyncio.get_running_loop()
+    return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=_LARGEST_REQUEST)
 
 
 def models(names: list[str]) -> JSON:

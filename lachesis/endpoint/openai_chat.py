@@ -13,6 +13,7 @@ from lachesis.endpoint.request import (
     SAMPLING,
     ChatRequest,
     Refused,
+    function_tools,
     refuse_unknown,
     stop_texts,
     take,
@@ -34,8 +35,10 @@ _READ: Final = frozenset(
     {"messages", "tools", "tool_choice", "n", "max_tokens", "max_completion_tokens", "stop", "logprobs", "top_logprobs"}
 )
 _KNOWN: Final = _NO_EFFECT | _READ | {*SAMPLING, *WISHES}
-_METADATA: Final = ("cache_control", "annotations", "refusal", "audio")
+_METADATA: Final = frozenset({"cache_control", "annotations", "refusal", "audio"})
 """Fields of messages and of content parts that clients add, and that no model sees."""
+
+_TEXT: Final = (str, type(None))
 
 
 class ChatCompletions(Protocol):
@@ -63,7 +66,7 @@ def read(body: JSON) -> ChatRequest:
     limits = [limit for name in ("max_tokens", "max_completion_tokens") if (limit := whole(body, name)) is not None]
     return ChatRequest(
         messages=[read_message(message) for message in messages],
-        tools=take(body, "tools", list) or None,
+        tools=function_tools(take(body, "tools", list)),
         tool_choice=take(body, "tool_choice", str, dict),
         n=whole(body, "n") or 1,
         max_tokens=min(limits, default=None),
@@ -77,6 +80,8 @@ def read(body: JSON) -> ChatRequest:
 def read_message(given: Any) -> Any:
     """A message in the form that all protocols share: the role is one of four, and a text is no list of parts."""
     if not isinstance(given, Mapping):
+        return given
+    if type(given.get("content")) in _TEXT and given.get("role") != "developer" and _METADATA.isdisjoint(given):
         return given
     message = {name: value for name, value in given.items() if name not in _METADATA}
     if message.get("role") == "developer":
@@ -123,7 +128,6 @@ def answer(responses: Sequence[ChatResponse], tokens_of: Recording | None = None
 def write_message(message: Message) -> JSON:
     """An assistant message, reasoning under vLLM's and SGLang's name for it."""
     written: JSON = {"role": "assistant", "content": message.text if message.content is not None else None}
-    written["refusal"] = None
     if message.reasoning:
         written["reasoning_content"] = message.reasoning
     if message.tool_calls:
@@ -148,7 +152,7 @@ def chunks(answer: JSON, *, include_usage: bool) -> Iterator[bytes]:
 
     for choice in answer["choices"]:
         index, message = choice["index"], choice["message"]
-        yield chunk(index, {"role": "assistant", "content": "", "refusal": None})
+        yield chunk(index, {"role": "assistant", "content": ""})
         if message.get("reasoning_content"):
             yield chunk(index, {"reasoning_content": message["reasoning_content"]})
         if message["content"] or choice["logprobs"]:

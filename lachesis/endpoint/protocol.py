@@ -26,6 +26,10 @@ class Protocol(ABC):
     async def complete(self, body: JSON, recording: Recording) -> JSON:
         """The whole answer. Raises `Refused`, `MessageError`, or what the recording raises."""
 
+    def body(self, answer: JSON) -> Any:
+        """The answer as JSON."""
+        return answer
+
     @abstractmethod
     def events(self, body: JSON, answer: JSON) -> Iterator[bytes]:
         """The answer as server-sent events."""

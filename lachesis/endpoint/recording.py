@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
+import time
 from collections import Counter
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount
-from lachesis.endpoint.request import JSON, ChatRequest, Refused
+from lachesis.endpoint.request import JSON, ChatRequest, Refused, TextRequest
 from lachesis.inference.balancer import Split
-from lachesis.inference.chat_format import ChatOptions
+from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
 from lachesis.inference.conversation_index import ConversationIndex, Found
-from lachesis.inference.errors import ContextExhausted
+from lachesis.inference.errors import ContextExhausted, InferenceError
 from lachesis.inference.router import Router
 from lachesis.inference.sampling import Sampling, read_sampling
 from lachesis.inference.token_server import TokenServer
 from lachesis.tasks import run_all
-from lachesis.trajectories import ChatResponse, MessageHistory, Node, ToolCall
+from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageHistory,
+    Node,
+    TokenPrefix,
+    ToolCall,
+    Usage,
+)
 
 T = TypeVar("T")
 
@@ -51,11 +62,18 @@ class Recording:
     Every completion is recorded before its answer is written, so a client that disconnects loses none.
     """
 
-    def __init__(self, server: TokenServer | Router, root_url: str, **options: Unpack[RecordingOptions]) -> None:
+    def __init__(
+        self,
+        server: TokenServer | Router,
+        root_url: str,
+        forget: Callable[[Recording], None],
+        **options: Unpack[RecordingOptions],
+    ) -> None:
         self.key = f"sk-lachesis-{secrets.token_urlsafe(24)}"
         self.base_url = f"{root_url}/{self.key}"
         """Clients append the route: OpenAI's `/v1`, Anthropic's `/v1/messages`."""
         self.closed = False
+        self._forget = forget
         self.error: Exception | None = None
         """The first failure of the infrastructure that a client met. Such a rollout has no score."""
         self.limit: str | None = None
@@ -75,6 +93,8 @@ class Recording:
         self._client_sampling = options.get("client_sampling", False)
         self._max_requests = options.get("max_requests")
         self._max_total_tokens = options.get("max_total_tokens")
+        self.answered: dict[str, list[JSON]] = {}
+        """Conversations of the responses route, each with its answer, by the id of the answer."""
         self._requests = 0
         self._conversations = ConversationIndex()
         self._sampled: list[Node] = []
@@ -101,6 +121,71 @@ class Recording:
             split=self._split,
         )
         return self._record(found, responses)
+
+    async def text(self, request: TextRequest) -> list[ChatResponse]:
+        """`n` continuations of a prompt, recorded. Raises as `chat`."""
+        tokens = self._begin(request.max_tokens)
+        if isinstance(self._model, Router):
+            return await self._pass_on_text(request, tokens)
+        responses = await self._model.continue_text(
+            request.prompt, request.n, sampling=self._sampling(request, tokens), split=self._split
+        )
+        prompt = responses[0].tokens.prompt if responses[0].tokens is not None else TokenPrefix()
+        parent = next((node for node in self._sampled if _after(node) is prompt.parent is not None), None)
+        text = self._model.server.reader.decode(prompt.own_ids)
+        return self._record_text(parent, text, responses)
+
+    def prompt_length(self, request: ChatRequest) -> int:
+        """The tokens of the prompt of a request. Raises `Refused`, `MessageError` and `PromptError`."""
+        if not isinstance(self._server, TokenServer):
+            raise Refused(501, "tokens cannot be counted: this model server takes messages", code="not_supported")
+        nodes = self._conversations.find(request.messages).nodes
+        return self._server.prompts.prompt(nodes, request.tools).prefix.length
+
+    async def _pass_on_text(self, request: TextRequest, tokens: int | None) -> list[ChatResponse]:
+        assert isinstance(self._model, Router)
+        if request.logprobs:
+            raise Refused(400, "logprobs: this model server reports none", param="logprobs")
+        self._note_overruled(request)
+        sampling = {
+            "temperature": self._settings["temperature"],
+            **(self._settings["extra_body"] or {}),
+            **(request.sampling if self._client_sampling else {}),
+            **({"max_tokens": tokens} if tokens is not None else {}),
+            **({"stop": list(request.stop)} if request.stop else {}),
+        }
+        began = time.monotonic()
+        said = await self._model.completion(prompt=request.prompt, n=request.n, split=self._split, **sampling)
+        usage = read_usage({"usage": dict(said.usage or {})})
+        responses = [
+            ChatResponse(
+                Message("assistant", choice["text"]),
+                read_finish_reason(choice.get("finish_reason")),
+                model=said.model,
+                usage=usage if index == 0 else Usage(0, 0),  # the server counts all choices together
+                latency=time.monotonic() - began,
+                sampling=sampling,
+            )
+            for index, choice in enumerate(map(dict, said.choices))
+        ]
+        prompt = request.prompt if isinstance(request.prompt, str) else json.dumps(request.prompt)
+        return self._record_text(None, prompt, responses)
+
+    def _record_text(self, parent: Node | None, prompt: str, responses: list[ChatResponse]) -> list[ChatResponse]:
+        """The prompt becomes a message of the user."""
+        asked = Node.after(parent, Message("user", prompt))
+        self._sampled += [Node.after(asked, response.message, response) for response in responses]
+        return responses
+
+    def stopped_by(self, response: ChatResponse, stop: Sequence[str]) -> str | None:
+        """The stop text that ended a completion, as far as its tokens show."""
+        tokens = response.tokens
+        if not stop or tokens is None or response.finish_reason is not FinishReason.STOP:
+            return None
+        assert isinstance(self._server, TokenServer)
+        text = self._server.reader.decode(tokens.ids)
+        found = [(at, marker) for marker in stop if (at := text.find(marker)) >= 0]
+        return min(found)[1] if found else None
 
     async def _pass_on(self, found: Found, request: ChatRequest, tokens: int | None) -> ChatResponse:
         """One answer of an OpenAI-compatible server."""
@@ -139,6 +224,7 @@ class Recording:
     async def close(self, *, wait: float = 0.0) -> None:
         """Refuse later requests. Those in flight have `wait` seconds to end and are cancelled then."""
         self.closed = True
+        self._forget(self)
         if self._tasks and wait > 0:
             await asyncio.wait(self._tasks, timeout=wait)
         for task in self._tasks:
@@ -220,7 +306,14 @@ class Recording:
             raise self._over(f"the limit of {self._max_requests} requests is reached")
         limits: list[int | None] = [wanted, self._settings["max_tokens"]]
         if self._max_total_tokens is not None:
-            used = sum(response.usage.completion_tokens or 0 for response in self.completions())
+            counts = [response.usage.completion_tokens for response in self.completions()]
+            if None in counts:
+                raise InferenceError(
+                    "model server",
+                    "it reports no token usage, so max_total_tokens cannot be kept",
+                    "leave max_total_tokens out or use a server that reports usage",
+                )
+            used = sum(count or 0 for count in counts)
             if used >= self._max_total_tokens:
                 raise self._over(f"the limit of {self._max_total_tokens} sampled tokens is reached")
             limits.append(self._max_total_tokens - used)
@@ -231,7 +324,7 @@ class Recording:
         self.limit = self.limit or reason
         return Refused(403, f"{reason}; this rollout is over", code="rollout_limit_reached")
 
-    def _sampling(self, request: ChatRequest, max_tokens: int | None) -> Sampling:
+    def _sampling(self, request: ChatRequest | TextRequest, max_tokens: int | None) -> Sampling:
         assert isinstance(self._server, TokenServer)
         given = {**self._settings, **(request.sampling if self._client_sampling else {})}
         self._note_overruled(request)
@@ -241,9 +334,11 @@ class Recording:
         )
         return replace(sampling, max_tokens=min(sampling.max_tokens, max_tokens or sampling.max_tokens))
 
-    def _note_overruled(self, request: ChatRequest) -> None:
+    def _note_overruled(self, request: ChatRequest | TextRequest) -> None:
         if not self._client_sampling:
             self.overruled.update(request.sampling)
+        if isinstance(request, ChatRequest):
+            self.overruled.update(request.overruled)
 
     def _refuse_wishes(self, request: ChatRequest) -> None:
         for name, value in request.wishes.items():
@@ -265,6 +360,12 @@ class Recording:
             self.limit = self.limit or str(error)
         else:
             self.error = self.error or error
+
+
+def _after(node: Node) -> TokenPrefix | None:
+    """The ids up to the end of a completion."""
+    tokens = node.origin.tokens if isinstance(node.origin, ChatResponse) else None
+    return tokens.after if tokens is not None else None
 
 
 def _root(node: Node) -> str | None:

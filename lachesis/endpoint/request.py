@@ -42,6 +42,20 @@ class ChatRequest:
     """The other sampling parameters that the client wants, by their names in `Sampling`."""
     wishes: JSON = field(default_factory=dict)
     """Fields that a server may follow and token engines cannot, by their names in OpenAI's chat API."""
+    overruled: tuple[str, ...] = ()
+    """Further fields of the request that the model and its template decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRequest:
+    """A request for `n` continuations of a prompt without a chat template."""
+
+    prompt: str | list[int]
+    n: int = 1
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    logprobs: bool = False
+    sampling: JSON = field(default_factory=dict)
 
 
 SAMPLING = (
@@ -90,6 +104,21 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
     if not all(isinstance(text, str) for text in texts):
         raise Refused(400, f"{name} is no text and no list of texts", param=name)
     return tuple(text for text in texts if text)
+
+
+def function_tools(tools: list[Any] | None) -> list[JSON] | None:
+    """OpenAI's definitions of functions. Raises `Refused` for other tools."""
+    for place, tool in enumerate(tools or ()):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            kind = tool.get("type") if isinstance(tool, Mapping) else None
+            raise Refused(400, f"tools[{place}] has type {kind!r}; only functions are supported", param="tools")
+    return tools or None
+
+
+def is_ids(value: Any) -> bool:
+    """Whether this is a list of token ids."""
+    return isinstance(value, list) and bool(value) and all(type(token) is int and token >= 0 for token in value)
 
 
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "a boolean", list: "a list", dict: "an object"}

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -42,6 +42,10 @@ class AgentProgramConfig(HermesAgentEnvConfig):
     """Settings of `AgentProgramEnv`."""
 
     command: str = Field(default="", description="Shell command that runs the agent program in the sandbox.")
+    trajectory_system_prompt: Literal["generated", "actual"] = Field(
+        default="actual",
+        description="System turn of ShareGPT trajectories: the program's own, or Hermes' tool prompt, without tools.",
+    )
 
 
 class ProgramFailed(LachesisError):
@@ -167,11 +171,12 @@ class ProgramLoop:
             stderr=_shown(done.stderr, done.stderr_elided),
             seconds=done.duration,
             refused=dict(recording.refused),
+            overruled=tuple(sorted(recording.overruled)),
         )
 
     def _outcome(self, recording: Recording, program: ProgramRun) -> tuple[Outcome, str]:
         if program.exit_code is None:
-            return Outcome.TIMEOUT, f"the program took longer than {self.settings.limits.max_seconds:g} s"
+            return Outcome.TIMEOUT, f"the program was stopped after {program.seconds:.1f} s"
         ended = f"the program ended with exit code {program.exit_code}"
         answered = len(recording.completions())
         if not answered:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Unpack
 
 from lachesis.inference.balancer import Split
@@ -63,6 +64,8 @@ class ManagedServer:
     def __init__(self, server: TokenServer) -> None:
         self.server = server
         self._responses: list[ChatResponse] = []
+        self._texts: list[str] = []
+        """Prompt and completion of the first responses, as far as a text prompt was compared with them."""
         self._conversations = ConversationIndex()
         self._last_server: str | None = None
 
@@ -167,15 +170,23 @@ class ManagedServer:
         from lachesis.inference.openai_types import completion
 
         check_arguments(kwargs, _COMPLETION_ARGUMENTS, "completion")
-        sampling = self._sampling(kwargs)
-        prefix = self._text_prefix(kwargs["prompt"])
-        generations = await self._generate(prefix, sampling, kwargs.get("n") or 1, kwargs.get("split", "train"))
+        n, split = kwargs.get("n") or 1, kwargs.get("split", "train")
+        return completion(await self.continue_text(kwargs["prompt"], n, sampling=self._sampling(kwargs), split=split))
+
+    async def continue_text(
+        self, prompt: str | Sequence[int], n: int, *, sampling: Sampling, split: Split = "train"
+    ) -> list[ChatResponse]:
+        """`n` completions of a text or of token ids.
+
+        A prompt that begins with an earlier prompt and its completion continues from the tokens of that completion.
+        """
+        prefix = self._text_prefix(prompt)
         responses = []
-        for generation in generations:
+        for generation in await self._generate(prefix, sampling, n, split):
             text = cut_at_stop(self.server.reader.decode(self._without_end(generation.ids)), sampling.stop)
             responses.append(self._response(Message("assistant", text), (), prefix, generation, _TEXT))
         self._responses += responses
-        return completion(responses)
+        return responses
 
     def get_state(self) -> dict[str, Any]:
         """`{"nodes": [SequenceNode, ...]}`: every sampled token, in the sequences that a trainer takes.
@@ -202,6 +213,7 @@ class ManagedServer:
     def reset(self) -> None:
         """Forget all completions."""
         self._responses.clear()
+        self._texts.clear()
         self._conversations = ConversationIndex()
 
     # The parts of a request
@@ -251,18 +263,20 @@ class ManagedServer:
             ),
         )
 
-    def _text_prefix(self, prompt: Any) -> TokenPrefix:
+    def _text_prefix(self, prompt: str | Sequence[int]) -> TokenPrefix:
+        known = [response.tokens.after for response in self._responses if response.tokens is not None]
         if not isinstance(prompt, str):
-            return TokenPrefix(prompt)
-        best: tuple[int, TokenPrefix] | None = None
-        for response in self._responses:
-            assert response.tokens is not None
-            text = self.server.reader.decode(response.tokens.after.ids)
-            if prompt.startswith(text) and (best is None or len(text) > best[0]):
-                best = len(text), response.tokens.after
-        if best is None:
+            ids = list(prompt)
+            begun = [after for after in known if after.length <= len(ids) and after.ids == ids[: after.length]]
+            longest = max(begun, key=len, default=TokenPrefix())
+            return longest.extend(ids[longest.length :]) if begun else TokenPrefix(ids)
+        for after in known[len(self._texts) :]:
+            self._texts.append(self.server.reader.decode(after.ids))
+        found = [(len(text), after) for text, after in zip(self._texts, known, strict=True) if prompt.startswith(text)]
+        if not found:
             return TokenPrefix(self.server.prompts.tokenizer(prompt)["input_ids"])
-        return best[1].extend(self.server.prompts.encode(prompt[best[0] :]))
+        length, after = max(found, key=itemgetter(0))
+        return after.extend(self.server.prompts.encode(prompt[length:]))
 
 
 _ARGUMENTS: Final = frozenset(

@@ -7,6 +7,7 @@ null, since a rollout may have several samples: Phase 2 has them under `samples`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -16,9 +17,11 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import plain
-from lachesis.trajectories.builtin_exports import trajectory
+from lachesis.trajectories.builtin_exports import NO_ANSWER, trajectory
 from lachesis.trajectories.exports import ExportLine
 from lachesis.trajectories.sharegpt import SystemTurn
+
+log = logging.getLogger(__name__)
 
 SCHEMA = "lachesis.group/1"
 
@@ -119,4 +122,10 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
 
 def trajectories_of(group: Mapping[str, Any], *, system: SystemTurn) -> list[dict[str, Any]]:
     """The ShareGPT trajectories of a group; rollouts without a single answer have none."""
-    return [dict(line.content) for line in trajectory(group, system=system) if isinstance(line, ExportLine)]
+    entries = []
+    for line in trajectory(group, system=system):
+        if isinstance(line, ExportLine):
+            entries.append(dict(line.content))
+        elif line.reason != NO_ANSWER:
+            log.warning("rollout %s has no trajectory: %s", line.rollout_id, line.reason)
+    return entries

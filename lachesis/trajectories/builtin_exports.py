@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
 from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import (
     ExportLine,
     GroupRecord,
@@ -17,24 +18,27 @@ from lachesis.trajectories.exports import (
 )
 from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
 
+NO_ANSWER = "no answer by the model"
+"""Why a rollout has no line where the model said nothing."""
+
 
 def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Iterator[ExportLine | LeftOut]:
     """A line for each rollout with an answer, as `process` writes them to `trajectory_samples.jsonl`."""
     for rollout, messages in _answered(group):
         if messages is None:
-            yield LeftOut(rollout["rollout_id"], "no answer by the model")
+            yield LeftOut(rollout["rollout_id"], NO_ANSWER)
             continue
-        converted = to_trajectory_entry(
+        yield _converted(
+            to_trajectory_entry,
+            rollout,
             messages,
             group["tools"],
             model=group["model"],
             completed=rollout["completed"],
-            open_calls=_may_end_open(rollout),
             timestamp=group["timestamp"],
             system=system,
             **_provenance(group, rollout),
         )
-        yield _line(rollout, converted)
 
 
 class Batch:
@@ -49,15 +53,16 @@ class Batch:
         number = next(self.numbers)
         for rollout, messages in _answered(group):
             if messages is None:
-                yield LeftOut(rollout["rollout_id"], "no answer by the model")
+                yield LeftOut(rollout["rollout_id"], NO_ANSWER)
                 continue
-            converted = to_batch_entry(
+            yield _converted(
+                to_batch_entry,
+                rollout,
                 messages,
                 group["tools"],
                 prompt_index=number,
                 metadata=_provenance(group, rollout),
                 completed=rollout["completed"],
-                open_calls=_may_end_open(rollout),
                 partial=not rollout["completed"],
                 api_calls=rollout["api_calls"],
                 toolsets_used=self.toolsets,
@@ -65,7 +70,6 @@ class Batch:
                 all_tools=[tool["function"]["name"] for tool in group["tools"]],
                 system=self.system,
             )
-            yield _line(rollout, converted)
 
 
 def dataset(
@@ -81,11 +85,11 @@ def dataset(
             yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
             continue
         messages = stored_messages(group, rollout)
-        converted = to_dataset_entry(messages, group["tools"], open_calls=_may_end_open(rollout), source=source)
-        if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
+        line = _converted(to_dataset_entry, rollout, messages, group["tools"], source=source)
+        if isinstance(line, ExportLine) and str(WarningKind.ARGUMENTS_REPLACED) in line.warnings:
             yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
-            continue
-        yield _line(rollout, converted)
+        else:
+            yield line
 
 
 def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
@@ -107,17 +111,22 @@ def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
 
 
-def _may_end_open(rollout: RolloutRecord) -> bool:
-    """Whether its last tool calls may have no results although it is complete: a program need not send them."""
-    return "program" in rollout
-
-
 def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
     of_group = {key: group[key] for key in ("environment", "item_key")}
     return of_group | {key: rollout[key] for key in ("rollout_id", "outcome", "reward")}
 
 
-def _line(rollout: RolloutRecord, converted: ConvertedEntry) -> ExportLine:
+def _converted(
+    convert: Callable[..., ConvertedEntry], rollout: RolloutRecord, *conversation: Any, **settings: Any
+) -> ExportLine | LeftOut:
+    """The line of a rollout. What an agent program sent may be no conversation in the sense of the format."""
+    of_program = "program" in rollout
+    try:
+        converted = convert(*conversation, of_program=of_program, **settings)
+    except MessageError as error:
+        if not of_program:
+            raise
+        return LeftOut(rollout["rollout_id"], f"the format cannot hold what its program sent ({type(error).__name__})")
     return ExportLine(
         converted.entry, (rollout["rollout_id"],), tuple(str(warning.kind) for warning in converted.warnings)
     )

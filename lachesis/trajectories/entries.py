@@ -38,7 +38,7 @@ def to_dataset_entry(
     tools: Tools = (),
     *,
     completed: bool = True,
-    open_calls: bool = False,
+    of_program: bool = False,
     system: SystemTurn = "actual",
     source: str = "hermes-agent",
 ) -> ConvertedEntry:
@@ -52,7 +52,7 @@ def to_dataset_entry(
         messages,
         tools,
         completed=completed,
-        open_calls=open_calls,
+        of_program=of_program,
         system=system,
         empty_think=False,
         tool_payload="raw",
@@ -67,7 +67,7 @@ def to_trajectory_entry(
     *,
     model: str,
     completed: bool,
-    open_calls: bool = False,
+    of_program: bool = False,
     timestamp: datetime | str | None = None,
     system: SystemTurn = "generated",
     **metadata: Any,
@@ -76,7 +76,7 @@ def to_trajectory_entry(
 
     `timestamp` defaults to now, in local time without a zone, as in the format.
     """
-    conversion = to_conversations(messages, tools, completed=completed, open_calls=open_calls, system=system)
+    conversion = to_conversations(messages, tools, completed=completed, of_program=of_program, system=system)
     entry = _trajectory_entry(conversion.conversations, model, completed and not conversion.malformed, timestamp)
     return ConvertedEntry(_merge(entry, metadata), conversion.warnings)
 
@@ -88,7 +88,7 @@ def to_batch_entry(
     prompt_index: int,
     metadata: Mapping[str, Any],
     completed: bool,
-    open_calls: bool = False,
+    of_program: bool = False,
     partial: bool,
     api_calls: int,
     toolsets_used: Sequence[str],
@@ -102,7 +102,7 @@ def to_batch_entry(
     `tool_stats` maps a tool to `{"count", "success", "failure"}`. Every name of `all_tools` gets a row, with zeros for
     an unused tool, so that all lines of a file have the same columns.
     """
-    conversion = to_conversations(messages, tools, completed=completed, open_calls=open_calls, system=system)
+    conversion = to_conversations(messages, tools, completed=completed, of_program=of_program, system=system)
     names = dict.fromkeys([*all_tools, *tool_stats])
     stats = {
         name: {key: tool_stats.get(name, {}).get(key, 0) for key in ("count", "success", "failure")} for name in names

@@ -95,15 +95,15 @@ def to_conversations(
     tools: Tools = (),
     *,
     completed: bool = True,
-    open_calls: bool = False,
+    of_program: bool = False,
     system: SystemTurn = "generated",
     empty_think: bool = True,
     tool_payload: ToolPayload = "json",
 ) -> Conversion:
     """Converts API messages to ShareGPT turns.
 
-    `completed=False` allows a conversation whose last tool calls have no results, and so does `open_calls`: a program
-    may end with them.
+    `completed=False` allows a conversation whose last tool calls have no results. `of_program` allows that too, and
+    system messages anywhere: programs do both.
     `system`: the function-calling prompt with `tools`, the system message of the conversation, or no system turn.
     `empty_think`: write an empty think block into each `gpt` turn without reasoning.
     `tool_payload`: results as JSON (`tool_call_id`, `name`, `content`), or as bare text.
@@ -111,7 +111,7 @@ def to_conversations(
     Raises MessageError where `messages` are not a valid conversation.
     """
     read = [as_message(message, index) for index, message in enumerate(messages)]
-    validate_messages(read, complete=completed and not open_calls)
+    validate_messages(read, complete=completed and not of_program, late_system=of_program)
     writer = _Writer(empty_think, tool_payload)
     if system == "generated":
         writer.add(0, "system", system_prompt(tools))
@@ -121,7 +121,7 @@ def to_conversations(
         message, first = read[index], index
         index += 1
         if message.role == "system":
-            if system == "actual":
+            if system == "actual" or first:
                 writer.add(first, "system", writer.text(first, message))
         elif message.role == "user":
             writer.add(first, "human", writer.text(first, message))

@@ -19,10 +19,11 @@ from lachesis.trajectories.errors import (
 from lachesis.trajectories.messages import MessageLike, as_message
 
 
-def validate_messages(messages: Iterable[MessageLike], *, complete: bool = True) -> None:
+def validate_messages(messages: Iterable[MessageLike], *, complete: bool = True, late_system: bool = False) -> None:
     """Raises the MessageError of the first broken rule; its `index` names the message.
 
-    `complete=False` allows a conversation in progress: results of its last tool calls may be missing.
+    `complete=False` allows a conversation in progress: results of its last tool calls may be missing. `late_system`
+    allows system messages that are not the first one.
     """
     asked: dict[str, int] = {}  # every call id so far -> index of its assistant message
     answered: dict[str, int] = {}  # call ids with a result -> index of the tool message
@@ -31,7 +32,7 @@ def validate_messages(messages: Iterable[MessageLike], *, complete: bool = True)
     for index, item in enumerate(messages):
         count += 1
         message = as_message(item, index)
-        if message.role == "system" and index:
+        if message.role == "system" and index and not late_system:
             raise RoleOrder("a system message can only be the first message", index=index)
         if message.role == "tool":
             call_id = message.tool_call_id

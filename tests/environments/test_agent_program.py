@@ -30,15 +30,12 @@ __all__ = ["run_api"]
 AGENT = Path(__file__).parents[1] / "support" / "bash_agent.py"
 
 
-class SortsByProgram(AgentProgramEnv):
+class SortsByProgram(AgentProgramEnv, ManyWords):
     """The task of `ManyWords`, which a program solves with its own tool."""
 
     name = "sorts-by-program"
     command = f"python3 {AGENT}"
     terminal_options = {"mounts": [str(AGENT)]}  # noqa: RUF012
-    setup = ManyWords.setup
-    get_next_item = ManyWords.get_next_item
-    format_prompt = ManyWords.format_prompt
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
         assert (await ctx.terminal("tail -n +2 /proc/net/route"))["output"] == "", "there is no network"
@@ -103,6 +100,8 @@ async def test_every_token_that_a_program_samples_is_delivered_exactly(tmp_path:
         for span in sample["spans"]
     )
     assert delivered == sampled
+    trajectories = lines(tmp_path / "trajectory_samples.jsonl")
+    assert {turns["conversations"][0]["value"] for turns in trajectories} == {"Use the tool bash."}
     assert len(samples) == 24, "what goes on from an answer is one sample with it"
     assert sum(delivered.values()) == 48
     for rollout in rollouts(tmp_path / "groups.jsonl"):
@@ -135,7 +134,7 @@ async def test_a_program_that_never_asked_the_model_is_no_score(tmp_path: Path, 
 async def test_a_program_that_hangs_runs_out_of_time_and_leaves_nothing(tmp_path: Path) -> None:
     for rollout in await played(tmp_path, command=f"python3 {AGENT} --hang", rollout_timeout=1.5):
         assert (rollout["outcome"], rollout["reward"]) == ("timeout", None)
-        assert rollout["reason"] == "the program took longer than 1.5 s"
+        assert re.fullmatch(r"the program was stopped after \d\.\d s", rollout["reason"])
         assert rollout["program"]["exit_code"] is None
     assert sandboxes() == set()
 

@@ -1,0 +1,108 @@
+"""OpenAI's `/v1/completions`: text or token ids in, text out."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+from lachesis.endpoint import openai_chat
+from lachesis.endpoint.protocol import Protocol, data, usage_of
+from lachesis.endpoint.request import (
+    JSON,
+    SAMPLING,
+    Refused,
+    TextRequest,
+    is_ids,
+    refuse_unknown,
+    stop_texts,
+    take,
+    wanted_sampling,
+    whole,
+)
+from lachesis.tasks import run_all
+from lachesis.trajectories import ChatResponse
+
+if TYPE_CHECKING:
+    from lachesis.endpoint.recording import Recording
+
+_KNOWN: Final = frozenset(
+    {"model", "prompt", "n", "max_tokens", "stop", "logprobs", "stream", "stream_options", "user", "timeout", *SAMPLING}
+)
+
+
+class Completions(Protocol):
+    """The text route of OpenAI."""
+
+    async def complete(self, body: JSON, recording: Recording) -> JSON:
+        asked = await run_all(recording.text(request) for request in read(body))
+        return answer(asked, recording if body.get("logprobs") is not None else None)
+
+    def events(self, body: JSON, answer: JSON) -> Iterator[bytes]:
+        usage = answer.pop("usage")
+        yield data(answer)
+        if (body.get("stream_options") or {}).get("include_usage"):
+            yield data({**answer, "choices": [], "usage": usage})
+        yield b"data: [DONE]\n\n"
+
+    def error(self, refused: Refused) -> JSON:
+        return openai_chat.error(refused)
+
+
+def read(body: JSON) -> list[TextRequest]:
+    """One request for each prompt. Raises `Refused`."""
+    refuse_unknown(body, _KNOWN | ({"best_of"} if body.get("best_of") == 1 else set()))
+    if (take(body, "logprobs", int, default=0)) > 1:
+        raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
+    given = take(body, "prompt", str, list)
+    prompts = [given] if isinstance(given, str) or is_ids(given) else given
+    if not prompts or not all(isinstance(prompt, str) or is_ids(prompt) for prompt in prompts):
+        raise Refused(400, "prompt: a text or a list of token ids is required, or a list of these", param="prompt")
+    limit = whole(body, "max_tokens")
+    return [
+        TextRequest(
+            prompt,
+            n=whole(body, "n") or 1,
+            max_tokens=limit,
+            stop=stop_texts(body),
+            logprobs=body.get("logprobs") is not None,
+            sampling=wanted_sampling(body),
+        )
+        for prompt in prompts
+    ]
+
+
+def answer(asked: Sequence[Sequence[ChatResponse]], tokens_of: Recording | None = None) -> JSON:
+    """The choices of every prompt, in order. With `tokens_of`, they have the logprobs of the sampled tokens."""
+    responses = [response for each in asked for response in each]
+    prompt, sampled = (sum(count) for count in zip(*map(usage_of, asked), strict=True))
+    return {
+        "id": f"cmpl-{uuid.uuid4().hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": responses[0].model or "",
+        "choices": [
+            {
+                "index": index,
+                "text": response.message.text,
+                "logprobs": None if tokens_of is None else _logprobs(tokens_of.logprobs(response)),
+                "finish_reason": openai_chat.finish_reason(response),
+            }
+            for index, response in enumerate(responses)
+        ],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled},
+    }
+
+
+def _logprobs(tokens: list[JSON]) -> JSON:
+    offsets, at = [], 0
+    for token in tokens:
+        offsets.append(at)
+        at += len(token["token"])
+    return {
+        "tokens": [token["token"] for token in tokens],
+        "token_logprobs": [token["logprob"] for token in tokens],
+        "top_logprobs": None,
+        "text_offset": offsets,
+    }

@@ -1,0 +1,62 @@
+"""What real clients do to conversations: nothing is lost, doubled or put after another prompt.
+
+`make fuzz-endpoint` plays 10,000 behaviours, this test a part of them (LACHESIS_CLIENT_BEHAVIOURS).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from random import Random
+
+import aiohttp
+import pytest
+
+from lachesis.endpoint import RecordingEndpoint
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.testing.fake_server import fake_tokenizer
+from lachesis.trajectories import samples, verify, verify_records
+from tests.support.exactness import stack, trained
+from tests.support.strange_clients import MARK, Model, Program
+
+BEHAVIOURS = int(os.environ.get("LACHESIS_CLIENT_BEHAVIOURS", "1500"))
+STEPS = 25
+PARTS = 4
+PROMPTS = PromptBuilder(fake_tokenizer())
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+async def test_whatever_clients_do_every_sampled_token_is_trained_once_after_its_prompt(part: int) -> None:
+    done: Counter[str] = Counter()
+    for seed in range(part, -(-BEHAVIOURS // STEPS), PARTS):
+        done += await play(seed)
+    print(f"\n{sum(done.values())} behaviours: {dict(done)}")
+
+
+async def play(seed: int) -> Counter[str]:
+    rng = Random(seed)
+    async with (
+        stack(PROMPTS.tokenizer, prompts=PROMPTS, policy=Model(rng), latency=(0.0, 0.004)) as world,
+        RecordingEndpoint(world.tokens, ping_interval=0.002) as endpoint,
+        aiohttp.ClientSession() as http,
+    ):
+        recording = endpoint.open()
+        program = Program(world, recording, http, rng)
+        await program.play(STEPS)
+        await recording.close()
+        assert recording.error is None
+        program.judge()
+        program.judge_history()
+        found = samples(recording.history(), rollout_id=f"r{seed}", outcome="completed")
+        sampled, delivered = world.sampled(), trained(found)
+        assert not delivered - sampled, "trained twice, or after another prompt"
+        missing = sampled - delivered
+        assert sum(missing.values()) <= program.left, "not delivered"
+        for _, ids, _ in missing:  # the client was gone before the answer was read
+            assert not program.received.intersection(MARK.findall(world.text(ids))[:1]) - {"A0"}
+        for sample in found:
+            assert not (reasons := verify(sample)), reasons
+        totals = verify_records([sample.to_record() for sample in found])
+        assert totals.ok, totals.problems
+        assert (totals.delivered, totals.duplicated, totals.wrong_prefix) == (totals.sampled, 0, 0)
+    return program.done
