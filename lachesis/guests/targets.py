@@ -27,8 +27,8 @@ def guest(target: str) -> type[GuestEnv] | None:
     Raises:
         SettingsError: the target names no environment.
     """
-    framework, _, rest = target.partition(":")
-    if framework not in GUESTS:
+    framework, colon, rest = target.partition(":")
+    if not colon or framework not in GUESTS:
         return None
     name, _, query = rest.partition("?")
     if not name:

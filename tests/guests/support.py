@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import os
+import re
+import shlex
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,7 @@ from lachesis.guests.guest_env import GuestEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import FakeServer
 from lachesis.trajectories import verify_records
-from tests.support.small_envs import lines, rollouts
+from tests.support.small_envs import ROOT, lines, rollouts
 from tests.support.training_runs import with_tokens
 
 EXAMPLES = Path(__file__).parent / "examples"
@@ -61,6 +66,35 @@ async def played(
 def written(folder: Path) -> list[dict[str, Any]]:
     """Every rollout that `process` wrote, those of groups without a score too."""
     return rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
+
+
+async def run_page(module: str, folder: Path, policy: Any) -> FakeServer:
+    """Run the commands that docs/guests.md shows for a module, with the examples that it shows, and `verify` after."""
+    page = (ROOT / "docs" / "guests.md").read_text(encoding="utf-8")
+    for name, code in re.findall(r"^```py\n# (\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        (folder / name).write_text(code)
+    (shown,) = re.findall(rf"^python (-m lachesis\.guests\.{module} .*)$", page, re.MULTILINE)
+    async with FakeServer(policy) as model:
+        server = with_tokens(model, folder)
+        settings = {
+            "env.data_path_to_save_groups": folder / "groups.jsonl",
+            "openai.base_url": server.base_url,
+            "openai.model_name": server.model_name,
+            "openai.server_type": "vllm",
+            "openai.tokenizer_name": server.tokenizer_name,
+        }
+        flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
+        await _run(folder, *shlex.split(shown), *flags)
+        await _run(folder, "-m", "lachesis.cli", "verify", str(folder / "groups.jsonl"))
+    return model
+
+
+async def _run(folder: Path, *command: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = await asyncio.to_thread(
+        subprocess.run, [sys.executable, *command], cwd=folder, env=env, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
 def assert_exact(folder: Path, model: FakeServer) -> int:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -19,9 +16,9 @@ from lachesis.guests import guest
 from lachesis.guests.inspect_tasks import InspectEnv, load
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
-from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, written
+from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, written
 from tests.support.scripted_server import ScriptedServer, call, say
-from tests.support.small_envs import ROOT, lines
+from tests.support.small_envs import lines
 from tests.support.training_runs import with_tokens
 
 needed("inspect", "inspect_ai")
@@ -209,22 +206,13 @@ async def test_a_target_is_a_class_with_its_settings(tmp_path: Path) -> None:
     assert {rollout["reward"] for rollout in written(tmp_path)} == {0.75}
 
 
-async def test_the_command_line_plays_a_task(tmp_path: Path) -> None:
-    async with FakeServer(counts) as model:
-        server = with_tokens(model, tmp_path)
-        command = [sys.executable, "-m", "lachesis.guests.inspect_tasks", "process", "--env.task", STOCK]
-        settings = {
-            "env.total_steps": 2,
-            "env.group_size": 2,
-            "env.data_path_to_save_groups": tmp_path / "groups.jsonl",
-            "openai.base_url": server.base_url,
-            "openai.model_name": server.model_name,
-            "openai.server_type": "vllm",
-            "openai.tokenizer_name": server.tokenizer_name,
-        }
-        for name, value in settings.items():
-            command += [f"--{name}", str(value)]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        run = await asyncio.to_thread(subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert assert_exact(tmp_path, model) == 4
+async def test_the_command_of_the_page_plays_its_example(tmp_path: Path) -> None:
+    def looks(ask: Ask) -> str:
+        shelf = re.findall(r"on the shelf (\w+)\?", ask.prompt)[-1]
+        if ask.turn == 0:
+            return f'<tool_call>\n{{"name": "count", "arguments": {{"shelf": "{shelf}"}}}}\n</tool_call>'
+        return f"There are {SHELVES[shelf]}"
+
+    model = await run_page("inspect_tasks", tmp_path, looks)
+    assert assert_exact(tmp_path, model) == 16
+    assert {rollout["reward"] for rollout in written(tmp_path)} == {1.0}

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +15,9 @@ from lachesis.guests import guest
 from lachesis.guests.verifiers import VerifiersEnv, load
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
-from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, written
+from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, written
 from tests.support.scripted_server import ScriptedServer, call, say
-from tests.support.small_envs import ROOT, lines
+from tests.support.small_envs import lines
 from tests.support.training_runs import with_tokens
 
 needed("verifiers", "verifiers")
@@ -120,9 +116,16 @@ async def test_a_model_that_says_nothing_is_scored(tmp_path: Path) -> None:
 
 
 async def test_turns_are_limited_by_the_environment_and_by_the_run(tmp_path: Path) -> None:
-    for number, (settings, turns) in enumerate([({}, 4), ({"max_agent_turns": 2}, 2), ({"max_agent_turns": 9}, 4)]):
+    for number, (settings, outcome, turns) in enumerate(
+        [
+            ({}, "max_turns", 4),
+            ({"max_agent_turns": 2}, "max_turns", 2),
+            ({"max_agent_turns": 9}, "max_turns", 4),
+            ({"rollout_token_budget": 30}, "context_exhausted", 2),
+        ]
+    ):
         for rollout in await shop(tmp_path / str(number), always_calls, **settings):
-            assert (rollout["outcome"], rollout["reward"], rollout["turns"]) == ("max_turns", 0.0, turns)
+            assert (rollout["outcome"], rollout["reward"], rollout["turns"]) == (outcome, 0.0, turns)
 
 
 async def test_a_conversation_that_outgrows_the_model_is_scored(tmp_path: Path) -> None:
@@ -184,29 +187,13 @@ async def test_a_target_is_a_class_with_its_settings(tmp_path: Path) -> None:
     assert {rollout["turns"] for rollout in written(tmp_path)} == {2}
 
 
-async def test_the_command_line_plays_a_module(tmp_path: Path) -> None:
-    async with FakeServer(shops) as model:
-        server = with_tokens(model, tmp_path)
-        command = [sys.executable, "-m", "lachesis.guests.verifiers", "process", "--env.module", SHOP]
-        settings = {
-            "env.total_steps": 2,
-            "env.group_size": 2,
-            "env.data_path_to_save_groups": tmp_path / "groups.jsonl",
-            "openai.base_url": server.base_url,
-            "openai.model_name": server.model_name,
-            "openai.server_type": "vllm",
-            "openai.tokenizer_name": server.tokenizer_name,
-        }
-        for name, value in settings.items():
-            command += [f"--{name}", str(value)]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        run = await asyncio.to_thread(
-            subprocess.run,
-            command,
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-        )
-    assert run.returncode == 0, run.stderr
-    assert assert_exact(tmp_path, model) == 4
+async def test_the_command_of_the_page_plays_its_example(tmp_path: Path) -> None:
+    def shops(ask: Ask) -> str:
+        number, fruit = re.findall(r"What do (\d) x (\w+) cost", ask.prompt)[-1]
+        if ask.turn == 0:
+            return f'<tool_call>\n{{"name": "price", "arguments": {{"fruit": "{fruit}"}}}}\n</tool_call>'
+        return str(int(number) * PRICES[fruit])
+
+    model = await run_page("verifiers", tmp_path, shops)
+    assert assert_exact(tmp_path, model) == 16
+    assert {rollout["reward"] for rollout in written(tmp_path)} == {1.0}
