@@ -85,7 +85,7 @@ async def run_page(module: str, folder: Path, policy: Any) -> FakeServer:
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
         await _run(folder, *shlex.split(shown), *flags)
-        await _run(folder, "-m", "lachesis.cli", "verify", str(folder / "groups.jsonl"))
+        await _run(folder, "-c", "import lachesis.cli as c; exit(c.main())", "verify", str(folder / "groups.jsonl"))
     return model
 
 
