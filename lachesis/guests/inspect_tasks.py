@@ -13,7 +13,7 @@ import math
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from lachesis.agent.reward import Reward
 from lachesis.errors import SettingsError
 from lachesis.guests.guest_env import GuestEnv, GuestFailed, Verdict
 from lachesis.guests.inspect_feed import Feed
+from lachesis.runs.setting_facts import HOW
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ class InspectConfig(HermesAgentEnvConfig):
     model_roles: dict[str, str] = Field(
         default_factory=dict, description="Inspect's models by role, for example '{grader: openai/gpt-4o}'."
     )
-    inspect_log_dir: str | None = Field(default=None, description="Folder of Inspect's own log; default: none is kept.")
+    inspect_log_dir: Annotated[str | None, HOW] = Field(
+        default=None, description="Folder of Inspect's own log; default: none is kept."
+    )
 
 
 class InspectEnv(GuestEnv):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import random
 import re
 import shlex
 import subprocess
@@ -18,10 +19,11 @@ from rich.console import Console
 
 from lachesis.guests.guest_env import GuestEnv
 from lachesis.runs.server_settings import ServerConfig
-from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.trajectories import verify_records
 from tests.support.small_envs import ROOT, lines, rollouts
-from tests.support.training_runs import with_tokens
+from tests.support.stock_run_api import StockRunApi, Trainer
+from tests.support.training_runs import proven, take, with_tokens
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -66,6 +68,26 @@ async def played(
 def written(folder: Path) -> list[dict[str, Any]]:
     """Every rollout that `process` wrote, those of groups without a score too."""
     return rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
+
+
+async def served(
+    env_cls: type[GuestEnv], folder: Path, api: StockRunApi, right: Any, wrong: Any, **settings: Any
+) -> None:
+    """`serve` two groups to a trainer, and check every sample. Half of the rollouts, by chance, have a wrong answer."""
+
+    def sometimes_right(ask: Ask) -> Any:
+        return right(ask) if ask.turn or random.random() < 0.5 else wrong(ask)
+
+    async with api.wiped() as wiped, FakeServer(sometimes_right) as model:
+        of_serve = {"rollout_server_url": wiped.url, "spool_path": str(folder / "spool"), "steps_per_eval": 0}
+        env = make(env_cls, folder, with_tokens(model, folder), **of_serve, **settings, total_steps=-1)
+        trainer = Trainer(wiped.url, batch_size=4, num_steps=1)
+        await trainer.register()
+        await trainer.poll()
+        run = asyncio.create_task(env.env_manager())
+        await take(trainer, 2)
+        await run
+    assert len(proven(trainer)) == 4
 
 
 async def run_page(module: str, folder: Path, policy: Any) -> FakeServer:

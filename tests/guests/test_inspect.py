@@ -16,10 +16,13 @@ from lachesis.guests import guest
 from lachesis.guests.inspect_tasks import InspectEnv, load
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
-from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, written
+from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import lines
+from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import with_tokens
+
+__all__ = ["run_api"]
 
 needed("inspect", "inspect_ai")
 STOCK = f"{EXAMPLES / 'stock_keeping.py'}@stock"
@@ -204,6 +207,10 @@ async def test_a_target_is_a_class_with_its_settings(tmp_path: Path) -> None:
         assert env.run_name == "inspect-stock"
         await env.process_manager()
     assert {rollout["reward"] for rollout in written(tmp_path)} == {0.75}
+
+
+async def test_what_was_played_is_sent_to_the_trainer(tmp_path: Path, run_api: StockRunApi) -> None:
+    await served(InspectEnv, tmp_path, run_api, counts, lambda ask: "1", task=STOCK)
 
 
 async def test_the_command_of_the_page_plays_its_example(tmp_path: Path) -> None:

@@ -15,10 +15,13 @@ from lachesis.guests import guest
 from lachesis.guests.verifiers import VerifiersEnv, load
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
-from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, written
+from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import lines
+from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import with_tokens
+
+__all__ = ["run_api"]
 
 needed("verifiers", "verifiers")
 SHOP = str(EXAMPLES / "fruit_prices.py")
@@ -79,6 +82,24 @@ async def test_a_reward_function_that_raises_is_no_score(tmp_path: Path) -> None
     for rollout in await shop(tmp_path, module_args={"broken": "rubric"}):
         assert (rollout["reward"], rollout["outcome"]) == (None, "completed")
         assert rollout["traceback"].rstrip().endswith("RuntimeError: the rubric is out of order")
+
+
+async def test_a_judge_is_asked_and_not_recorded(tmp_path: Path) -> None:
+    async with FakeServer(shops) as model, FakeServer("Yes.") as judge:
+        arguments = {"judge_url": judge.base_url}
+        env = make(VerifiersEnv, tmp_path, with_tokens(model, tmp_path), module=SHOP, module_args=arguments)
+        await env.process_manager()
+    assert assert_exact(tmp_path, model) == 2
+    assert [rollout["reward"] for rollout in written(tmp_path)] == [1.0, 1.0]
+    assert len(judge.requests) == 2
+
+
+async def test_a_judge_that_does_not_answer_leaves_no_score(tmp_path: Path) -> None:
+    async with FakeServer("Yes.", faults=("server_error",)) as judge:
+        found = await shop(tmp_path, module_args={"judge_url": judge.base_url})
+    for rollout in found:
+        assert (rollout["outcome"], rollout["reward"]) == ("completed", None)
+        assert "Judge model API error" in rollout["traceback"]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +206,10 @@ async def test_a_target_is_a_class_with_its_settings(tmp_path: Path) -> None:
         assert env.run_name == "verifiers-fruit_prices"
         await env.process_manager()
     assert {rollout["turns"] for rollout in written(tmp_path)} == {2}
+
+
+async def test_what_was_played_is_sent_to_the_trainer(tmp_path: Path, run_api: StockRunApi) -> None:
+    await served(VerifiersEnv, tmp_path, run_api, shops, lambda ask: "1", module=SHOP)
 
 
 async def test_the_command_of_the_page_plays_its_example(tmp_path: Path) -> None:

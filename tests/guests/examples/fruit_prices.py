@@ -2,6 +2,7 @@
 
 import verifiers as vf
 from datasets import Dataset
+from openai import AsyncOpenAI
 
 PRICES = {"pear": 3, "fig": 5, "apple": 2, "plum": 4}
 
@@ -29,8 +30,13 @@ def last(completion) -> str:
     return (completion[-1].content or "").strip() if completion else ""
 
 
-def load_environment(count: int = 12, max_turns: int = 4, broken: str = "", together: bool = False) -> vf.Environment:
-    """`broken` names a part that fails; with `together`, the group is scored as a whole."""
+def load_environment(
+    count: int = 12, max_turns: int = 4, broken: str = "", together: bool = False, judge_url: str = ""
+) -> vf.Environment:
+    """`broken` names a part that fails; with `together`, the group is scored as a whole; `judge_url` is of a judge."""
+
+    async def judged(judge, prompt, completion, answer, state) -> float:
+        return float("yes" in (await judge(prompt, completion, answer, state)).lower())
 
     async def right_answer(completion, answer) -> float:
         if broken == "rubric":
@@ -54,6 +60,10 @@ def load_environment(count: int = 12, max_turns: int = 4, broken: str = "", toge
     rubric = vf.Rubric([shorter_than_others] if together else [right_answer], [1.0])
     if not together:
         rubric.add_metric(is_short)
+    if judge_url:
+        client = AsyncOpenAI(base_url=judge_url, api_key="none", max_retries=0)
+        rubric = vf.JudgeRubric(judge_client=client, judge_model="fake")
+        rubric.add_reward_func(judged)
     stop = [KeyError] if broken == "tool" else []
     return Shop(
         tools=[price],
