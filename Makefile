@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := backends environments lachesis tool_call_parsers
 CODE := $(PACKAGES) tests benchmarks scripts
-BENCHMARKS := startup agent_loop imports parsers message_graph token_turns token_exactness rollout_memory loop_lag serve_lag sandboxes
+BENCHMARKS := startup agent_loop imports parsers message_graph token_turns endpoint token_exactness rollout_memory loop_lag serve_lag sandboxes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-vllm test-programs test-guests lint format docs bench lock clean
+.PHONY: help demo test test-torch test-vllm test-programs test-guests fuzz-endpoint lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make test-programs  agent programs of others in sandboxes (first run installs 1.5 GB from PyPI and npm)"
+	@echo "make fuzz-endpoint  10,000 behaviours of agent programs against the recording endpoint"
 	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  fix what the linter can fix"
@@ -33,7 +34,7 @@ demo: $(READY)
 	@$(BIN)/lachesis demo --sandbox $(SANDBOX)
 
 # The first rooms touch nothing that is shared; the others start sandboxes, and look for what these leave behind.
-SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/testing
+SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/testing tests/endpoint
 SANDBOXES := tests/backends
 OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/vllm tests/programs tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
 test: lint
@@ -51,6 +52,9 @@ PROGRAMS ?= $(HOME)/.cache/lachesis/programs
 test-programs: $(READY)
 	@PYTHON=$(PYTHON) scripts/programs.sh $(PROGRAMS)
 	LACHESIS_PROGRAMS=$(PROGRAMS) $(BIN)/pytest -s tests/programs
+
+fuzz-endpoint: $(READY)
+	LACHESIS_CLIENT_BEHAVIOURS=10000 $(BIN)/pytest -q -s -n 2 tests/endpoint/test_client_behaviours.py
 
 GUESTS ?= $(HOME)/.cache/lachesis/guests
 test-guests: $(READY)

@@ -127,14 +127,17 @@ class RecordingEndpoint(AsyncService):
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
         parts = _PATH.fullmatch(request.path)
         protocol = _ROUTES.get(parts["route"]) if parts else None
+        recording: Recording | None = None
         try:
             recording = self._recording(parts["key"] if parts else None, request.headers)
             if protocol is not None and request.method == "POST":
                 return await self._serve(request, protocol, recording)
             if parts and parts["route"] == "/models" and request.method == "GET":
-                return _response(200, models(await self._models()))
+                return _response(200, models(await self._models(recording)))
             raise Refused(404, f"there is no route {request.method} {request.path}", code="not_found")
         except Refused as refused:
+            if recording is not None:
+                recording.refused[str(refused)] += 1
             return self._refusal(protocol or _CHAT, refused)
 
     def _recording(self, key: str | None, headers: Mapping[str, str]) -> Recording:
@@ -149,6 +152,9 @@ class RecordingEndpoint(AsyncService):
         return recording
 
     async def _serve(self, request: web.BaseRequest, protocol: Protocol, recording: Recording) -> web.StreamResponse:
+        if request.headers.get("Expect", "").lower() == "100-continue":  # curl, with a body of a megabyte
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # the answer has not begun
         body = load(await request.read())
         work = recording.run(protocol.complete(body, recording))
         stream: web.StreamResponse | None = None
@@ -163,9 +169,9 @@ class RecordingEndpoint(AsyncService):
             stream = stream or await _stream(request)
             await stream.write(b"".join(protocol.events(body, answer)))
         except Refused as refused:
-            recording.refused[str(refused)] += 1
             if stream is None:
                 raise
+            recording.refused[str(refused)] += 1
             await stream.write(protocol.error_event(refused))
         except ConnectionResetError:  # the client of a stream is gone
             assert stream is not None
@@ -176,10 +182,11 @@ class RecordingEndpoint(AsyncService):
             seen(work)
         return stream
 
-    async def _models(self) -> list[str]:
+    async def _models(self, recording: Recording) -> list[str]:
         try:
             return list(dict.fromkeys(chain.from_iterable(await self.server.check())))
         except InferenceError as error:
+            recording.failed(error)
             raise Refused(503, str(error), code="model_server_failed") from None
 
     async def _answer(self, work: asyncio.Task[JSON], recording: Recording) -> JSON:

@@ -106,12 +106,13 @@ class Recording:
     async def chat(self, request: ChatRequest) -> list[ChatResponse]:
         """`n` answers, recorded. Raises `Refused`, `MessageError` and the errors of the model server."""
         found = self._conversations.find(request.messages)
-        tokens = self._begin(request.max_tokens)
         if isinstance(self._model, Router):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
+            tokens = self._begin(request)
             return await run_all(self._pass_on(found, request, tokens) for _ in range(request.n))
         self._refuse_wishes(request)
+        tokens = self._begin(request)
         responses = await self._model.continue_nodes(
             found.nodes,
             request.n,
@@ -124,9 +125,11 @@ class Recording:
 
     async def text(self, request: TextRequest) -> list[ChatResponse]:
         """`n` continuations of a prompt, recorded. Raises as `chat`."""
-        tokens = self._begin(request.max_tokens)
         if isinstance(self._model, Router):
-            return await self._pass_on_text(request, tokens)
+            if request.logprobs:
+                raise Refused(400, "logprobs: this model server reports none", param="logprobs")
+            return await self._pass_on_text(request, self._begin(request))
+        tokens = self._begin(request)
         responses = await self._model.continue_text(
             request.prompt, request.n, sampling=self._sampling(request, tokens), split=self._split
         )
@@ -144,8 +147,6 @@ class Recording:
 
     async def _pass_on_text(self, request: TextRequest, tokens: int | None) -> list[ChatResponse]:
         assert isinstance(self._model, Router)
-        if request.logprobs:
-            raise Refused(400, "logprobs: this model server reports none", param="logprobs")
         self._note_overruled(request)
         sampling = {
             "temperature": self._settings["temperature"],
@@ -300,11 +301,11 @@ class Recording:
 
     # The limits and the parameters of a request
 
-    def _begin(self, wanted: int | None) -> int | None:
+    def _begin(self, request: ChatRequest | TextRequest) -> int | None:
         """Count a request. Returns its `max_tokens`. Raises `Refused` if a limit is reached."""
         if self._max_requests is not None and self._requests >= self._max_requests:
             raise self._over(f"the limit of {self._max_requests} requests is reached")
-        limits: list[int | None] = [wanted, self._settings["max_tokens"]]
+        limits: list[int | None] = [request.max_tokens, self._settings["max_tokens"]]
         if self._max_total_tokens is not None:
             counts = [response.usage.completion_tokens for response in self.completions()]
             if None in counts:
@@ -316,7 +317,7 @@ class Recording:
             used = sum(count or 0 for count in counts)
             if used >= self._max_total_tokens:
                 raise self._over(f"the limit of {self._max_total_tokens} sampled tokens is reached")
-            limits.append(self._max_total_tokens - used)
+            limits.append(max(1, (self._max_total_tokens - used) // request.n))
         self._requests += 1
         return min((limit for limit in limits if limit is not None), default=None)
 

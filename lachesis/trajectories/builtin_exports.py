@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -34,7 +34,7 @@ def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Itera
             messages,
             group["tools"],
             model=group["model"],
-            completed=rollout["completed"],
+            completed=_is_complete(rollout, messages),
             timestamp=group["timestamp"],
             system=system,
             **_provenance(group, rollout),
@@ -55,6 +55,7 @@ class Batch:
             if messages is None:
                 yield LeftOut(rollout["rollout_id"], NO_ANSWER)
                 continue
+            completed = _is_complete(rollout, messages)
             yield _converted(
                 to_batch_entry,
                 rollout,
@@ -62,8 +63,8 @@ class Batch:
                 group["tools"],
                 prompt_index=number,
                 metadata=_provenance(group, rollout),
-                completed=rollout["completed"],
-                partial=not rollout["completed"],
+                completed=completed,
+                partial=not completed,
                 api_calls=rollout["api_calls"],
                 toolsets_used=self.toolsets,
                 tool_stats=rollout["tool_stats"],
@@ -111,6 +112,11 @@ def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
 
 
+def _is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """An agent program need not send the results of its last calls; anywhere else they are missing."""
+    return bool(rollout["completed"]) and ("program" in rollout or not messages[-1].get("tool_calls"))
+
+
 def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
     of_group = {key: group[key] for key in ("environment", "item_key")}
     return of_group | {key: rollout[key] for key in ("rollout_id", "outcome", "reward")}
@@ -119,14 +125,11 @@ def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
 def _converted(
     convert: Callable[..., ConvertedEntry], rollout: RolloutRecord, *conversation: Any, **settings: Any
 ) -> ExportLine | LeftOut:
-    """The line of a rollout. What an agent program sent may be no conversation in the sense of the format."""
-    of_program = "program" in rollout
+    """The line of a rollout. What agent programs and foreign environments send may break the rules of the format."""
     try:
-        converted = convert(*conversation, of_program=of_program, **settings)
+        converted = convert(*conversation, of_program="program" in rollout, **settings)
     except MessageError as error:
-        if not of_program:
-            raise
-        return LeftOut(rollout["rollout_id"], f"the format cannot hold what its program sent ({type(error).__name__})")
+        return LeftOut(rollout["rollout_id"], f"no valid conversation ({type(error).__name__})")
     return ExportLine(
         converted.entry, (rollout["rollout_id"],), tuple(str(warning.kind) for warning in converted.warnings)
     )

@@ -115,6 +115,8 @@ async def test_a_program_that_crashes_is_scored_by_what_it_left(tmp_path: Path) 
         assert (rollout["outcome"], rollout["reward"]) == ("completed", 1.0)
         assert rollout["reason"] == "the program ended with exit code 1"
         assert "RuntimeError: too many turns" in rollout["program"]["stderr"]
+    completed = lines(tmp_path / "trajectory_samples.jsonl")
+    assert [entry["conversations"][-1]["from"] for entry in completed] == ["gpt", "gpt"], "its call has no result"
 
 
 @pytest.mark.parametrize(

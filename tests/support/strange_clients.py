@@ -48,6 +48,7 @@ class Entry:
     """The conversation in which an answer was sampled; None for messages of clients."""
     tools: bool = True
     mark: str = ""
+    keeps_reasoning: bool = False
 
     def marks(self) -> list[str]:
         return MARK.findall(" ".join([self.text, *(arguments for _, _, arguments in self.calls)]))
@@ -73,6 +74,8 @@ class Sent:
     extends: str
     """The mark of the answer whose tokens the prompt must extend, "" if there is none."""
     answers: list[str]
+    changed: str = ""
+    """The mark of an answer whose reasoning the client changed: nothing may extend its tokens."""
 
 
 class Model:
@@ -129,7 +132,7 @@ class Wire:
 
     def renamed(self, talk: Talk) -> Talk:
         """The conversation with other call ids, the same in calls and results."""
-        way = self.rng.choice(["same", "same", "new", "count"])
+        way = self.rng.choice(["same", "same", "new", "count", "one"])
         if way == "same":
             return talk
         numbers, names, found = itertools.count(), {}, []
@@ -137,7 +140,10 @@ class Wire:
             if entry.calls:
                 if way == "count":
                     numbers = itertools.count()  # from zero in every turn
-                names |= {call[0]: f"{way}_{next(numbers)}" for call in entry.calls}
+                new = [f"{way}_{next(numbers)}" for _ in entry.calls]
+                if way == "one":  # all calls of a turn
+                    new = new[:1] * len(new)
+                names |= {call[0]: name for call, name in zip(entry.calls, new, strict=True)}
                 entry = replace(entry, calls=tuple((names[id], name, text) for id, name, text in entry.calls))
             elif entry.answers:
                 entry = replace(entry, answers=names.get(entry.answers, entry.answers))
@@ -413,7 +419,9 @@ class Program:
 
     # Requests
 
-    async def ask(self, talk: Talk, *, n: int = 1, tools: bool = True, wait: float | None = None) -> list[Talk]:
+    async def ask(
+        self, talk: Talk, *, n: int = 1, tools: bool = True, wait: float | None = None, changed: str = ""
+    ) -> list[Talk]:
         wire = self.rng.choice([Chat, Chat, Items, Blocks] if n == 1 else [Chat])(self.rng)
         body = wire.body(self.with_less_reasoning(talk), tools, n)
         stream = self.rng.random() < 0.4
@@ -426,14 +434,10 @@ class Program:
         answers = [Entry("assistant", **turn, context=talk, tools=tools) for turn in turns]
         answers = [replace(answer, mark=(answer.marks() or [""])[0]) for answer in answers]
         expected = in_place(talk, tools)
-        self.sent.append(
-            Sent(
-                [name for entry in talk for name in entry.marks()],
-                expected.mark if expected else "",
-                [a.mark for a in answers],
-            )
-        )
-        self.received.update(answer.mark for answer in answers)
+        marks = [name for entry in talk for name in entry.marks()]
+        names = [answer.mark for answer in answers]
+        self.sent.append(Sent(marks, expected.mark if expected else "", names, changed))
+        self.received.update(names)
         return [(*talk, answer) for answer in answers]
 
     def with_less_reasoning(self, talk: Talk) -> Talk:
@@ -444,7 +448,7 @@ class Program:
         """
         found = []
         for place, entry in enumerate(talk):
-            if entry.reasoning:
+            if entry.reasoning and not entry.keeps_reasoning:
                 moved = entry.context != talk[:place]
                 if (moved and entry in self.dropped) or self.rng.random() < 0.5:
                     self.dropped.update([entry] if moved else [])
@@ -503,11 +507,12 @@ class Program:
         new = replace(old, context=None, text=f"{old.text} {self.text('X')}")
         if old.calls and self.rng.random() < 0.5:
             (id, name, _), *others = old.calls
-            changed = json.dumps({"note": self.text("X")})
-            new = replace(old, context=None, calls=((id, name, changed), *others))
-        elif old.reasoning and self.rng.random() < 0.5:
-            new = replace(old, context=None, reasoning=None, text=f"{self.text('X')}")
-        self.talks += await self.ask(self.followed((*talk[:place], new, *talk[place + 1 :])))
+            new = replace(old, context=None, calls=((id, name, json.dumps({"note": self.text("X")})), *others))
+        changed = ""
+        if old.reasoning and old.mark != "A0" and self.rng.random() < 0.5:
+            new = replace(old, context=None, reasoning=f"{old.reasoning} not", keeps_reasoning=True)
+            changed = old.mark
+        self.talks += await self.ask(self.followed((*talk[:place], new, *talk[place + 1 :])), changed=changed)
 
     async def changes_a_message(self) -> None:
         talk = self.talk()
@@ -589,6 +594,8 @@ class Program:
                 assert not sent.extends or any(sent.extends in before for before in above[answer]), (
                     f"{answer} is not after {sent.extends}"
                 )
+                after = [sent.changed in before for before in above[answer]]
+                assert not sent.changed or answer == "A0" or not any(after), f"{answer} is after {sent.changed}"
 
 
 def _mark_of(response: ChatResponse) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lachesis.trajectories import (
     MalformedMessage,
     MessageHistory,
+    RoleOrder,
     UnansweredToolCall,
     UnexpectedToolResult,
     UnknownRole,
@@ -486,3 +487,22 @@ def test_converting_takes_time_in_proportion_to_the_text():
     assert from_sharegpt(entry) == messages
     dataset = to_dataset_entry(messages).entry
     assert from_sharegpt(dataset)[2]["content"] == spaces
+
+
+def test_what_a_program_sent_is_complete_with_open_calls_and_late_system_messages() -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "terminal", "arguments": '{"command": "submit"}'}}
+    messages = [
+        {"role": "system", "content": "Work."},
+        {"role": "user", "content": "Go."},
+        {"role": "system", "content": "Be quick."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    entry = to_trajectory_entry(messages, [TERMINAL], model="m", completed=True, of_program=True, system="actual").entry
+    assert entry["completed"] is True
+    assert [turn["from"] for turn in entry["conversations"]] == ["system", "human", "system", "gpt"]
+    assert entry["conversations"][2]["value"] == "Be quick."
+    with pytest.raises(RoleOrder):
+        to_trajectory_entry(messages, [TERMINAL], model="m", completed=True)
+    del messages[2]
+    with pytest.raises(UnansweredToolCall):
+        to_trajectory_entry(messages, [TERMINAL], model="m", completed=True)

@@ -1,0 +1,238 @@
+"""What a recording makes of conversations, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lachesis.agent.outcome import Outcome
+from lachesis.endpoint import Recording, RecordingEndpoint
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.testing.fake_server import Ask, Scripted, fake_tokenizer
+from lachesis.trajectories.builtin_exports import trajectory
+from lachesis.trajectories.exports import ExportLine, LeftOut
+from tests.support.exactness import Stack, assert_exact, stack
+
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
+TWO_CALLS = "\n".join(
+    f'<tool_call>\n{{"name": "look", "arguments": {{"path": "{name}", "n": 1.0}}}}\n</tool_call>' for name in "ab"
+)
+
+
+class Client:
+    """Asks the chat route and fails where it does."""
+
+    def __init__(self, recording: Recording, http: aiohttp.ClientSession) -> None:
+        self.recording, self.http = recording, http
+
+    async def post(self, messages: list[Any], **more: Any) -> tuple[int, Any]:
+        body = {"model": "m", "messages": messages, **more}
+        async with self.http.post(f"{self.recording.base_url}/v1/chat/completions", json=body) as response:
+            return response.status, await response.json()
+
+    async def ask(self, messages: list[Any], **more: Any) -> Any:
+        status, answer = await self.post(messages, **more)
+        assert status == 200, answer
+        return answer["choices"][0]["message"]
+
+
+@asynccontextmanager
+async def opened(world: Stack, **options: Any) -> AsyncIterator[Client]:
+    async with RecordingEndpoint(world.tokens) as endpoint, aiohttp.ClientSession() as http:
+        yield Client(endpoint.open(**options), http)
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
+
+
+def system(text: str) -> dict[str, str]:
+    return {"role": "system", "content": text}
+
+
+def result(call_id: str, text: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": call_id, "content": text}
+
+
+@pytest.mark.parametrize("ids", [("x", "y"), ("same", "same"), ("swapped", "")])
+async def test_call_ids_that_a_client_changes_are_matched_by_position(ids: tuple[str, str]) -> None:
+    async with stack(policy=Scripted(TWO_CALLS, "Done.", by_turn=True)) as world, opened(world) as client:
+        first = await client.ask([user("?")], tools=TOOLS)
+        own = [call["id"] for call in first["tool_calls"]]
+        new = own[::-1] if ids[0] == "swapped" else list(ids)
+        calls = [{**call, "id": name} for call, name in zip(first["tool_calls"], new, strict=True)]
+        for call in calls:
+            call["function"]["arguments"] = json.dumps(json.loads(call["function"]["arguments"]), indent=1)
+        results = [result(new[0], "in a"), result(new[1], "in b")]
+        await client.ask([user("?"), {"role": "assistant", "tool_calls": calls}, *results], tools=TOOLS)
+        history = client.recording.history()
+        assert len(assert_exact(world, history)) == 1
+        assert [message["tool_call_id"] for message in history if message["role"] == "tool"] == own
+
+
+async def test_of_two_equal_answers_the_one_with_the_continuation_is_found_without_its_reasoning() -> None:
+    thoughts = iter(["first", "second"])
+
+    def say(ask: Ask) -> str:
+        return "Done." if ask.turn else f"<think>\n{next(thoughts)}\n</think>\n\nThe same."
+
+    async with stack(policy=say) as world, opened(world) as client:
+        await client.ask([user("?")])
+        second = await client.ask([user("?")])
+        assert second["reasoning_content"] == "second"
+        talk = [user("?"), {"role": "assistant", "content": "The same."}, user("And?")]
+        third = await client.ask([talk[0], second, talk[2]])
+        await client.ask([*talk, third, user("So?")])
+        history = client.recording.history()
+        assert [response.message.reasoning for response in history.responses()] == ["second", None, None]
+        assert len(assert_exact(world, history)) == 2
+
+
+async def test_the_path_is_the_main_conversation_and_all_others_are_branches() -> None:
+    async with stack() as world, opened(world) as client:
+        for said in ("One.", "Two.", "Three.", "Four.", "Five."):
+            world.says.next = (said,)
+            match said:
+                case "One.":
+                    main: list[Any] = [system("Work."), user("?")]
+                case "Two.":
+                    await client.ask([system("Find a title."), user("?")])
+                    continue
+                case "Four.":
+                    await client.ask([system("Search."), user("Where?")])
+                    continue
+            main += [await client.ask(main), user("Go on.")]
+        outcome = client.recording.result(Outcome.COMPLETED, "the program ended")
+        assert [response.message.text for response in outcome.history.responses()] == ["One.", "Three.", "Five."]
+        assert outcome.final_response == "Five." and outcome.turns_used == 3 and outcome.api_calls == 5
+        branches = [[node.message.text for node in branch.nodes] for branch in outcome.history.discarded]
+        assert branches == [["Find a title.", "?", "Two."], ["Search.", "Where?", "Four."]]
+        assert [response.message.text for response in outcome.history.completions()] == [
+            *("One.", "Two.", "Three.", "Four.", "Five.")
+        ]
+        assert len(assert_exact(world, outcome.history)) == 3
+        assert "Five." in outcome.history.to_mermaid()
+
+
+async def exported(client: Client) -> tuple[list[Any], list[str]]:
+    """The trajectory lines of a group with this rollout, and the reasons why it has none."""
+    rollout = client.recording.result(Outcome.COMPLETED, "the program ended")
+    record: Any = {
+        "environment": "e",
+        "item_key": "k",
+        "model": "m",
+        "timestamp": "2026-01-01T00:00:00",
+        "tools": TOOLS,
+        "messages": [],
+        "rollouts": [
+            {
+                "rollout_id": "r",
+                "place": None,
+                "outcome": "completed",
+                "reward": 1.0,
+                "completed": True,
+                "messages": rollout.recorded_messages,
+            }
+        ],
+    }
+    found = list(trajectory(record))
+    lines = [line.content for line in found if isinstance(line, ExportLine)]
+    return lines, [each.reason for each in found if isinstance(each, LeftOut)]
+
+
+async def test_a_conversation_that_ends_with_calls_is_a_trajectory_that_is_not_complete() -> None:
+    async with stack(policy=Scripted(TWO_CALLS)) as world, opened(world) as client:
+        await client.ask([user("?")], tools=TOOLS)
+        ((line,), left_out) = await exported(client)
+        assert line["completed"] is False and line["conversations"][-1]["from"] == "gpt" and not left_out
+        history = client.recording.history()
+        history.append(user("More."))  # an environment may go on with it
+        assert len(history) == 3
+
+
+async def test_a_conversation_that_breaks_the_rules_of_a_format_is_left_out_with_the_reason() -> None:
+    async with stack(policy=Scripted("Fine.")) as world, opened(world) as client:
+        await client.ask([user("?"), result("nobody_asked", "x"), user("So?")])
+        assert await exported(client) == ([], ["no valid conversation (UnexpectedToolResult)"])
+        assert len(assert_exact(world, client.recording.history())) == 1
+
+
+async def test_a_conversation_of_several_megabytes_is_answered() -> None:
+    prompts = PromptBuilder(fake_tokenizer())
+    async with stack(prompts.tokenizer, prompts=prompts, context_length=10**7) as world, opened(world) as client:
+        large = "x" * 5_000_000
+        first = await client.ask([user(large)], max_tokens=5)
+        await client.ask([user(large), first, user("And?")], max_tokens=5)
+        assert len(assert_exact(world, client.recording.history())) == 1
+
+
+async def test_a_client_that_asks_before_it_sends_its_body_is_told_to_go_on() -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as client:
+        body = {"messages": [user("?")]}
+        url = f"{client.recording.base_url}/v1/chat/completions"
+        async with asyncio.timeout(5), client.http.post(url, json=body, expect100=True) as response:
+            assert (await response.json())["choices"][0]["message"]["content"] == "Hi."
+
+
+@pytest.mark.parametrize("wait", [0.0, 5.0])
+async def test_closing_cancels_or_waits_for_what_is_in_flight(wait: float) -> None:
+    async with stack(policy=Scripted("Hi."), latency=0.3) as world, opened(world) as client:
+        asked = asyncio.create_task(client.post([user("?")]))
+        await asyncio.sleep(0.1)
+        await client.recording.close(wait=wait)
+        assert (await asked)[0] == (200 if wait else 410)
+        assert len(client.recording.completions()) == (1 if wait else 0)
+        assert (await client.post([user("?")]))[0] == 410
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_leaves_cancels_its_request(stream: bool) -> None:
+    async with stack(policy=Scripted("Hi."), latency=5.0) as world, opened(world) as client:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.ask([user("?")], stream=stream), 0.1)
+        for _ in range(100):
+            if world.fake.stats["cancelled"]:
+                break
+            await asyncio.sleep(0.02)
+        assert world.fake.stats["cancelled"] == 1 and not client.recording.completions()
+        assert client.recording.error is None
+
+
+async def test_the_sampled_tokens_of_a_rollout_have_a_limit() -> None:
+    async with stack(policy=Scripted("word " * 50)) as world, opened(world, max_total_tokens=30) as client:
+        assert (await client.post([user("?")], max_tokens=20))[0] == 200
+        assert (await client.post([user("?")]))[0] == 200
+        status, answer = await client.post([user("?")])
+        assert status == 403 and "30 sampled tokens" in answer["error"]["message"]
+        assert sum(len(response.tokens or ()) for response in client.recording.completions()) == 30
+        assert client.recording.limit
+
+
+async def test_a_conversation_that_the_template_cannot_write_leaves_the_rollout_without_a_score() -> None:
+    template = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template += "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+    prompts = PromptBuilder(fake_tokenizer(), chat_template=template)
+    async with stack(prompts.tokenizer, prompts=prompts) as world, opened(world) as client:
+        status, answer = await client.post([system("Work."), user("?")])
+        assert status == 400 and "no system" in answer["error"]["message"]
+        assert client.recording.result(Outcome.COMPLETED, "ended").outcome is Outcome.INFRA_ERROR
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *([], "hi", [{"role": "king", "content": "?"}], [{"role": "user"}], [{"role": "user", "content": 3}]),
+        [{"role": "assistant", "content": "x", "tool_calls": [{"id": "a"}]}],
+    ],
+)
+async def test_what_is_no_conversation_is_refused(messages: Any) -> None:
+    async with stack() as world, opened(world) as client:
+        status, answer = await client.post(messages)
+        assert status == 400 and answer["error"]["message"]
+        assert client.recording.refused and not client.recording.completions()
