@@ -10,13 +10,14 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup agent_loop imports parsers message_graph token_turns endpoint token_exactness rollout_memory loop_lag serve_lag sandboxes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-vllm test-programs test-guests fuzz-endpoint lint format docs bench lock clean
+.PHONY: help demo test test-torch test-vllm test-programs test-guests fuzz-endpoint test-atropos lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests"
 	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
+	@echo "make test-atropos  all environments of atroposlib's source distribution that play without the network"
 	@echo "make test-programs  agent programs of others in sandboxes (first run installs 1.5 GB from PyPI and npm)"
 	@echo "make fuzz-endpoint  10,000 behaviours of agent programs against the recording endpoint"
 	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
@@ -38,6 +39,8 @@ SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/test
 SANDBOXES := tests/backends
 OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/vllm tests/programs tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
 test: lint
+	@scripts/atropos-environments.sh $(BIN)/python >/dev/null 2>&1 || \
+	  echo "no environments of atroposlib (94 MB from PyPI): their tests are skipped"
 	$(BIN)/pytest -n 2 --durations=10 $(SHARING)
 	scripts/test-halves.sh $(BIN)/pytest "$(SANDBOXES)" "$(OTHERS)"
 
@@ -47,6 +50,11 @@ test-torch: $(READY)
 
 test-vllm: $(READY)
 	$(BIN)/pytest -s tests/vllm
+
+test-atropos: $(READY)
+	@scripts/atropos-environments.sh $(BIN)/python
+	@scripts/atropos_venv.sh $(VENV) $(VENV)-atropos
+	$(VENV)-atropos/bin/python -m benchmarks.atropos_environments
 
 PROGRAMS ?= $(HOME)/.cache/lachesis/programs
 test-programs: $(READY)

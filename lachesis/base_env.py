@@ -16,7 +16,7 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from pydantic import BaseModel
 from rich.console import Console
@@ -36,8 +36,12 @@ if TYPE_CHECKING:
     from lachesis.agent.result import AgentResult
     from lachesis.agent.reward import Reward
     from lachesis.agent.rollout import Rollout, RolloutPlayer
+    from lachesis.collecting.collector import Collector
+    from lachesis.collecting.recorded_server import RecordedServer
+    from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.testing.reference_server import Policy
+    from lachesis.training.rollout_api import Registration
 
 
 class HermesAgentBaseEnv(AtroposBase):
@@ -88,6 +92,8 @@ class HermesAgentBaseEnv(AtroposBase):
         self._eval_items: list[Any] | None = None
         self._server: inference.Router | inference.TokenServer | None = None
         self._player: RolloutPlayer | None = None
+        self._recorded: RecordedServer | None = None
+        self._collector: Collector | None = None
         self.tracker = Tracker()
         if not any(needs_start(server) or token_engine(server) for server in self.server_configs):
             self._server = inference.Router(
@@ -171,7 +177,10 @@ class HermesAgentBaseEnv(AtroposBase):
 
     @property
     def server(self) -> inference.Router | inference.TokenServer:
-        """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2."""
+        """Where completions come from: a `Router` in Phase 1, a `TokenServer` in Phase 2. In `collect_trajectories` and
+        its relatives, the same as a `RecordedServer`."""
+        if self._recorded is not None and self._recorded.in_use:
+            return cast("inference.Router | inference.TokenServer", self._recorded)
         if self._server is None:
             raise RuntimeError(
                 "the model server is not started yet; use the environment inside `async with env.running()`"
@@ -230,10 +239,15 @@ class HermesAgentBaseEnv(AtroposBase):
         given = self._server
         async with run_resources(self, given, training=training) as (server, player):
             self._server, self._player = server, player
+            if self.collects:
+                from lachesis.collecting import own_groups
+
+                self._recorded, self._collector = own_groups.collector_of(self, server)
             try:
                 yield
             finally:
                 self._server, self._player = given, None
+                self._recorded = self._collector = None
 
     async def play_rollout(
         self, item: Any, item_key: str, index: int, tools: Sequence[Mapping[str, Any]], *, evaluation: bool = False
@@ -259,14 +273,64 @@ class HermesAgentBaseEnv(AtroposBase):
                 raise
             return Rollout.broken(item_key, index, error)
 
-    async def collect_trajectories(self, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    # Atropos' hooks. An override of one of the first three makes the environment collect its groups itself: the runs
+    # then take what it returns, with the tokens that were recorded meanwhile.
+
+    async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]:
         """One group in Atropos' shape, and no backlog. None when nothing in it was scored.
 
-        In Phase 2 it is the group that `serve` would send, and None where `serve` would not send it.
+        In Phase 2 it is the group that `serve` would send, and None where `serve` would not send it. With an override
+        of `collect_trajectory`, it is `group_size` of these.
         """
-        from lachesis.runs import commands
+        from lachesis.collecting import own_groups
 
-        return await commands.collect_group(self, item), []
+        if overrides(self, "collect_trajectory"):
+            return await own_groups.group_of_trajectories(self, item)
+        return await own_groups.own_group(self, item)
+
+    async def collect_trajectory(self, item: Any) -> tuple[Any, list[Any]]:
+        """One rollout as an entry of such a group, and no backlog. None when it was not scored."""
+        from lachesis.collecting import own_groups
+
+        return await own_groups.own_trajectory(self, item)
+
+    async def postprocess_histories(self, trajectories: Any) -> Any:
+        """The groups of an item as they are taken. Default: unchanged."""
+        return trajectories
+
+    async def cleanup(self) -> None:
+        """Called after each item whose groups the environment collected itself."""
+
+    def save_checkpoint(self, step: int, data: Mapping[str, Any] | None = None) -> None:
+        """Write `data` into the trainer's checkpoint folder. `serve` calls an override at the trainer's checkpoints."""
+        from lachesis.collecting import own_groups
+
+        own_groups.save_checkpoint(self, step, data)
+
+    @property
+    def collects(self) -> bool:
+        """Whether the environment collects its groups itself."""
+        return overrides(self, "collect_trajectories", "collect_trajectory", "postprocess_histories")
+
+    async def collect_groups(self, item: Any, item_key: str) -> list[PlayedGroup]:
+        """The groups of `item`, as an environment that collects them itself returns them."""
+        if self._collector is None:
+            raise RuntimeError("groups need sandboxes; use the environment inside `async with env.running()`")
+        return await self._collector.collect(item, item_key)
+
+    async def after_group(self, group: PlayedGroup) -> None:
+        """A group was kept: call an override of `add_rollouts_for_wandb`."""
+        from lachesis.collecting import own_groups
+
+        if overrides(self, "add_rollouts_for_wandb"):
+            await own_groups.call_hook(self, "add_rollouts_for_wandb", own_groups.atropos_group(group), item=group.item)
+
+    def at_step(self, step: int, registration: Registration) -> None:
+        """The trainer is at another step: load or save the environment's own state, where it has some."""
+        from lachesis.collecting import own_groups
+
+        if overrides(self, "save_checkpoint", "load_checkpoint"):
+            own_groups.at_step(self, step, registration)
 
     # The commands.
 
@@ -315,3 +379,9 @@ class HermesAgentBaseEnv(AtroposBase):
 async def _scored_with_its_group(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:
     """`compute_reward` of an environment that scores whole groups only: it scores nothing and leaves nothing out."""
     return 0.0
+
+
+def overrides(env: HermesAgentBaseEnv, *names: str) -> bool:
+    """Whether the environment's class defines one of these methods of `HermesAgentBaseEnv` itself."""
+    own = type(env).__mro__
+    return any(name in vars(cls) for cls in own[: own.index(HermesAgentBaseEnv)] for name in names)

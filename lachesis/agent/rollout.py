@@ -92,6 +92,8 @@ class Rollout:
     metrics: Mapping[str, float] = field(default_factory=dict)
     """The components of its reward and the environment's own figures."""
     turn_rewards: Sequence[float] | None = None
+    left_out: str = ""
+    """Why it has no reward, where it was not left to a reward function: groups that an environment collected itself."""
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)
@@ -117,7 +119,7 @@ class Rollout:
         """Why it has no reward, in one line."""
         if self.traceback is not None:
             return self.traceback.strip().rpartition("\n")[2]
-        return "compute_reward returned None" if self.outcome.scored else self.reason
+        return self.left_out or ("compute_reward returned None" if self.outcome.scored else self.reason)
 
     def rewarded(self, reward: Reward | None) -> Rollout:
         """The rollout with `reward` in place of an earlier one."""

@@ -15,6 +15,7 @@ VERBS = {
     "doctor": "show what works on this machine, and how to install what is missing",
     "export": "write the groups of a finished run in another format",
     "fake-server": "serve completions without a model, for tests and load measurements",
+    "play": "play an environment that was written for Atropos, unmodified",
     "report": "write the HTML report of a groups file again",
     "sandboxes": "list the sandboxes of a backend, and remove those that killed runs left",
     "verify": "check that sample files hold exactly the sampled tokens, each once",

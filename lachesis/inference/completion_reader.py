@@ -15,11 +15,13 @@ class CompletionReader:
     """Reads completions of one model.
 
     A `parser` that was made with the same tokenizer recognises special tokens only where they were sampled as tokens.
+    With `reasoning_in_text`, reasoning stays in the content.
     """
 
-    def __init__(self, tokenizer: Any, parser: ToolCallParser) -> None:
+    def __init__(self, tokenizer: Any, parser: ToolCallParser, *, reasoning_in_text: bool = False) -> None:
         self.tokenizer = tokenizer
         self.parser = parser
+        self.reasoning_in_text = reasoning_in_text
         self._decode = _decoder(tokenizer)
         is_markup = getattr(parser, "is_markup", None)  # third-party parsers may need any special token
         special = zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True)
@@ -71,7 +73,7 @@ class CompletionReader:
     def split_reasoning(self, text: str, reasoning_is_open: bool) -> tuple[str | None, str]:
         """(reasoning, content) of a completion whose calls stay text."""
         shape = getattr(self.parser, "reasoning", None)
-        if shape is None or shape.keeps_markers or shape.channels:
+        if shape is None or shape.keeps_markers or shape.channels or self.reasoning_in_text:
             return None, text
         start = 0
         if not reasoning_is_open:

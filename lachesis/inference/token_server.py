@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -68,6 +69,14 @@ class TokenServer(Balancer[TokenEngine]):
     def logprobs(self) -> set[LogprobsKind]:
         """The kinds of logprobs of all engines."""
         return {engine.logprobs for engine in self.servers}
+
+    def with_reasoning_in_text(self) -> TokenServer:
+        """The same servers, with messages that keep the reasoning in their text, as Atropos' servers give them."""
+        other = copy(self)
+        if isinstance(self.parser, ToolCallParser) and self.parser.reads_reasoning:
+            other.parser = get_parser(self.parser.name, reasoning=None, tokenizer=self.parser.tokenizer)
+            other.reader = CompletionReader(self.prompts.tokenizer, other.parser, reasoning_in_text=True)
+        return other
 
     async def generate(
         self,

@@ -6,10 +6,51 @@ which take three seconds of CPU. `atropos_base` makes environments instances of 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
 from lachesis.lazy import quiet_imports
 
 with quiet_imports():  # transformers warns that there is no PyTorch, which nothing here needs
+    import atroposlib.envs.base as base_module
+    import atroposlib.utils.tokenize_for_trainer as tokenize_module
     from atroposlib.envs.base import BaseEnv, BaseEnvConfig, ScoredDataGroup
     from atroposlib.envs.server_handling.server_baseline import APIServerConfig, ServerBaseline
 
-__all__ = ["APIServerConfig", "BaseEnv", "BaseEnvConfig", "ScoredDataGroup", "ServerBaseline"]
+__all__ = [
+    "APIServerConfig",
+    "BaseEnv",
+    "BaseEnvConfig",
+    "ScoredDataGroup",
+    "ServerBaseline",
+    "built_with",
+    "wrap_tokenize_for_trainer",
+]
+
+
+def wrap_tokenize_for_trainer(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Replace Atropos' `tokenize_for_trainer` for modules that are imported from now on."""
+    if not hasattr(tokenize_module.tokenize_for_trainer, "__wrapped__"):
+        tokenize_module.tokenize_for_trainer = wrap(tokenize_module.tokenize_for_trainer)
+
+
+@contextmanager
+def built_with(server: Any, tokenizer: Any) -> Iterator[None]:
+    """`BaseEnv.__init__` takes this server and this tokenizer inside.
+
+    By itself it opens an SDK client for each server, which openai 3 rejects without a key, and downloads a tokenizer.
+    """
+
+    class Tokenizers:
+        @staticmethod
+        def from_pretrained(*_: Any, **__: Any) -> Any:
+            return tokenizer
+
+    own = base_module.ServerManager, base_module.AutoTokenizer
+    base_module.ServerManager = lambda *_, **__: server
+    base_module.AutoTokenizer = Tokenizers
+    try:
+        yield
+    finally:
+        base_module.ServerManager, base_module.AutoTokenizer = own

@@ -28,10 +28,10 @@ from lachesis.runs.settings import HermesAgentEnvConfig
 MODULE = "atroposlib.envs.base"
 
 INHERITED = (
-    *("add_rollouts_for_wandb", "add_train_workers", "cleanup", "collect_trajectory", "create_rollout_table"),
+    *("add_rollouts_for_wandb", "add_train_workers", "create_rollout_table"),
     *("derived_batch_size", "env_step_checks", "get_cli_evaluate_config_cls", "get_cli_process_config_cls"),
     *("get_cli_serve_config_cls", "get_server_info", "get_status", "handle_env", "handle_send_to_api"),
-    *("load_checkpoint", "postprocess_histories", "register_env", "save_checkpoint", "server_cls", "setup_wandb"),
+    *("load_checkpoint", "register_env", "server_cls", "setup_wandb"),
     *("_post_json_with_compression", "_register_env", "_send_scored_data_to_api"),
 )
 """What an environment takes over from `BaseEnv` unchanged. Lachesis itself calls none of it."""

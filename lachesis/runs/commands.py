@@ -16,7 +16,7 @@ from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_group
+from lachesis.runs.group_player import PlayedGroup, play_group, play_item
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import item_digest
 from lachesis.runs.pipeline import NextItem, Pipeline
@@ -37,6 +37,7 @@ async def process(env: Environment) -> RunResult:
 
     async def on_group(group: PlayedGroup, decision: Decision) -> None:
         if isinstance(decision, Kept):
+            await env.after_group(group)
             if env.tracker.on:
                 env.tracker.add(decision.content)
             env.curr_step += 1
@@ -121,7 +122,7 @@ async def _into_files(
     pipeline = Pipeline(
         title=env.run_name,
         next_item=next_item,
-        play=partial(play_group, env, size=group_size, evaluation=evaluation),
+        play=partial(play_item, env, size=group_size, evaluation=evaluation),
         sink=sink,
         console=env.console,
         brake=brake,
@@ -139,6 +140,7 @@ async def _into_files(
         unscored_because=sink.unscored_because,
         exceptions=brake.exceptions,
         exhausted=pipeline.exhausted,
+        declined=sink.declined,
     )
 
 
@@ -163,6 +165,8 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             await _draw_eval_items(env)
 
         async def on_group(group: PlayedGroup, decision: Decision) -> None:
+            if isinstance(decision, Kept):
+                await env.after_group(group)
             if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
                 env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
 
@@ -170,7 +174,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
-            play=partial(play_group, env, size=config.group_size, rounds=1 + config.max_infra_retries),
+            play=partial(play_item, env, size=config.group_size, rounds=1 + config.max_infra_retries),
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups),
@@ -197,10 +201,12 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
         await env.evaluate()
 
     async def on_step(step: int) -> None:
+        if (registration := sink.relay.registration) is not None:
+            env.at_step(step, registration)
         env.curr_step = step
         await env.wandb_log()
 
-    return RolloutApiSink(
+    sink: RolloutApiSink[PlayedGroup] = RolloutApiSink(
         config,
         workers=env.max_num_workers,
         build=lambda group, trainer: decide_for_training(group, config, trainer),
@@ -218,18 +224,23 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
         evaluate=evaluate_step,
         on_step=on_step,
     )
+    return sink
 
 
-async def collect_group(env: Environment, item: Any) -> dict[str, Any] | None:
-    """One group in Atropos' shape, in Phase 2 as `serve` would send it. None when it is not complete or not scored."""
+async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | None, PlayedGroup]:
+    """One group in Atropos' shape, in Phase 2 as `serve` would send it; None when it is not complete or not scored.
+    And the group itself."""
     config = env.config
     play = partial(play_group, env, item, item_digest(item), size=config.group_size)
-    if isinstance(env.server, TokenServer):
+    if isinstance(env.player.server, TokenServer):
         group = await play(rounds=1 + config.max_infra_retries)
+        if env.collects:  # its override may give equal scores others: the run decides about what it returns
+            config = config.model_copy(update={"ensure_scores_are_not_same": False})
         decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
-        return dict(decision.content) if isinstance(decision, Kept) else None
-    record = _record(env, await play())
-    return record if record["scores"] else None
+        return dict(decision.content) if isinstance(decision, Kept) else None, group
+    group = await play()
+    record = _record(env, group)
+    return record if record["scores"] else None, group
 
 
 def _record(env: Environment, group: PlayedGroup, *, with_samples: bool = True) -> dict[str, Any]:

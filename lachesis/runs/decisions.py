@@ -37,6 +37,8 @@ class LeftOut:
     """What is written down about it."""
     again: bool = False
     """The infrastructure broke it, which says nothing about the item: play it again."""
+    declined: bool = False
+    """The environment itself made no group of the item, as it may: nothing failed."""
     unscored_because: str = ""
     """Why the last rollout without a reward has none."""
     tracebacks: Sequence[str] = ()

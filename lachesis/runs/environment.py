@@ -14,14 +14,27 @@ if TYPE_CHECKING:
     from lachesis.agent.rollout import Rollout, RolloutPlayer
     from lachesis.errors import SettingsError
     from lachesis.inference import Router, TokenServer
+    from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.runs.settings import HermesAgentEnvConfig
     from lachesis.runs.wandb_tracking import Tracker
     from lachesis.testing.reference_server import Policy
     from lachesis.tools import ToolRegistry
+    from lachesis.training.rollout_api import Registration
 
 
-class Environment(Protocol):
+class Collecting(Protocol):
+    """What is called of an environment that collects its own groups; Atropos' `BaseEnv` has it too."""
+
+    backlog: list[Any]
+    """Items to be played before others."""
+
+    async def collect_trajectories(self, item: Any) -> tuple[Any, list[Any]]: ...
+    async def postprocess_histories(self, trajectories: Any) -> Any: ...
+    async def cleanup(self) -> None: ...
+
+
+class Environment(Collecting, Protocol):
     """See `HermesAgentBaseEnv` for what each of these means."""
 
     name: ClassVar[str | None]
@@ -60,6 +73,13 @@ class Environment(Protocol):
     def server(self) -> Router | TokenServer: ...
     @property
     def player(self) -> RolloutPlayer: ...
+    @property
+    def collects(self) -> bool: ...
+
+    async def collect_groups(self, item: Any, item_key: str) -> list[PlayedGroup]: ...
+    async def collect_trajectory(self, item: Any) -> tuple[Any, list[Any]]: ...
+    async def after_group(self, group: PlayedGroup) -> None: ...
+    def at_step(self, step: int, registration: Registration) -> None: ...
 
     async def setup(self) -> None: ...
     async def teardown(self) -> None: ...

@@ -144,6 +144,8 @@ class FailureBrake:
         if any(reward is not None for reward in decision.rewards):
             self._in_a_row = 0
             return
+        if isinstance(decision, LeftOut) and decision.declined:
+            return
         self._in_a_row += 1
         if self._in_a_row >= self._most:
             why = decision.unscored_because if isinstance(decision, LeftOut) else ""

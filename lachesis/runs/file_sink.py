@@ -18,6 +18,7 @@ from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
+from lachesis.runs.item_keys import is_part
 from lachesis.runs.ledger import Ledger
 from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
@@ -62,6 +63,7 @@ class FileSink(Sink[PlayedGroup]):
         self.workers = max(1, workers)
         self.played = 0
         self.failed_groups = 0
+        self.declined = 0
         self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
@@ -74,9 +76,9 @@ class FileSink(Sink[PlayedGroup]):
         with ExitStack() as stack:
             stack.callback(self.ledger.close)
             await _to_its_end(self._open, stack)
-            self.limit = self.total - len(self.ledger.done)
+            self.limit = self.total - self._items_done()
             if self.ledger.done:
-                line = f"continuing {self.files.groups}: {len(self.ledger.done)} groups are done"
+                line = f"continuing {self.files.groups}: {self._items_done()} groups are done"
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             try:
                 yield
@@ -95,15 +97,19 @@ class FileSink(Sink[PlayedGroup]):
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
         failed = f"{self.failed_groups} failed" if self.failed_groups else ""
         note = ", ".join(part for part in (self._last, failed) if part)
-        return Standing(len(self.ledger.done), self.total, "groups", note)
+        return Standing(self._items_done(), self.total, "groups", note)
+
+    def _items_done(self) -> int:
+        return sum(not is_part(key) for key in self.ledger.done)
 
     def decide(self, group: PlayedGroup) -> Decision:
         record = group_record(group, environment=self.environment, model=self.model)
         if record["scores"]:
             return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
         return LeftOut(
-            "unscored",
-            "no rollout has a reward",
+            "declined" if group.declined else "unscored",
+            group.declined or "no rollout has a reward",
+            declined=bool(group.declined),
             rewards=group.rewards,
             record=record,
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
@@ -127,7 +133,8 @@ class FileSink(Sink[PlayedGroup]):
             self.played += 1
             self._last = f"last reward {sum(record['scores']) / len(record['scores']):.2f}"
         else:
-            self.failed_groups += 1
+            self.failed_groups += not decision.declined
+            self.declined += decision.declined
             self.unscored_because = decision.unscored_because
         return decision
 

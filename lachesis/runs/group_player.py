@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,14 @@ class PlayedGroup:
     item_key: str
     tools: Sequence[Mapping[str, Any]]
     rollouts: Sequence[Rollout]
+    declined: str = ""
+    """Why the environment, by its own decision, made no group of the item."""
+    extras: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What travels with the samples of a rollout, by its id: `overrides`, and others of Atropos' fields of a group."""
+    group_overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Atropos' field; `group_size` is that of this group."""
+    returned: Mapping[str, Any] | None = None
+    """The group as the environment returned it, with the sampled tokens."""
 
     @property
     def scored(self) -> list[Rollout]:
@@ -39,12 +47,22 @@ class PlayedGroup:
         return [traces for rollout in self.rollouts if (traces := rollout.tracebacks) is not None]
 
 
+async def play_item(
+    env: Environment, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
+) -> list[PlayedGroup]:
+    """The groups of one item, at least one. Every run gets its groups here.
+
+    An environment that collects its groups itself may return several of an item; any other one has `play_group`.
+    """
+    if env.collects and not evaluation:
+        return await env.collect_groups(item, item_key)
+    return [await play_group(env, item, item_key, size=size, rounds=rounds, evaluation=evaluation)]
+
+
 async def play_group(
     env: Environment, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
 ) -> PlayedGroup:
     """The group of one item, of `size` scored rollouts where that was possible.
-
-    Every run gets its groups here: an override of `collect_trajectories` will be called here.
 
     Args:
         rounds: how often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only.
@@ -63,9 +81,7 @@ async def play_group(
                 env.play_rollout(item, item_key, index, tools, evaluation=evaluation)
                 for index in range(len(rollouts), len(rollouts) + size - scored)
             )
-            for rollout in rollouts:
-                if _every_request_would_fail(rollout.error):
-                    raise RunStopped(str(rollout.error)) from rollout.error
+            stop_if_hopeless(rollouts)
         rollouts = await env.player.score_group(item, rollouts)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
     return PlayedGroup(item, item_key, tools, measured)
@@ -79,6 +95,13 @@ def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | N
                 f"{env.run_name}: rollout_metrics returned {name!r}, which is the name of a built-in figure; rename it"
             )
     return metrics
+
+
+def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
+    """Raises `RunStopped` where the key, the name of the model or the kind of server is wrong."""
+    for rollout in rollouts:
+        if _every_request_would_fail(rollout.error):
+            raise RunStopped(str(rollout.error)) from rollout.error
 
 
 def _every_request_would_fail(error: Exception | None) -> bool:

@@ -55,9 +55,19 @@ def group_record(group: PlayedGroup, *, environment: str, model: str, with_sampl
         "scores": [rollout.reward for rollout in scored],
         "messages": [_messages(rollout.result) for rollout in scored],
         **dict.fromkeys(_ATROPOS_NULLS),
+        **_extras(group, scored),
         "samples": [sample.to_record() for rollout in scored for sample in rollout.samples] if with_samples else [],
         "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in group.rollouts],
     }
+
+
+def _extras(group: PlayedGroup, scored: list[Rollout]) -> dict[str, Any]:
+    """Fields that an environment which collects its own groups gave them."""
+    given = [group.extras.get(rollout.rollout_id, {}) for rollout in scored]
+    lists = {
+        name: [plain(extras.get(name)) for extras in given] for name in {name for extras in given for name in extras}
+    }
+    return {**lists, **({"group_overrides": plain(group.group_overrides)} if group.group_overrides else {})}
 
 
 def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:

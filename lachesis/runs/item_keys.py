@@ -85,6 +85,16 @@ def item_digest(item: Any) -> str:
     return hashlib.blake2b(_canonical(plain(item)).encode(), digest_size=8).hexdigest()
 
 
+def part_key(item_key: str, number: int) -> str:
+    """The key of one of the groups of an item: the item's own for the first one."""
+    return f"{item_key}+{number}" if number else item_key
+
+
+def is_part(key: str) -> bool:
+    """Whether a key is that of a further group of an item."""
+    return "+" in key
+
+
 class ItemKeys:
     """Keys for a stream of items: the digest, and which occurrence of it this is (`8f…-1`, `8f…-2`).
 

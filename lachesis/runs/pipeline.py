@@ -12,7 +12,7 @@ import signal
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +24,7 @@ from backends import BackendError
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
-from lachesis.runs.item_keys import ItemKeys
+from lachesis.runs.item_keys import ItemKeys, is_part, part_key
 from lachesis.runs.progress import Progress, Standing
 from lachesis.tasks import cancel_requests, finish
 
@@ -33,8 +33,8 @@ G = TypeVar("G")
 NextItem = Callable[[], Awaitable[Any]]
 """The next item, None when there are no more."""
 
-PlayGroup = Callable[[Any, str], Awaitable[G]]
-"""Plays the group of an item (and its key)."""
+PlayItem = Callable[[Any, str], Awaitable[Sequence[G]]]
+"""Plays the groups of an item (and its key), at least one."""
 
 _TICK = 1.0
 
@@ -97,8 +97,8 @@ class Pipeline(Generic[G]):
 
     title: str
     next_item: NextItem
-    play: PlayGroup[G]
-    """The one place where a run asks the environment for a group. After an exception the group is played again, except
+    play: PlayItem[G]
+    """The one place where a run asks the environment for groups. After an exception the item is played again, except
     `RunStopped`, which ends the run."""
     sink: Sink[G]
     console: Console
@@ -235,7 +235,7 @@ class Pipeline(Generic[G]):
         step = self.sink.step
         try:
             async with asyncio.timeout(self.timeout if self.timeout > 0 else None) as timeout:
-                group = await self.play(job.item, job.key)
+                groups = await self.play(job.item, job.key)
             if cancel_requests():  # `play` caught the cancellation: its group is cut short
                 raise asyncio.CancelledError
             if timeout.expired():
@@ -248,7 +248,7 @@ class Pipeline(Generic[G]):
             decision = _broken(error, timeout, self.timeout)
             finishing = asyncio.ensure_future(self._fail(job, decision, step, blameless=_is_infrastructure(error)))
         else:
-            finishing = asyncio.ensure_future(self._finish(job, group, step))
+            finishing = asyncio.ensure_future(self._finish(job, groups, step))
         try:
             await asyncio.shield(finishing)
         except asyncio.CancelledError:
@@ -276,9 +276,22 @@ class Pipeline(Generic[G]):
                 await asyncio.sleep(0)  # thousands may be done already, and the loop has other work
         return None
 
-    async def _finish(self, job: Job, group: G, step: int) -> None:
+    async def _finish(self, job: Job, groups: Sequence[G], step: int) -> None:
+        """Hand over the groups of an item. The first one has the item's key and comes last: with it, the item is done.
+
+        Further groups are written once, also if a killed run plays their item again.
+        """
+        for number in reversed(range(1, len(groups))):
+            key = part_key(job.key, number)
+            if key not in self.sink.done:
+                await self._finish_group(Job(job.item, key), groups[number], step)
+        await self._finish_group(job, groups[0], step)
+
+    async def _finish_group(self, job: Job, group: G, step: int) -> None:
         async with self._deciding:  # threads that compute share one GIL with the loop: it waits for each of them
             decision = await asyncio.to_thread(self.sink.decide, group)
+        if isinstance(decision, LeftOut) and is_part(job.key):
+            decision = replace(decision, again=False)  # only whole items are played again
         settled = await self._settle(job, decision, step)
         if settled is None:
             self.brake.show(job.key, decision)

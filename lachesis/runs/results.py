@@ -59,6 +59,8 @@ class RunResult:
     """Rollouts of this start that met an exception in the environment's own code."""
     exhausted: bool
     """The environment had no more items."""
+    declined: int = 0
+    """Items of this start of which the environment itself made no group."""
 
     @property
     def failed(self) -> bool:
@@ -94,6 +96,8 @@ class RunResult:
         if self.failed_groups:
             why = f" ({self.unscored_because})" if self.unscored_because else ""
             yield f"{self.failed_groups} of the groups had no scored rollout{why}; start again to play them"
+        if self.declined:
+            yield f"{self.declined} items have no group: the environment returned none for them"
         if self.exceptions:
             yield f"{self.exceptions} rollouts ended in an exception of the environment; see the report"
 

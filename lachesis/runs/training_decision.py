@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.settings import HermesAgentEnvConfig
@@ -32,7 +34,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         for rollout in group.scored
     ]
     settings = GroupSettings(
-        group_size=config.group_size,
+        group_size=int(group.group_overrides.get("group_size") or config.group_size),
         split_rollouts=SplitRollouts(config.split_rollouts),
         ensure_scores_are_not_same=config.ensure_scores_are_not_same,
         max_token_len=trainer.max_token_len,
@@ -45,8 +47,10 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
     undelivered = sum(built.undelivered.values()) + lost
     if isinstance(built, TrainingGroup):
         rewards = [rollout.reward for rollout in group.scored]
-        return Kept(built.to_atropos(), built.delivered, undelivered, rewards, group.tracebacks)
+        return Kept(_with_extras(built, group), built.delivered, undelivered, rewards, group.tracebacks)
     why = left_out[-1].unscored_because if left_out else ""
+    if group.declined:
+        return LeftOut("declined", group.declined, undelivered, group.rewards, declined=True, unscored_because=why)
     return LeftOut(
         reason=built.reason.value.replace("_", " "),
         detail=f"{built.detail}; the last one that was left out: {why}" if left_out else built.detail,
@@ -65,3 +69,18 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         unscored_because=why,
         tracebacks=group.tracebacks,
     )
+
+
+def _with_extras(built: TrainingGroup, group: PlayedGroup) -> dict[str, Any]:
+    """The group with what the environment sends beside its tokens. Our own fields win."""
+    content = built.to_atropos()
+    content["group_overrides"] = {**group.group_overrides, **content["group_overrides"]}
+    of_samples = [group.extras.get(sample.rollout_id, {}) for sample in built.samples]
+    content["overrides"] = [
+        {**extras.get("overrides", {}), **own} for extras, own in zip(of_samples, content["overrides"], strict=True)
+    ]
+    for name in {name for extras in of_samples for name in extras} - {"overrides"}:
+        values = [extras.get(name) for extras in of_samples]
+        if content.get(name) is None and (name == "images" or None not in values):
+            content[name] = values
+    return content

@@ -28,6 +28,7 @@ from lachesis.training.rollout_api import (
     ConnectionReplaced,
     EnvDescription,
     EnvStatus,
+    Registration,
     RolloutApi,
     RolloutApiError,
     TrainerInfo,
@@ -89,6 +90,8 @@ class OutboxRelay:
         """None until a trainer has registered."""
         self.status: EnvStatus | None = None
         """The latest status; None until the environment is registered."""
+        self.registration: Registration | None = None
+        """The latest answer to the registration."""
         self.trouble = ""
         """Why nothing can be posted; empty while the API takes groups."""
         self._on_change = on_change
@@ -202,6 +205,7 @@ class OutboxRelay:
         registration = await self.api.register(self.env)
         if registration is None:
             return self._no_trainer("the trainer has not asked for its first batch")
+        self.registration = registration
         connection, state = self.api.connection, self.outbox.state
         before, taken = state.known, 0
         if before is not None:

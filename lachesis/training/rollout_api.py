@@ -107,6 +107,10 @@ class Registration:
     env_id: int
     starting_step: int
     num_steps: int
+    checkpoint_dir: str = ""
+    """The trainer's folder, in which environments may keep their own state."""
+    checkpoint_interval: int = -1
+    """Steps between two checkpoints of the trainer; -1 for none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,8 @@ class RolloutApi(HttpSessionOwner):
             env_id=self._number(answer, "env_id"),
             starting_step=int(answer.get("starting_step", 0)),
             num_steps=int(answer.get("num_steps") or -1),
+            checkpoint_dir=str(answer.get("checkpoint_dir") or ""),
+            checkpoint_interval=int(answer.get("checkpoint_interval") or -1),
         )
 
     async def status_env(self, env_id: int) -> EnvStatus:

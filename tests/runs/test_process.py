@@ -27,7 +27,7 @@ from lachesis.runs.commands import longest_group
 from lachesis.runs.decisions import Decision
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
-from lachesis.runs.group_player import PlayedGroup, play_group
+from lachesis.runs.group_player import PlayedGroup, play_item
 from lachesis.runs.item_keys import ItemError, item_digest, plain
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
@@ -387,7 +387,7 @@ async def test_a_second_signal_loses_no_group_that_is_played(tmp_path: Path) -> 
 
         async def run() -> None:
             async with env.running():
-                play = partial(play_group, env, size=1)
+                play = partial(play_item, env, size=1)
                 run = {"title": "e", "next_item": env.get_next_item, "play": play, "sink": sink, "console": env.console}
                 await Pipeline(**run, brake=FailureBrake(env.console, 1)).run()
 

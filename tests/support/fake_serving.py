@@ -106,6 +106,12 @@ def make_run(url: str, folder: Path, count: int, *, api: RolloutApi | None = Non
     console = changes.pop("console", Console(stderr=True, width=200))
     pipeline = {"next_item": Items(count), "play": play, "grace_period": 5.0}
     pipeline |= {name: changes.pop(name) for name in list(changes) if name in OF_THE_PIPELINE}
+    play_one = pipeline["play"]
+
+    async def play_item(item: Any, key: str) -> list[int]:
+        return [await play_one(item, key)]
+
+    pipeline["play"] = play_item
     settings = {"total_steps": -1, "steps_per_eval": 0}
     settings |= {name: changes.pop(name) for name in list(changes) if name in HermesAgentEnvConfig.model_fields}
     arguments: dict[str, Any] = {

@@ -1,0 +1,253 @@
+"""The groups of an item from an environment that collects them itself, as the runs take them.
+
+The environment decides what is scored and how. The tokens are those that were recorded meanwhile, never its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.rollout import Rollout, holding_sandboxes
+from lachesis.collecting.drift import Drift, drift_of
+from lachesis.collecting.matching import Matcher
+from lachesis.collecting.recording import Completion, Recording, recorded
+from lachesis.collecting.returned import OF_TOKENS, ReturnedGroup, ReturnedSample, returned_groups
+from lachesis.collecting.rollouts import renumbered, result_of, rollout_of
+from lachesis.inference import RequestRejected
+from lachesis.runs.environment import Collecting
+from lachesis.runs.group_player import PlayedGroup, stop_if_hopeless
+from lachesis.runs.item_keys import part_key
+from lachesis.tasks import cancel_requests
+from lachesis.trajectories import TokenSample
+
+
+class _TooLate(Exception):
+    def __str__(self) -> str:
+        return "the groups of the item took longer than env.rollout_timeout"
+
+
+_MOST_TOLD = 5
+"""Refusals of one run that are printed."""
+
+
+@dataclass(kw_only=True)
+class Collector:
+    """Collects the groups of one environment; any number of items at once."""
+
+    source: Collecting
+    name: str
+    """Of the environment, for errors."""
+    decode: Callable[[Sequence[int]], str]
+    ends: Callable[[], Sequence[str]]
+    """The texts of special tokens."""
+    tools: Sequence[Mapping[str, Any]] = ()
+    max_retries: int = 0
+    """Further attempts at an item whose model server failed."""
+    timeout: float | None = None
+    """Seconds for one attempt."""
+    tell: Callable[[str], None] = print
+    on_drift: Callable[[str, ReturnedSample, Drift], None] | None = None
+    """Called with the key of the item, for every sample with tokens of its own."""
+    refused: int = field(default=0, init=False)
+    """Samples that were not recognised."""
+    _told: set[str] = field(default_factory=set, init=False)
+
+    async def collect(self, item: Any, item_key: str) -> list[PlayedGroup]:
+        """The groups of `item`, at least one: if the environment returned none, one without scored rollouts says why.
+
+        Raises:
+            RunStopped: the server rejects the key, or knows no such model or route.
+        """
+        retried_after: list[str] = []
+        lost = 0
+        while True:
+            with recorded() as recording:
+                async with holding_sandboxes():
+                    groups, backlog, failure = await self._attempt(item)
+            broken = recording.error
+            if broken is None or len(retried_after) >= self.max_retries or isinstance(broken, RequestRejected):
+                break
+            retried_after.append(str(broken))
+            lost += sum(completion.response.usage.completion_tokens or 0 for completion in recording.completions)
+        if broken is not None:
+            rollouts = [_infrastructure(recording, item_key, broken)]
+            played = [PlayedGroup(item, item_key, self.tools, rollouts)]
+        elif failure is not None:
+            played = [PlayedGroup(item, item_key, self.tools, _failed(recording, item_key, failure))]
+        else:
+            self.source.backlog.extend(backlog)
+            played = self._played(item, item_key, groups, recording)
+        first = played[0]
+        rollouts = renumbered(first.rollouts)
+        if rollouts:
+            attempts = len(retried_after) + 1
+            rollouts[0] = replace(
+                rollouts[0], attempts=attempts, retried_after=tuple(retried_after), lost_completion_tokens=lost
+            )
+        stop_if_hopeless(rollouts)
+        return [replace(first, rollouts=rollouts), *played[1:]]
+
+    async def _attempt(self, item: Any) -> tuple[list[ReturnedGroup], list[Any], BaseException | None]:
+        """What the environment returned, and what it raised."""
+        before = cancel_requests()
+        try:
+            async with asyncio.timeout(self.timeout) as limit:
+                given, backlog = await self.source.collect_trajectories(item)
+                if given:
+                    given = await self.source.postprocess_histories(given)
+                groups = returned_groups(given, f"{self.name}.collect_trajectories")
+                await self.source.cleanup()
+            return groups, list(backlog or ()), None
+        except (Exception, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
+                raise
+            return [], [], _TooLate() if limit.expired() else error
+
+    def _played(
+        self, item: Any, item_key: str, groups: Sequence[ReturnedGroup], recording: Recording
+    ) -> list[PlayedGroup]:
+        matcher = Matcher(recording, self.decode, self.ends)
+        used: set[int] = set()
+        own: set[str] = set()
+        played = []
+        for number, group in enumerate(groups):
+            key = part_key(item_key, number)
+            rollouts = []
+            extras: dict[str, Mapping[str, Any]] = {}
+            for sample in group.samples:
+                rollout = recording.rollouts.get(sample.rollout_id or "")
+                if rollout is not None:
+                    own.add(rollout.rollout_id)
+                    if rollout.reward != sample.score:
+                        rollout = replace(rollout, left_out="").rewarded(_reward(sample.score))
+                else:
+                    rollout = self._recognised(sample, matcher, key, used)
+                rollouts.append(rollout)
+                if rollout.reward is not None:
+                    extras[rollout.rollout_id] = self._extras(sample, rollout, key)
+            played.append(
+                PlayedGroup(
+                    item,
+                    key,
+                    self.tools,
+                    renumbered(rollouts),
+                    extras=extras,
+                    group_overrides=group.group_overrides,
+                    returned=_with_sampled_tokens(group, rollouts),
+                )
+            )
+        return self._with_the_rest(item, item_key, played, recording, used, own)
+
+    def _recognised(self, sample: ReturnedSample, matcher: Matcher, key: str, used: set[int]) -> Rollout:
+        match = matcher.match(sample)
+        used.update(map(id, match.completions))
+        if not match.refused:
+            return rollout_of(match.completions, item_key=key, index=sample.place, score=sample.score)
+        self.refused += 1
+        why = f"sample {sample.place} is refused: {match.refused}"
+        self._tell_once(match.refused, f"{key}: {why}")
+        return rollout_of((), item_key=key, index=sample.place, score=None, left_out=why)
+
+    def _extras(self, sample: ReturnedSample, rollout: Rollout, key: str) -> dict[str, Any]:
+        """What travels with a sample, beside its tokens."""
+        samples = rollout.samples
+        sent = max(samples, key=lambda each: each.trained) if samples else None
+        if sent is not None and self.on_drift is not None:
+            self.on_drift(key, sample, drift_of(sample, sent, self.decode))
+        fits = sent is not None and sample.tokens == sent.tokens
+        kept: dict[str, Any] = {"overrides": dict(sample.overrides)} if sample.overrides else {}
+        for name, value in sample.carried.items():
+            if name not in OF_TOKENS or (fits and sent is not None and _one_for_each_token(value, sent)):
+                kept[name] = value
+            else:
+                why = f"{name} of the environment belong to other tokens than were sampled; they are not sent"
+                self._tell_once(name, f"{key}: {why}")
+        return kept
+
+    def _with_the_rest(
+        self,
+        item: Any,
+        item_key: str,
+        played: list[PlayedGroup],
+        recording: Recording,
+        used: set[int],
+        own: set[str],
+    ) -> list[PlayedGroup]:
+        """The groups with everything that was sampled and is in none of them: nothing is lost silently."""
+        rest: list[Rollout] = []
+        missing = [rollout for rollout in recording.rollouts.values() if rollout.rollout_id not in own]
+        if not played and missing:  # our own group, which was not complete or not scored
+            return [PlayedGroup(item, item_key, self.tools, missing)]
+        for rollout in missing:
+            dropped = "collect_trajectories did not return it"
+            rest.append(replace(rollout.rewarded(None), left_out=dropped) if rollout.reward is not None else rollout)
+        left = [each for each in recording.completions if id(each) not in used]
+        if left:
+            count = "1 completion is" if len(left) == 1 else f"{len(left)} completions are"
+            why = f"{count} in no sample that the environment returned"
+            rest.append(rollout_of(left, item_key=item_key, index=0, score=None, left_out=why))
+        if not played:
+            why = "collect_trajectories returned no group"
+            return [PlayedGroup(item, item_key, self.tools, rest, declined=why)]
+        return [replace(played[0], rollouts=[*played[0].rollouts, *rest]), *played[1:]]
+
+    def _tell_once(self, what: str, line: str) -> None:
+        if what not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(what)
+            self.tell(line)
+
+
+def _reward(score: float) -> Any:
+    from lachesis.agent.reward import Reward
+
+    return Reward(score)
+
+
+def _one_for_each_token(value: Any, sample: TokenSample) -> bool:
+    return isinstance(value, list | tuple) and len(value) == len(sample.tokens)
+
+
+def _with_sampled_tokens(group: ReturnedGroup, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The group as the environment's own hooks read it, with the sampled tokens where there are some."""
+    tokens = list(group.given.get("tokens") or [None] * len(rollouts))
+    masks = list(group.given.get("masks") or [None] * len(rollouts))
+    logprobs: list[Any] = [None] * len(rollouts)
+    for place, rollout in enumerate(rollouts):
+        if rollout.samples and place < len(tokens) and place < len(masks):
+            sample = max(rollout.samples, key=lambda each: each.trained)
+            tokens[place], masks[place], logprobs[place] = sample.tokens, sample.masks, sample.logprobs
+    return {**group.given, "tokens": tokens, "masks": masks, "inference_logprobs": logprobs}
+
+
+def _infrastructure(recording: Recording, item_key: str, error: Exception) -> Rollout:
+    rollout = Rollout.broken(item_key, 0, error)
+    completions: Sequence[Completion] = recording.completions
+    return replace(
+        rollout,
+        outcome=Outcome.INFRA_ERROR,
+        reason=str(error),
+        traceback=None,
+        error=error,
+        result=result_of(completions, Outcome.INFRA_ERROR, str(error), error) if completions else None,
+    )
+
+
+def _failed(recording: Recording, item_key: str, failure: BaseException) -> list[Rollout]:
+    """The rollouts of an item on which the environment raised, or took too long."""
+    rollout = Rollout.broken(item_key, 0, failure)
+    if isinstance(failure, _TooLate):
+        rollout = replace(rollout, outcome=Outcome.TIMEOUT, reason=str(failure), traceback=None)
+    if recording.completions:
+        rollout = replace(rollout, result=result_of(recording.completions, rollout.outcome, rollout.reason))
+    unfinished = "collect_trajectories did not return it"
+    return [
+        rollout,
+        *(
+            replace(each.rewarded(None), left_out=unfinished) if each.reward is not None else each
+            for each in recording.rollouts.values()
+        ),
+    ]

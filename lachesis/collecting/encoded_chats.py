@@ -1,0 +1,64 @@
+"""Notes of which conversation was encoded to which ids, for environments that return ids instead of what was said."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from lachesis.collecting.recording import current_recording
+
+_TRAINED = ("assistant", "agent")
+"""Roles that Atropos' `tokenize_for_trainer` trains."""
+
+
+@contextmanager
+def noting_chats() -> Iterator[None]:
+    """Inside, `apply_chat_template` of every tokenizer notes the conversation that it encodes.
+
+    It returns a list of ids, as it did before transformers 5, unless the caller asks for something else: with the
+    dict-like object of transformers 5, Atropos' `tokenize_for_trainer` makes samples of two tokens.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    render = PreTrainedTokenizerBase.apply_chat_template
+
+    @functools.wraps(render)
+    def apply_chat_template(self: Any, conversation: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("tokenize", True):
+            kwargs.setdefault("return_dict", False)
+        encoded = render(self, conversation, *args, **kwargs)
+        recording = current_recording()
+        if recording is not None and kwargs.get("tokenize", True):
+            recording.note(encoded, conversation)
+        return encoded
+
+    PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
+    try:
+        yield
+    finally:
+        PreTrainedTokenizerBase.apply_chat_template = render
+
+
+def noting_trained(tokenize_for_trainer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Atropos' `tokenize_for_trainer`, which notes the conversation and the messages that the result trains."""
+
+    @functools.wraps(tokenize_for_trainer)
+    def tokenize(
+        tokenizer: Any,
+        chat: Any,
+        include_messages: bool = False,
+        train_on_all_assistant_turns: bool = False,
+        finish_reason: str = "",
+    ) -> dict[str, Any]:
+        made = tokenize_for_trainer(tokenizer, chat, include_messages, train_on_all_assistant_turns, finish_reason)
+        recording = current_recording()
+        if recording is not None and chat and all(isinstance(message, Mapping) for message in chat):
+            trained = [len(chat) - 1]
+            if train_on_all_assistant_turns:
+                trained = [at for at, message in enumerate(chat) if message.get("role") in _TRAINED]
+            recording.note(made.get("tokens"), chat, trained)
+        return made
+
+    return tokenize

@@ -1,0 +1,154 @@
+"""Atropos' hooks in environments of our own base class: what the default methods return, and who calls overrides."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import traceback
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lachesis.agent.rollout import Rollout
+from lachesis.collecting.collector import Collector
+from lachesis.collecting.recorded_server import RecordedServer, describe_servers
+from lachesis.collecting.recording import current_recording
+from lachesis.inference import Router, TokenServer
+from lachesis.runs import commands
+from lachesis.runs.environment import Environment
+from lachesis.runs.group_player import PlayedGroup, play_group
+from lachesis.runs.item_keys import item_digest
+from lachesis.training.groups import CERTIFICATE
+from lachesis.training.rollout_api import Registration
+
+_OF_TRAJECTORIES = ("tokens", "masks", "scores", "inference_logprobs", "messages", "overrides")
+
+
+def collector_of(env: Environment, server: Router | TokenServer) -> tuple[RecordedServer, Collector]:
+    """The recording server of a run, and the collector of its groups."""
+    recorded = RecordedServer(describe_servers(env.server_configs))
+    recorded.bind(server)
+    return recorded, Collector(
+        source=env,
+        name=env.run_name,
+        decode=partial(decode, env),
+        ends=partial(special_tokens, env),
+        tools=env.tool_definitions(),
+        max_retries=env.config.max_infra_retries,
+        tell=partial(tell, env),
+    )
+
+
+async def own_group(env: Environment, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    """One group as our own rollouts make it."""
+    content, group = await commands.collect_group(env, item)
+    _note(group.rollouts)
+    return content, []
+
+
+async def own_trajectory(env: Environment, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    """One rollout in the shape of Atropos' `ScoredDataItem`, with its certificate."""
+    group = await play_group(env, item, item_digest(item), size=1, rounds=1 + env.config.max_infra_retries)
+    _note(group.rollouts)
+    if not group.scored:
+        return None, []
+    rollout = group.scored[0]
+    samples = rollout.samples
+    sample = max(samples, key=lambda each: each.trained) if samples else None
+    return {
+        "tokens": sample.tokens if sample else None,
+        "masks": sample.masks if sample else None,
+        "inference_logprobs": sample.logprobs if sample else None,
+        "scores": rollout.reward,
+        "messages": rollout.result.messages if rollout.result else None,
+        "overrides": {CERTIFICATE: sample.certificate() if sample else {"rollout_id": rollout.rollout_id}},
+    }, []
+
+
+async def group_of_trajectories(env: Environment, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:
+    """`group_size` results of an overridden `collect_trajectory`; those that are None are left out."""
+    results = await asyncio.gather(*(env.collect_trajectory(item) for _ in range(env.config.group_size)))
+    found = [trajectory for trajectory, _ in results if trajectory is not None]
+    backlog = [later for _, items in results for later in items or ()]
+    if not found:
+        return None, backlog
+    names = dict.fromkeys((*_OF_TRAJECTORIES, *(name for trajectory in found for name in trajectory)))
+    group = {name: [trajectory.get(name) for trajectory in found] for name in names if name != "group_overrides"}
+    of_group = [given for trajectory in found if (given := trajectory.get("group_overrides"))]
+    return {**group, "group_overrides": {key: value for given in of_group for key, value in given.items()}}, backlog
+
+
+def atropos_group(group: PlayedGroup) -> dict[str, Any]:
+    """A finished group in Atropos' shape, with the sampled tokens, for hooks that show or count it."""
+    if group.returned is not None:
+        return dict(group.returned)
+    rollouts = group.scored
+    longest = [max(each.samples, key=lambda sample: sample.trained) if each.samples else None for each in rollouts]
+    return {
+        "tokens": [sample.tokens if sample else [] for sample in longest],
+        "masks": [sample.masks if sample else [] for sample in longest],
+        "inference_logprobs": [sample.logprobs if sample else [] for sample in longest],
+        "scores": [rollout.reward for rollout in rollouts],
+        "messages": [rollout.result.messages if rollout.result else [] for rollout in rollouts],
+        "group_overrides": {},
+    }
+
+
+async def call_hook(env: Any, name: str, *args: Any, **kwargs: Any) -> None:
+    """Call a hook that only shows something. What it raises is shown once, and ends nothing."""
+    try:
+        await getattr(env, name)(*args, **kwargs)
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error))
+        shown: set[str] = env.__dict__.setdefault("_shown_hooks", set())
+        if (key := f"{name}: {type(error).__name__}") not in shown:
+            shown.add(key)
+            tell(env, f"exception in {name} (the groups are not touched):\n{trace}")
+
+
+def at_step(env: Any, step: int, registration: Registration) -> None:
+    """Load the environment's state at the trainer's first step, and save it where the trainer's checkpoints are."""
+    before: int | None = env.__dict__.get("_checkpoint_step")
+    env.__dict__["_checkpoint_step"] = step
+    env.checkpoint_dir, env.checkpoint_interval = registration.checkpoint_dir, registration.checkpoint_interval
+    env.wandb_prepend = env.wandb_prepend or env.config.wandb_name or env.name or type(env).__name__
+    env.curr_step = step
+    every = registration.checkpoint_interval
+    if before is None:
+        if step > 0:
+            env.load_checkpoint()
+    elif every > 0 and step // every > before // every:
+        env.save_checkpoint(step // every * every)
+
+
+def save_checkpoint(env: Any, step: int, data: Mapping[str, Any] | None) -> None:
+    """Atropos' default: `data` as JSON where `load_checkpoint` finds it."""
+    if data is None:
+        return
+    folder = Path(env.checkpoint_dir) / "env_checkpoints" / str(env.wandb_prepend)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"step-{step}.json").write_text(json.dumps(data), encoding="utf-8")
+
+
+def decode(env: Any, ids: Sequence[int]) -> str:
+    """The text of ids, special tokens included."""
+    return str(env.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+def special_tokens(env: Any) -> list[str]:
+    """The texts that no message contains: ends of turns, roles."""
+    tokenizer = env.tokenizer
+    added = getattr(tokenizer, "added_tokens_decoder", {}).values()
+    return [*tokenizer.all_special_tokens, *(token.content for token in added if token.special)]
+
+
+def tell(env: Any, line: str) -> None:
+    env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def _note(rollouts: Sequence[Rollout]) -> None:
+    """The rollouts belong to the item that is being collected."""
+    recording = current_recording()
+    if recording is not None:
+        recording.rollouts.update({rollout.rollout_id: rollout for rollout in rollouts})

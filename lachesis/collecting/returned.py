@@ -1,0 +1,163 @@
+"""The groups that `collect_trajectories` returned, in Atropos' shape, as one record for each sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lachesis.agent.reward import RewardError, finite_number
+from lachesis.collecting.recording import as_ids
+from lachesis.training.groups import CERTIFICATE
+from lachesis.trajectories import MASKED
+
+OF_SAMPLES = ("advantages", "ref_logprobs", "images", "distill_token_ids", "distill_logprobs")
+"""Fields of a group with one entry for each sample, beside tokens, masks, logprobs, scores, messages and overrides."""
+
+OF_TOKENS = ("advantages", "ref_logprobs", "distill_token_ids", "distill_logprobs")
+"""Those of them with one entry for each token: they fit the sampled tokens only where the returned ones are these."""
+
+
+class ReturnedGroupError(RewardError):
+    """What `collect_trajectories` returned is no group. An error of the environment."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedSample:
+    """One sequence of a group, as the environment returned it."""
+
+    place: int
+    score: float
+    tokens: list[int] | None
+    """None where they are no list of ids."""
+    masks: list[int] | None
+    logprobs: Any
+    messages: tuple[Mapping[str, Any], ...] | None
+    overrides: Mapping[str, Any]
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    """Its entries of `OF_SAMPLES`."""
+    rollout_id: str | None = None
+    """Of the rollout that it is, where our own loop played it."""
+
+    def runs(self) -> list[tuple[int, int]]:
+        """The trained positions as (start, end) pairs; masks of zeros and ones count as what they mean."""
+        if self.tokens is None or self.masks is None:
+            return []
+        trained = [mask != MASKED for mask in self.masks[: len(self.tokens)]]
+        if self.zeros_and_ones:
+            trained = [mask == 1 for mask in self.masks[: len(self.tokens)]]
+        found: list[tuple[int, int]] = []
+        for at, here in enumerate(trained):
+            if here and found and found[-1][1] == at:
+                found[-1] = found[-1][0], at + 1
+            elif here:
+                found.append((at, at + 1))
+        return found
+
+    @property
+    def zeros_and_ones(self) -> bool:
+        """Whether the masks are 0 and 1 where Atropos' trainers expect -100 and token ids."""
+        return bool(self.masks) and set(self.masks or ()) <= {0, 1}
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedGroup:
+    """One group of an item."""
+
+    samples: tuple[ReturnedSample, ...]
+    group_overrides: Mapping[str, Any]
+    given: Mapping[str, Any]
+    """The group itself."""
+
+
+def returned_groups(given: Any, source: str) -> list[ReturnedGroup]:
+    """All groups of what was returned: a group, a list of groups, or None. Empty ones are left out.
+
+    Args:
+        source: the environment and its method, for errors.
+
+    Raises:
+        ReturnedGroupError: something else, or lists that do not fit each other.
+    """
+    listed = given if isinstance(given, list | tuple) else [given]
+    groups = []
+    for group in listed:
+        if group is None or (isinstance(group, Mapping) and not group):
+            continue
+        if not isinstance(group, Mapping):
+            raise ReturnedGroupError(
+                f"{source} returned a {type(group).__name__}; a group is a dict with tokens, masks and scores"
+            )
+        found = _group(group, source)
+        if found.samples:
+            groups.append(found)
+    return groups
+
+
+def _group(group: Mapping[str, Any], source: str) -> ReturnedGroup:
+    scores = group.get("scores")
+    if scores is None:
+        raise ReturnedGroupError(f"{source} returned a group without scores; its keys are {', '.join(map(str, group))}")
+    if isinstance(scores, int | float):  # one trajectory in the place of a group
+        group = {
+            name: value if name in ("group_overrides", "scores") or value is None else [value]
+            for name, value in group.items()
+        }
+        scores = [scores]
+    count = len(scores)
+    columns = {name: _column(group, name, count, source) for name in ("tokens", "masks", "inference_logprobs")}
+    carried = {name: _optional(group, name, count) for name in OF_SAMPLES}
+    messages, overrides = _optional(group, "messages", count), _optional(group, "overrides", count)
+    own = _own_rollouts(group)
+    samples = []
+    for place in range(count):
+        given = overrides[place]
+        of_sample = dict(given) if isinstance(given, Mapping) else {}
+        certificate = of_sample.pop(CERTIFICATE, None)
+        rollout_id = certificate.get("rollout_id") if isinstance(certificate, Mapping) else own.get(place)
+        samples.append(
+            ReturnedSample(
+                place=place,
+                score=finite_number(scores[place], f"{source} returned a group whose score {place} is"),
+                tokens=as_ids(columns["tokens"][place]),
+                masks=as_ids(columns["masks"][place]),
+                logprobs=columns["inference_logprobs"][place],
+                messages=_messages(messages[place]),
+                overrides=of_sample,
+                carried={name: values[place] for name, values in carried.items() if values[place] is not None},
+                rollout_id=rollout_id,
+            )
+        )
+    of_group = group.get("group_overrides")
+    return ReturnedGroup(tuple(samples), dict(of_group) if isinstance(of_group, Mapping) else {}, group)
+
+
+def _column(group: Mapping[str, Any], name: str, count: int, source: str) -> Sequence[Any]:
+    values = group.get(name)
+    if values is None or (name == "inference_logprobs" and len(values) == 0):
+        return [None] * count
+    if len(values) != count:
+        raise ReturnedGroupError(f"{source} returned a group of {count} scores and {len(values)} {name}")
+    return list(values)
+
+
+def _optional(group: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
+    """Some environments leave these lists empty, or shorter than the group."""
+    values = group.get(name)
+    if not isinstance(values, list | tuple):
+        return [None] * count
+    return [*values, *[None] * (count - len(values))][:count]
+
+
+def _own_rollouts(group: Mapping[str, Any]) -> dict[int, str]:
+    """Place -> id of the rollouts of a group record, which our own `collect_trajectories` returns in Phase 1."""
+    rollouts = group.get("rollouts")
+    if not isinstance(rollouts, list):
+        return {}
+    return {rollout["place"]: rollout["rollout_id"] for rollout in rollouts if rollout.get("place") is not None}
+
+
+def _messages(given: Any) -> tuple[Mapping[str, Any], ...] | None:
+    if not isinstance(given, list | tuple) or not given or not all(isinstance(each, Mapping) for each in given):
+        return None
+    return tuple(given)

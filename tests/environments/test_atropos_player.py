@@ -1,0 +1,287 @@
+"""Environments on atroposlib's BaseEnv, played by our runs: what they return becomes what was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
+from lachesis.errors import SettingsError
+from lachesis.runs.command_line import read_settings
+from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server.policies import RandomTokens
+from lachesis.trajectories import read_lines, verify_records
+
+prepare_imports()  # before the module of the environments, as `lachesis play` does
+from tests.support import stock_envs as stock  # noqa: E402
+
+
+def player(stock_cls: Any, server: FakeServer, folder: Path, *flags: str, phase: int = 2) -> AtroposPlayer:
+    """A run's environment, with settings as the command line reads them."""
+    tokenizer = folder / "tokenizer"
+    server.tokenizer.save_pretrained(str(tokenizer))
+    given = [
+        *("--openai.base_url", server.base_url, "--openai.model_name", "fake", "--openai.api_key", "x"),
+        *("--openai.logprobs_mode", "processed", "--openai.max_retries", "0"),
+        *("--env.data_path_to_save_groups", str(folder / "groups.jsonl")),
+        *("--env.data_dir_to_save_evals", str(folder / "eval"), "--env.tokenizer_name", str(tokenizer)),
+    ]
+    if phase == 2:
+        given += ["--openai.server_type", "vllm", "--openai.tokenizer_name", str(tokenizer)]
+    cls = player_for(stock_cls)
+    cls.drift = "json"
+    _, settings = read_settings(cls, ["process", *given, *flags])
+    return cls(**settings)
+
+
+def fake(**how: Any) -> FakeServer:
+    return FakeServer(**{"logprobs_mode": "processed", "vary": True, **how})
+
+
+def groups_of(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "groups.jsonl"
+    return list(read_lines(path)) if path.exists() else []
+
+
+def failures_of(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "groups.failed.jsonl"
+    return list(read_lines(path)) if path.exists() else []
+
+
+async def played(stock_cls: Any, folder: Path, *flags: str, **how: Any) -> list[dict[str, Any]]:
+    """The groups that `process` wrote, each sample with a certificate."""
+    async with fake(**how) as server:
+        await player(stock_cls, server, folder, *flags).process_manager()
+    groups = groups_of(folder)
+    totals = verify_records(groups)
+    assert totals.ok, totals.problems
+    scored = [rollout for group in groups for rollout in group["rollouts"] if rollout["reward"] is not None]
+    assert totals.delivered == sum(rollout["completion_tokens"] for rollout in scored)
+    return groups
+
+
+async def test_answers_of_a_chat_get_their_sampled_tokens_and_keep_their_scores(tmp_path: Path) -> None:
+    groups = await played(stock.ChatEnv, tmp_path)
+    assert len(groups) == 2
+    for group in groups:
+        assert group["scores"] == [0.0, 1.0, 2.0]
+        said = [messages[-1]["content"] for messages in group["messages"]]
+        assert len(set(said)) == 3
+        assert [len(sample["spans"]) for sample in group["samples"]] == [1, 1, 1]
+
+
+async def test_scores_follow_the_text_and_not_the_order_of_sampling(tmp_path: Path) -> None:
+    groups = await played(stock.ShuffledEnv, tmp_path)
+    for group in groups:
+        assert len(group["scores"]) == 2
+        for score, messages in zip(group["scores"], group["messages"], strict=True):
+            assert score == len(messages[-1]["content"])
+
+
+async def test_a_completion_that_no_sample_contains_is_counted_and_kept_as_a_record(tmp_path: Path) -> None:
+    for group in await played(stock.ShuffledEnv, tmp_path):
+        (left,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+        assert left["reason"] == "1 completion is in no sample that the environment returned"
+        assert left["completion_tokens"] > 0 and left["messages"][-1]["content"]
+
+
+async def test_overrides_are_kept_and_fields_for_other_tokens_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = await played(stock.ShuffledEnv, tmp_path)
+    assert groups[0]["overrides"] == [{"set_advantage_to_zero": True}, {"set_advantage_to_zero": False}]
+    assert groups[0]["group_overrides"] == {"group_size": 2}
+    assert groups[0]["advantages"] is None
+    assert "advantages of the environment belong to other tokens than were sampled" in capsys.readouterr().err
+
+
+async def test_turns_of_a_conversation_become_one_sample_with_exact_prefixes(tmp_path: Path) -> None:
+    groups = await played(stock.TurnsEnv, tmp_path)
+    assert [len(sample["spans"]) for group in groups for sample in group["samples"]] == [3] * 6
+    assert all(rollout["turns"] == 3 for group in groups for rollout in group["rollouts"])
+
+
+async def test_nodes_of_a_managed_server_are_known_by_their_ids_and_keep_what_belongs_to_tokens(tmp_path: Path) -> None:
+    groups = await played(stock.NodesEnv, tmp_path)
+    for group in groups:
+        assert group["scores"] == [1.0, 0.0, 0.5]
+        assert [len(each) for each in group["advantages"]] == [len(sample["tokens"]) for sample in group["samples"]]
+
+
+async def test_a_prefill_counts_as_prompt(tmp_path: Path) -> None:
+    groups = await played(stock.CompletionEnv, tmp_path)
+    sample = groups[0]["samples"][0]
+    assert sum(mask != -100 for mask in sample["masks"]) == groups[0]["rollouts"][0]["completion_tokens"]
+
+
+async def test_ids_that_the_environment_encoded_by_itself_are_known_by_the_text_of_what_they_train(
+    tmp_path: Path,
+) -> None:
+    groups = await played(stock.RawIdsEnv, tmp_path)
+    assert [group["scores"] for group in groups] == [[1.0, 0.0, 0.5]] * 2
+
+
+async def test_backlog_items_are_played(tmp_path: Path) -> None:
+    groups = await played(stock.BacklogEnv, tmp_path, "--env.total_steps", "5")
+    assert sorted(group["item"][1] for group in groups) == [1, 10, 11]
+
+
+async def test_all_groups_of_an_item_are_written(tmp_path: Path) -> None:
+    groups = await played(stock.ListEnv, tmp_path)
+    assert len(groups) == 4
+    keys = [group["item_key"] for group in groups]
+    assert sorted(key.partition("+")[2] for key in keys) == ["", "", "1", "1"]
+    assert len({sample["rollout_id"] for group in groups for sample in group["samples"]}) == 12
+    before = (tmp_path / "groups.jsonl").read_bytes()
+    await played(stock.ListEnv, tmp_path)
+    assert (tmp_path / "groups.jsonl").read_bytes() == before, "a second start plays nothing again"
+
+
+async def test_text_that_the_model_did_not_say_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = await played(stock.EditedEnv, tmp_path)
+    assert [group["scores"] for group in groups] == [[0.0], [0.0]]
+    refused = [rollout["reason"] for rollout in groups[0]["rollouts"] if rollout["reward"] is None]
+    assert refused[0].startswith("sample 0 is refused: it trains text that the model did not say: '")
+    assert "'As a person I would say this.'" in refused[1]
+    assert refused[2] == "2 completions are in no sample that the environment returned"
+    assert '"refused": 4' in capsys.readouterr().out
+
+
+async def test_an_item_without_a_group_is_no_failure(tmp_path: Path) -> None:
+    async with fake() as server:
+        env = player(stock.NoneEnv, server, tmp_path, "--env.total_steps", "5", "--env.max_failed_groups", "1")
+        result = await env.process_manager()
+    assert (result.declined, result.failed_groups, result.failed) == (5, 0, False)
+    (record,) = failures_of(tmp_path)[0]["rollouts"]
+    assert record["completion_tokens"] > 0
+
+
+async def test_an_exception_of_the_environment_is_shown_with_its_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with fake() as server:
+        result = await player(stock.RaisingEnv, server, tmp_path).process_manager()
+    assert result.failed and result.exceptions == 2
+    assert "no such key in my data" in capsys.readouterr().err
+    (rollout,) = failures_of(tmp_path)[0]["rollouts"]
+    assert "in collect_trajectories" in rollout["traceback"] and rollout["completion_tokens"] > 0
+
+
+async def test_a_failure_of_the_server_is_no_score_also_if_the_environment_swallows_it(tmp_path: Path) -> None:
+    async with fake(faults={"server_error": 1.0}) as server:
+        env = player(stock.SwallowingEnv, server, tmp_path, "--env.max_infra_retries", "1")
+        result = await env.process_manager()
+    assert result.failed_groups == 2 and not groups_of(tmp_path)
+    (rollout,) = failures_of(tmp_path)[0]["rollouts"]
+    assert (rollout["outcome"], rollout["reward"], rollout["attempts"]) == ("infra_error", None, 2)
+
+
+async def test_an_item_that_met_a_failure_is_played_again(tmp_path: Path) -> None:
+    groups = await played(stock.SwallowingEnv, tmp_path, faults={"server_error": [1]})
+    attempts = [group["rollouts"][0]["attempts"] for group in groups]
+    assert sorted(attempts) == [1, 2]
+    assert all(group["scores"] == [1.0, 1.0, 1.0] for group in groups)
+    again = next(group["rollouts"][0] for group in groups if group["rollouts"][0]["attempts"] == 2)
+    assert again["lost_completion_tokens"] > 0 and again["retried_after"]
+
+
+async def test_threads_of_an_item_ask_for_it(tmp_path: Path) -> None:
+    groups = await played(stock.ThreadEnv, tmp_path)
+    assert len(groups) == 4
+
+
+async def test_items_that_are_collected_at_once_are_told_apart(tmp_path: Path) -> None:
+    groups = await played(
+        stock.TurnsEnv, tmp_path, "--env.total_steps", "8", "--env.max_num_workers", "8", latency=(0.0, 0.02)
+    )
+    for group in groups:
+        asked = {messages[0]["content"] for messages in group["messages"]}
+        assert asked == {f"Question {group['item'][1]}"}
+
+
+async def test_hooks_get_the_groups_with_the_sampled_tokens(tmp_path: Path) -> None:
+    async with fake() as server:
+        env = player(stock.ChatEnv, server, tmp_path)
+        await env.process_manager()
+    groups = {json.dumps(group["item"]): group for group in groups_of(tmp_path)}
+    assert len(env.stock.shown) == 2 and len(env.stock.logged) == 2
+    for shown, item in env.stock.shown:
+        assert item[1] in (1, 2)
+        assert shown["tokens"] in [[sample["tokens"] for sample in group["samples"]] for group in groups.values()]
+    assert env.stock.curr_step == 2
+
+
+async def test_its_own_evaluation_runs_and_writes(tmp_path: Path) -> None:
+    async with fake() as server:
+        await player(stock.ChatEnv, server, tmp_path)._run_evaluate()
+    assert json.loads((tmp_path / "eval/metrics.json").read_text())["results"]["all"]["eval/length"] > 0
+
+
+async def test_an_evaluation_with_a_failed_server_writes_nothing(tmp_path: Path) -> None:
+    async with fake(faults={"server_error": 1.0}) as server:
+        with pytest.raises(EvaluationFailed, match="a model server failed during the evaluation"):
+            await player(stock.ChatEnv, server, tmp_path)._run_evaluate()
+    assert not (tmp_path / "eval/metrics.json").exists()
+
+
+async def test_a_chat_server_gives_messages_without_tokens(tmp_path: Path) -> None:
+    async with fake() as server:
+        await player(stock.ChatEnv, server, tmp_path, phase=1).process_manager()
+    groups = groups_of(tmp_path)
+    assert [group["scores"] for group in groups] == [[0.0, 1.0, 2.0]] * 2
+    assert all(group["samples"] == [] and len(group["messages"]) == 3 for group in groups)
+
+
+async def test_a_managed_server_needs_tokens(tmp_path: Path) -> None:
+    async with fake() as server:
+        result = await player(stock.NodesEnv, server, tmp_path, phase=1).process_manager()
+    assert result.exceptions == 2
+    assert "Phase 2" in failures_of(tmp_path)[0]["rollouts"][0]["traceback"]
+
+
+async def test_settings_of_the_environment_are_settings_of_the_command(tmp_path: Path) -> None:
+    async with fake() as server:
+        env = player(stock.ChatEnv, server, tmp_path, "--env.flavour", "sour", "--env.group_size", "2")
+        async with env.running():
+            assert type(env.stock.config) is stock.StockConfig
+            assert (env.stock.config.flavour, env.stock.config.group_size) == ("sour", 2)
+            assert env.stock.config.use_wandb is False and env.stock.server.servers[0].config.model_name == "fake"
+        with pytest.raises(SystemExit):
+            player(stock.ChatEnv, server, tmp_path, "--env.flavor", "sour")
+        with pytest.raises(SettingsError, match=r"env.max_agent_turns: a setting of Lachesis' agent loop"):
+            player(stock.ChatEnv, server, tmp_path, "--env.max_agent_turns", "3")
+
+
+async def test_sampling_parameters_that_no_trainer_can_use_can_be_replaced(tmp_path: Path) -> None:
+    class Nucleus(stock.ChatEnv):
+        async def answers(self, item: Any, **how: Any) -> Any:
+            return await super().answers(item, top_p=0.5)
+
+    async with fake(policy=RandomTokens()) as server:
+        await player(Nucleus, server, tmp_path / "as-it-is").process_manager()
+        await player(Nucleus, server, tmp_path / "one", "--env.override_sampling", "{top_p: 1.0}").process_manager()
+    assert not verify_records(groups_of(tmp_path / "as-it-is")).ok
+    assert verify_records(groups_of(tmp_path / "one")).ok
+
+
+async def test_a_request_after_the_item_is_refused(tmp_path: Path) -> None:
+    class Late(stock.ChatEnv):
+        async def collect_trajectories(self, item: Any) -> Any:
+            async def later() -> Any:
+                await asyncio.sleep(0.2)
+                return await self.answers(item)
+
+            self.task = asyncio.create_task(later())
+            return await super().collect_trajectories(item)
+
+    async with fake() as server:
+        env = player(Late, server, tmp_path, "--env.total_steps", "1")
+        await env.process_manager()
+        with pytest.raises(RuntimeError, match="after the groups of its item were returned"):
+            await env.stock.task

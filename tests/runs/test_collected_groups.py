@@ -1,0 +1,179 @@
+"""Environments of our own base class that override Atropos' hooks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
+from lachesis.testing.fake_server import FakeServer
+from lachesis.training.groups import samples_from_atropos
+from lachesis.training.rollout_api import Registration
+from lachesis.trajectories import read_lines, verify, verify_records
+from tests.support.small_envs import ManyWords
+from tests.support.training_runs import with_tokens
+
+
+def make(env_cls: Any, server: FakeServer, folder: Path, **settings: Any) -> Any:
+    chosen = {
+        "group_size": 2,
+        "total_steps": 2,
+        "max_token_length": 24,
+        "max_agent_turns": 2,
+        "max_resamples": 1,
+        "enabled_toolsets": [],
+        "data_path_to_save_groups": str(folder / "groups.jsonl"),
+        **settings,
+    }
+    env = env_cls(env_cls.env_config_cls(**chosen), [with_tokens(server, folder)])
+    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
+    return env
+
+
+class Enriched(ManyWords):
+    """Changes the scores of its own group, and adds a field with an entry for each token."""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return float(len(result.final_response))
+
+    async def collect_trajectories(self, item: Any) -> Any:
+        group, backlog = await super().collect_trajectories(item)
+        if group is not None:
+            await self.server.chat_completion(messages=[{"role": "user", "content": "a hint?"}], n=1, max_tokens=8)
+            group["scores"] = [float(place) for place in range(len(group["scores"]))]
+            group["distill_token_ids"] = [[[1]] * len(tokens) for tokens in group["tokens"]]
+        return group, backlog
+
+
+class OneByOne(ManyWords):
+    """Plays by our loop, and scores each trajectory by itself."""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return 0.0
+
+    async def collect_trajectory(self, item: Any) -> Any:
+        trajectory, backlog = await super().collect_trajectory(item)
+        trajectory["scores"] = float(len(trajectory["tokens"]))
+        return trajectory, backlog
+
+
+class ByItself(ManyWords):
+    """Asks the model without our loop."""
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return 0.0
+
+    async def collect_trajectory(self, item: Any) -> Any:
+        messages = [{"role": "user", "content": self.format_prompt(item)}]
+        async with self.server.managed_server(tokenizer=self.tokenizer) as managed:
+            await managed.chat_completion(messages=messages, n=1, max_tokens=24)
+            (node,) = managed.get_state()["nodes"]
+        return {"tokens": node.tokens, "masks": node.masked_tokens, "scores": 1.0}, []
+
+
+async def process(env_cls: Any, folder: Path, **settings: Any) -> tuple[Any, list[dict[str, Any]]]:
+    async with FakeServer() as server:
+        env = make(env_cls, server, folder, **settings)
+        await env.process_manager()
+    groups = list(read_lines(folder / "groups.jsonl"))
+    totals = verify_records(groups)
+    assert totals.ok, totals.problems
+    return env, groups
+
+
+async def test_an_override_of_collect_trajectories_changes_scores_and_samples_keep_their_certificates(
+    tmp_path: Path,
+) -> None:
+    _, groups = await process(Enriched, tmp_path)
+    assert [group["scores"] for group in groups] == [[0.0, 1.0], [0.0, 1.0]]
+    for group in groups:
+        by_rollout = {sample["rollout_id"]: sample for sample in group["samples"]}
+        assert [len(each) for each in group["distill_token_ids"]] == [
+            len(sample["tokens"]) for sample in by_rollout.values()
+        ]
+        (hint,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+        assert hint["reason"] == "1 completion is in no sample that the environment returned"
+
+
+async def test_serve_sends_the_fields_that_an_override_added(tmp_path: Path) -> None:
+    async with FakeServer() as server:
+        env = make(Enriched, server, tmp_path, ensure_scores_are_not_same=False)
+        async with env.running(training=True):
+            item = await env.get_next_item()
+            (group,) = await env.collect_groups(item, "key")
+            decision = await asyncio.to_thread(decide_for_training, group, env.config, ANY_TRAINER)
+    sent = decision.content
+    assert sent["scores"] == [0.0, 1.0]
+    assert [len(each) for each in sent["distill_token_ids"]] == [len(tokens) for tokens in sent["tokens"]]
+    assert [verify(sample) for sample in samples_from_atropos(sent)] == [[], []]
+    json.dumps(sent)
+
+
+async def test_an_override_of_collect_trajectory_scores_our_own_rollouts(tmp_path: Path) -> None:
+    _, groups = await process(OneByOne, tmp_path)
+    assert len(groups) == 2
+    for group in groups:
+        assert [rollout["index"] for rollout in group["rollouts"]] == [0, 1]
+        assert all(score > 1 for score in group["scores"])
+
+
+async def test_an_override_may_ask_the_model_by_itself(tmp_path: Path) -> None:
+    _, groups = await process(ByItself, tmp_path)
+    assert [group["scores"] for group in groups] == [[1.0, 1.0]] * 2
+
+
+async def test_histories_are_postprocessed(tmp_path: Path) -> None:
+    class Halved(ManyWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 3.0
+
+        async def postprocess_histories(self, trajectories: Any) -> Any:
+            return {**trajectories, "scores": [score / 2 for score in trajectories["scores"]]}
+
+    _, groups = await process(Halved, tmp_path, ensure_scores_are_not_same=False)
+    assert [group["scores"] for group in groups] == [[1.5, 1.5]] * 2
+
+
+async def test_rollouts_for_wandb_are_shown_by_an_override(tmp_path: Path) -> None:
+    class Shown(ManyWords):
+        seen: tuple[Any, ...] = ()
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 1.0
+
+        async def add_rollouts_for_wandb(self, scored_data: Any, item: Any = None) -> None:
+            Shown.seen += ((scored_data, item),)
+
+    _, groups = await process(Shown, tmp_path)
+    assert sorted(map(str, (item for _, item in Shown.seen))) == sorted(str(group["item"]) for group in groups)
+    for shown, _ in Shown.seen:
+        assert len(shown["tokens"]) == len(shown["masks"]) == len(shown["scores"]) == 2
+
+
+async def test_state_is_saved_where_the_trainer_saves_and_loaded_where_it_starts(tmp_path: Path) -> None:
+    class Stateful(ManyWords):
+        place = 0
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 1.0
+
+        def save_checkpoint(self, step: int, data: Any = None) -> None:
+            super().save_checkpoint(step, {"place": self.place})
+
+    async with FakeServer() as server:
+        registration = Registration(0, 0, 10, str(tmp_path), 5)
+        env = make(Stateful, server, tmp_path)
+        env.at_step(0, registration)
+        env.place = 7
+        env.at_step(4, registration)
+        assert not (tmp_path / "env_checkpoints").exists()
+        env.at_step(11, registration)
+        (saved,) = (tmp_path / "env_checkpoints").rglob("*.json")
+        assert (saved.name, json.loads(saved.read_text())) == ("step-10.json", {"place": 7})
+        again = make(Stateful, server, tmp_path)
+        again.at_step(10, registration)
+        assert again.place == 7
