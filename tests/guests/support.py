@@ -90,12 +90,18 @@ async def served(
     assert len(proven(trainer)) == 4
 
 
-async def run_page(module: str, folder: Path, policy: Any) -> FakeServer:
-    """Run the commands that docs/guests.md shows for a module, with the examples that it shows, and `verify` after."""
+async def run_page(command: str, folder: Path, policy: Any) -> FakeServer:
+    """Run a command that docs/guests.md shows with the examples that it shows, and `verify` after.
+
+    Args:
+        command: how it begins.
+    """
     page = (ROOT / "docs" / "guests.md").read_text(encoding="utf-8")
     for name, code in re.findall(r"^```py\n# (\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         (folder / name).write_text(code)
-    (shown,) = re.findall(rf"^python (-m lachesis\.guests\.{module} .*)$", page, re.MULTILINE)
+    (shown,) = (line for line in page.splitlines() if line.startswith(command))
+    program, *arguments = shlex.split(shown)
+    lachesis = ["-c", "import lachesis.cli as c; exit(c.main())"]
     async with FakeServer(policy) as model:
         server = with_tokens(model, folder)
         settings = {
@@ -106,8 +112,8 @@ async def run_page(module: str, folder: Path, policy: Any) -> FakeServer:
             "openai.tokenizer_name": server.tokenizer_name,
         }
         flags = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-        await _run(folder, *shlex.split(shown), *flags)
-        await _run(folder, "-c", "import lachesis.cli as c; exit(c.main())", "verify", str(folder / "groups.jsonl"))
+        await _run(folder, *(lachesis if program == "lachesis" else []), *arguments, *flags)
+        await _run(folder, *lachesis, "verify", str(folder / "groups.jsonl"))
     return model
 
 

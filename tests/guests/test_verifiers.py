@@ -212,13 +212,14 @@ async def test_what_was_played_is_sent_to_the_trainer(tmp_path: Path, run_api: S
     await served(VerifiersEnv, tmp_path, run_api, shops, lambda ask: "1", module=SHOP)
 
 
-async def test_the_command_of_the_page_plays_its_example(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["python -m lachesis.guests.verifiers ", "lachesis play 'verifiers:"])
+async def test_the_commands_of_the_page_play_its_example(tmp_path: Path, command: str) -> None:
     def shops(ask: Ask) -> str:
         number, fruit = re.findall(r"What do (\d) x (\w+) cost", ask.prompt)[-1]
         if ask.turn == 0:
             return f'<tool_call>\n{{"name": "price", "arguments": {{"fruit": "{fruit}"}}}}\n</tool_call>'
         return str(int(number) * PRICES[fruit])
 
-    model = await run_page("verifiers", tmp_path, shops)
+    model = await run_page(command, tmp_path, shops)
     assert assert_exact(tmp_path, model) == 16
     assert {rollout["reward"] for rollout in written(tmp_path)} == {1.0}
