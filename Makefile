@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup agent_loop imports parsers message_graph token_turns endpoint token_exactness rollout_memory loop_lag serve_lag sandboxes
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-vllm test-atropos test-programs fuzz-endpoint lint format docs bench lock clean
+.PHONY: help demo test test-torch test-vllm test-atropos test-programs test-guests fuzz-endpoint lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-atropos  all environments of atroposlib's source distribution that play without the network"
 	@echo "make test-programs  agent programs of others in sandboxes (first run installs 1.5 GB from PyPI and npm)"
 	@echo "make fuzz-endpoint  10,000 behaviours of agent programs against the recording endpoint"
+	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  fix what the linter can fix"
 	@echo "make docs    write docs/parsers.md from the registry of parsers"
@@ -62,6 +63,14 @@ test-atropos: $(READY)
 	@scripts/atropos-environments.sh $(BIN)/python
 	@scripts/atropos_venv.sh $(VENV) $(VENV)-atropos
 	$(VENV)-atropos/bin/python -m benchmarks.atropos_environments
+
+GUESTS ?= $(HOME)/.cache/lachesis/guests
+test-guests: $(READY)
+	@mkdir -p $(GUESTS)
+	@for guest in verifiers inspect; do \
+	  echo "== $$guest"; scripts/guest_venv.sh $(VENV) $(GUESTS)/$$guest requirements/guests/$$guest.txt && \
+	  LACHESIS_NEED_GUEST=$$guest $(GUESTS)/$$guest/bin/python -m pytest tests/guests/test_$$guest.py || exit 1; \
+	done
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)

@@ -97,6 +97,8 @@ class AgentResult:
     """`get_state()` of a server that keeps its own record of tokens."""
     program: ProgramRun | None = None
     """Where the agent was a program."""
+    verdict: Any = None
+    """Of a guest's own code, for its reward."""
     _messages: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
     _record: list[dict[str, Any]] | None = field(default=None, init=False, repr=False, compare=False)
 

@@ -3,6 +3,7 @@
     lachesis play PATH/TO/env.py:Class serve|process|evaluate [--env.NAME VALUE ...] [--openai.NAME VALUE ...]
 
 `package.module:Class` works as well, and `:Class` may be left out where the file defines one environment.
+Environments of other frameworks are `verifiers:MODULE[?args]` or `inspect:FILE.py@TASK[?args]`.
 `--drift` prints where the tokens that the environment returned differ from the sampled ones; `--json` prints that as
 JSON lines.
 """
@@ -20,15 +21,19 @@ from lachesis.errors import SettingsError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command of an environment of Atropos; the exit code."""
+    """Run one command of an environment of Atropos or of a guest; the exit code."""
     arguments = list(argv or ())
     if not arguments or arguments[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         return 0 if arguments else 2
     target, *rest = arguments
     drift = "json" if "--json" in rest else "text" if "--drift" in rest else None
-    from lachesis.environments.atropos_player import player_for, prepare_imports
+    from lachesis.guests import guest
     from lachesis.runs import command_line
+
+    if (env_cls := guest(target)) is not None:
+        return command_line.main(env_cls, rest)
+    from lachesis.environments.atropos_player import player_for, prepare_imports
 
     prepare_imports()
     player = player_for(load_env(target))

@@ -10,41 +10,32 @@ the network is off, and every token that it samples is kept. `compute_reward` lo
 from __future__ import annotations
 
 import json
-import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
 from backends import BackendError, BackendUnavailable, Sandbox, SupportsForward
-from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, ProgramRun
-from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.environments.recorded import RecordedEnv, open_recording
 from lachesis.errors import LachesisError, SettingsError
-from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
+from lachesis.runs.settings import HermesAgentEnvConfig
 
 if TYPE_CHECKING:
-    from lachesis.agent.rollout import RolloutPlayer
+    from lachesis.agent.loop import HermesAgentLoop
+    from lachesis.agent.rollout import Agent
     from lachesis.endpoint import Recording, RecordingEndpoint
     from lachesis.tools import ToolSession
-
-log = logging.getLogger(__name__)
 
 MAX_OUTPUT = 64 << 10
 """Bytes of stdout, and of stderr, of the program that are kept: the first half and the last."""
 LONGEST_VARIABLE = 100_000
 """Bytes of a prompt that is passed as a variable as well; the kernel's limit is 128 KiB."""
 _FOREVER = 1e7  # seconds
-_OF_THE_LOOP = (
-    *("enabled_toolsets", "disabled_toolsets", "ephemeral_system_prompt", "prefill_messages"),
-    *("max_tool_calls", "max_resamples", "max_faulty_turns"),
-)
-"""Settings of the agent loop that a program has in its own way, or not at all."""
 
 
 class AgentProgramConfig(HermesAgentEnvConfig):
@@ -61,7 +52,7 @@ class ProgramFailed(LachesisError):
     """The program ended before the model had answered anything: there is nothing to score."""
 
 
-class AgentProgramEnv(HermesAgentBaseEnv):
+class AgentProgramEnv(RecordedEnv):
     """A subclass sets `command` and writes the dataset, the prompt and the reward, as for any environment.
 
     The command runs once a rollout, in `workdir`, with empty standard input and these variables beside `terminal_env`:
@@ -84,11 +75,6 @@ class AgentProgramEnv(HermesAgentBaseEnv):
     env_config_cls = AgentProgramConfig
     config: AgentProgramConfig
     needs_sandboxes = True
-    _endpoint: RecordingEndpoint | None = None
-
-    def tool_definitions(self) -> list[dict[str, Any]]:
-        """None: the program brings its own tools."""
-        return []
 
     def command_for(self, item: Any) -> str:
         """The command for one item. Default: the setting `command`."""
@@ -96,37 +82,20 @@ class AgentProgramEnv(HermesAgentBaseEnv):
 
     @asynccontextmanager
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
-        """See `HermesAgentBaseEnv.running`. The endpoint lives as long as the run."""
-        from lachesis.endpoint import RecordingEndpoint
-
+        """See `HermesAgentBaseEnv.running`."""
         if not self.config.command and type(self).command_for is AgentProgramEnv.command_for:
             raise SettingsError(
                 f"{self.run_name} has no agent program; set --env.command, or give the class {type(self).__name__} an "
                 "attribute `command`"
             )
-        for name in _OF_THE_LOOP:
-            if is_chosen(self.config, name):
-                log.warning("%s: env.%s has no effect: the agent is a program of its own", self.run_name, name)
-        async with super().running(training=training), RecordingEndpoint(self.server) as endpoint:
-            self._endpoint = endpoint
-            try:
-                yield
-            finally:
-                self._endpoint = None
+        async with super().running(training=training):
+            yield
 
-    def player_for(self, item: Any) -> RolloutPlayer:
-        player = super().player_for(item)
-        return replace(player, make_loop=partial(self._program, player, item))
-
-    def _program(self, player: RolloutPlayer, item: Any, *args: Any, task_id: str, **kwargs: Any) -> ProgramLoop:
-        if self._endpoint is None:
-            raise RuntimeError("the endpoint is not running; use the environment inside `async with env.running()`")
-        settings = player.make_loop(*args, task_id=task_id, **kwargs)
-        assert isinstance(settings, HermesAgentLoop)
+    def agent_for(self, item: Any, settings: HermesAgentLoop, session: ToolSession) -> Agent:
         return ProgramLoop(
             settings=settings,
-            endpoint=self._endpoint,
-            session=player.sessions.get(task_id),
+            endpoint=self.endpoint,
+            session=session,
             command=self.command_for(item),
             model=self.server_configs[0].model_name,
         )
@@ -146,11 +115,9 @@ class ProgramLoop:
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
         """Run the program to its end. Raises only cancellation and errors of this program."""
         settings = self.settings
-        recording = self.endpoint.open(
-            temperature=settings.temperature,
-            max_tokens=settings.max_tokens,
-            extra_body=settings.extra_body,
-            split=settings.split,
+        recording = open_recording(
+            self.endpoint,
+            settings,
             max_requests=settings.max_turns,
             max_total_tokens=settings.limits.max_total_tokens,
         )

@@ -68,11 +68,13 @@ def make(folder: Path, server: ServerConfig, env_cls: type[SortsByProgram] = Sor
 
 
 async def played(folder: Path, policy: Any = sorts, faults: tuple[str, ...] = (), **settings: Any) -> Any:
-    """The rollouts of `process` over a server with tokens, as they were written."""
+    """The rollouts of `process` over a server with tokens, as they were written, scored or not."""
     async with FakeServer(policy, faults=faults) as model:
         server = with_tokens(model, folder).model_copy(update={"max_retries": 0})
         await make(folder, server, **settings).process_manager()
-    return rollouts(folder / "groups.jsonl")
+    found = rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
+    assert found
+    return found
 
 
 async def test_every_token_that_a_program_samples_is_delivered_exactly(tmp_path: Path) -> None:
