@@ -70,8 +70,8 @@ def seen(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def in_own_thread(call: Callable[[], T], *, name: str = "lachesis") -> asyncio.Future[T]:
-    """The result of `call`, which runs in a new thread, and goes on if the caller is cancelled.
+def in_own_thread(call: Callable[..., T], *args: Any, name: str = "lachesis", **options: Any) -> asyncio.Future[T]:
+    """The result of `call(*args, **options)`, which runs in a new thread, and goes on if the caller is cancelled.
 
     It is no thread of a pool: `call` may wait for an event loop that waits for a pool, or take minutes, and the
     interpreter waits for pools at its end.
@@ -80,7 +80,7 @@ def in_own_thread(call: Callable[[], T], *, name: str = "lachesis") -> asyncio.F
 
     def work() -> None:
         try:
-            outcome.set_result(call())
+            outcome.set_result(call(*args, **options))
         except BaseException as error:
             outcome.set_exception(error)
 

@@ -15,8 +15,8 @@ from lachesis.agent.reward import RewardError
 
 _WAITS = frozenset(module.__file__ for module in (threading, queue, _base, thread))
 """Files of the standard library in which a thread waits for others."""
-_PATIENCE = 5.0
-"""Seconds in one wait of which it cannot be seen what for."""
+_PATIENCE = 30.0
+"""Seconds in one wait without a time limit of which it cannot be seen what for: other code may block the loop too."""
 
 
 class BlockedLoop(RewardError):
@@ -35,7 +35,7 @@ class Watch:
         """Where the event loop waits for this thread, if it does: file and line.
 
         It does where it waits for the end of this thread or of its work item, and where it has been in the same wait of
-        unknown purpose for some seconds.
+        unknown purpose for long.
         """
         frame = sys._current_frames().get(self._loop_thread or 0)
         if frame is None or frame.f_code.co_filename not in _WAITS:
@@ -45,12 +45,14 @@ class Watch:
         place, now = (id(frame), frame.f_lasti), time.monotonic()
         if place != self._place:
             self._place, self._since = place, now
-        known = False
+        known, limited = False, False
         outside: FrameType | None = frame
         while outside is not None and outside.f_code.co_filename in _WAITS:
-            known = known or any(_holds(value, mine) for value in outside.f_locals.values())
+            variables = dict(outside.f_locals)
+            known = known or any(_holds(value, mine) for value in variables.values())
+            limited = limited or variables.get("timeout") is not None
             outside = outside.f_back
-        if outside is None or not (known or now - self._since > _PATIENCE):
+        if outside is None or not (known or (not limited and now - self._since > _PATIENCE)):
             return None
         return f"{outside.f_code.co_filename}:{outside.f_lineno}"
 

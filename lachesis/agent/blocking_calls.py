@@ -73,7 +73,7 @@ def result_of(
             raise RuntimeError(f"{_where(method, frame)}: no event loop has used this context yet; use it in one first")
         return _wait_in_thread(method, make, loop, scope, frame)
     runner = current_runner()
-    if runner is None or is_awaited(frame, method):
+    if runner is None or is_awaited(sys._getframe(1)):
         return Call(make, _where(method, frame), scope)
     return stop_for(make(), runner)
 

@@ -34,15 +34,42 @@ class RewardIsOver(RuntimeError):
 class _Task(asyncio.Task[Any]):
     """A task of a scope. Knows whether anybody ever waited for it."""
 
-    wanted = False
+    uses_context = False
+    _waited_for = False
+    _outer: Callable[..., Any] | None = None
+    """The callback by which `gather` or `shield` hands a result on, perhaps to nobody."""
 
     @property
     def forgotten(self) -> bool:
-        return not (self.wanted or self.done() or self.cancelling())
+        """Whether nobody waited for its end, or took its error."""
+        waiting: Any = self
+        if self._outer is not None:
+            names = self._outer.__code__.co_freevars
+            waiting = (self._outer.__closure__ or ())[names.index("outer")].cell_contents
+            if waiting._callbacks:
+                return False
+        if self._waited_for or self.cancelling():
+            return False
+        return waiting._log_traceback if waiting.done() else True
 
-    def add_done_callback(self, *args: Any, **options: Any) -> None:
-        self.wanted = True  # `await`, `gather`, `wait`, a group of tasks: all of them come here
-        super().add_done_callback(*args, **options)
+    def add_done_callback(self, callback: Any, **options: Any) -> None:
+        function = getattr(callback, "func", callback)  # `await`, `wait`, a group of tasks: all of them come here
+        module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
+        if "outer" in getattr(getattr(function, "__code__", None), "co_freevars", ()) and module == "asyncio.tasks":
+            self._outer = function
+        elif module.partition(".")[0] in ("asyncio", "_asyncio", __name__.partition(".")[0]):
+            self._waited_for = True
+        super().add_done_callback(callback, **options)
+
+    def problem(self) -> str:
+        if self.done():
+            return (
+                f"the task {self.get_coro()} ended with {self.exception()!r}, and nobody waited for it; await the task"
+            )
+        return (
+            f"the task {self.get_coro()}, which uses the context, was still running, and nobody waited for it; await "
+            "the task, or cancel it"
+        )
 
 
 @dataclass(eq=False, slots=True)
@@ -55,13 +82,9 @@ class _Open:
     task: asyncio.Task[Any] | None = None
 
     def problem(self) -> str | None:
-        if isinstance(self.task, _Task) and (self.task.cancelling() or self.task.done()):
+        if self.begun or isinstance(self.task, _Task):
             return None
-        if not self.begun:
-            return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
-        if isinstance(self.task, _Task) and self.task.forgotten:
-            return f"{self.what} was still running, in a task that nobody waited for; await the task, or cancel it"
-        return None
+        return f"{self.what} was never awaited, so nothing ran and nobody has its result; write `await` before it"
 
 
 class Call(Coroutine[Any, Any, T]):
@@ -77,7 +100,11 @@ class Call(Coroutine[Any, Any, T]):
         if scope is not None:
             scope.calls.add(self._open)
 
-    def runs_in(self, task: asyncio.Task[Any]) -> None:
+    def __repr__(self) -> str:
+        return self._open.what
+
+    def runs_in(self, task: _Task) -> None:
+        task.uses_context = True
         self._open.task = task
 
     def _begin(self) -> Coroutine[Any, Any, T]:
@@ -87,7 +114,6 @@ class Call(Coroutine[Any, Any, T]):
         return self._coroutine
 
     async def _run(self) -> T:
-        self._open.task = asyncio.current_task()
         try:
             return await self._make()
         finally:
@@ -136,6 +162,8 @@ class CallScope:
     contexts: WeakSet[Any] = field(default_factory=WeakSet)
     tasks: WeakSet[_Task] = field(default_factory=WeakSet)
     """Those that began inside."""
+    failed: set[_Task] = field(default_factory=set)
+    """Those in which a call raised an error. Kept, since nobody else may."""
     _left: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -143,9 +171,11 @@ class CallScope:
         """The scope of the code inside, of the tasks that it starts and the threads that copy its context."""
         _prepare(asyncio.get_running_loop())
         token = _scope.set(self)
+        _entered.add(self)
         try:
             yield
         finally:
+            _entered.discard(self)
             self.end()
             _scope.reset(token)
 
@@ -154,16 +184,34 @@ class CallScope:
         self.over = True
         self._left = [problem for call in self.calls if (problem := call.problem()) is not None]
         self._left += [
-            f"the task {task.get_coro()} was given the context, and nobody waited for it; await the task, or cancel it"
-            for task in self.tasks
-            if task.forgotten and self._has_context(task)
+            task.problem()
+            for task in {*self.tasks, *self.failed}
+            if task.forgotten and (task.uses_context or self._has_context(task))
         ]
+        self.failed.clear()
         for future in tuple(self.waiting):
             future.cancel()
 
     def _has_context(self, task: _Task) -> bool:
+        """Whether it would use the context: a variable of its coroutine holds it, or an attribute of one does."""
         frame = getattr(task.get_coro(), "cr_frame", None)
-        return frame is not None and any(value is each for value in frame.f_locals.values() for each in self.contexts)
+        if frame is None:
+            return False
+        variables = list(frame.f_locals.values())
+        reachable = [*variables, *(value for each in variables for value in getattr(each, "__dict__", {}).values())]
+        return any(value is context for value in reachable for context in self.contexts)
+
+    def used(self) -> None:
+        """A call begins in this task."""
+        if isinstance(task := asyncio.current_task(), _Task):
+            task.uses_context = True
+
+    def met(self, error: BaseException) -> None:
+        """A call in this task raised `error`."""
+        if isinstance(error, BackendError):
+            self.failure = self.failure or error
+        if isinstance(task := asyncio.current_task(), _Task):
+            self.failed.add(task)
 
     def problem(self) -> RewardError | None:
         """What, at its end, keeps the result of the environment's code from being one."""
@@ -177,8 +225,16 @@ loop_threads: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDiction
 """The thread of each event loop that had a scope."""
 
 
+_entered: set[CallScope] = set()
+
+
 def current_scope() -> CallScope | None:
     return _scope.get()
+
+
+def scopes_of_a_thread() -> tuple[CallScope, ...]:
+    """What a call in a thread may belong to of which nothing is known."""
+    return tuple(_entered)
 
 
 class outside_scopes:
@@ -202,15 +258,19 @@ def _prepare(loop: asyncio.AbstractEventLoop) -> None:
     before: Any = loop.get_task_factory()
     if getattr(before, "drives", False):
         return
+    eager = getattr(asyncio, "eager_task_factory", _prepare)  # Python 3.12
 
     def factory(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
         context = options.get("context")
         scope = _scope.get() if context is None else context.get(_scope)
-        if scope is not None and not scope.over and isinstance(coroutine, CoroutineType):
+        inside = scope is not None and not scope.over
+        if inside and isinstance(coroutine, CoroutineType):
             coroutine = Driven(coroutine)
-        if before is not None:
+        if inside and before is eager:
+            options["eager_start"] = True
+        elif before is not None:
             return before(loop, coroutine, **options)
-        if scope is None or scope.over:
+        if scope is None or not inside:
             return asyncio.Task(coroutine, loop=loop, **options)
         task = _Task(coroutine, loop=loop, **options)
         scope.tasks.add(task)

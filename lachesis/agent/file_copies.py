@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import threading
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from backends import Sandbox
 from lachesis.agent.context_results import Replies, Reply
+from lachesis.tasks import in_own_thread
 
 _CHUNK = 1 << 20
 
@@ -21,9 +21,9 @@ def files_below(folder: Path) -> Replies:
 
 
 async def chunks(path: Path) -> AsyncIterator[bytes]:
-    file = await asyncio.to_thread(path.open, "rb")
+    file = await in_own_thread(lambda: path.open("rb"))
     try:
-        while data := await asyncio.to_thread(file.read, _CHUNK):
+        while data := await in_own_thread(file.read, _CHUNK):
             yield data
     finally:
         file.close()
@@ -31,7 +31,7 @@ async def chunks(path: Path) -> AsyncIterator[bytes]:
 
 async def write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> int:
     """Write beside `path`, then move over it; the number of bytes. More than `room` bytes are an `OSError`."""
-    await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
+    await in_own_thread(path.parent.mkdir, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
     try:
         with temporary.open("wb") as file:  # in no thread: cancelled, it would make the file after it was removed
@@ -40,8 +40,8 @@ async def write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None
                 written += len(chunk)
                 if room is not None and written > room:
                     raise OSError(f"more than {room} bytes")
-                await asyncio.to_thread(file.write, chunk)
-        await asyncio.to_thread(temporary.replace, path)
+                await in_own_thread(file.write, chunk)
+        await in_own_thread(temporary.replace, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise

@@ -7,6 +7,7 @@ would then block the event loop that it itself waits for, and the end of the pro
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -28,8 +29,9 @@ class RewardThreads:
             except BaseException as error:  # a future would change some: StopIteration, a TimeoutError's traceback
                 return None, error
 
+        context = contextvars.copy_context()
         async with self._free:
-            value, error = await in_own_thread(attempt, name="reward")
+            value, error = await in_own_thread(lambda: context.run(attempt), name="reward")
         if error is not None:
             raise error
         return value

@@ -48,12 +48,13 @@ class Scorer:
             BackendError: the sandbox failed during the reward, even if the reward caught that.
         """
         source = f"{self.environment}: compute_reward"
+        scope = CallScope(source, plain=_is_plain(self.compute_reward))
 
         async def call() -> Reward | None:
-            given = await self._call(self.compute_reward, item, result, context)
+            given = await self._call(scope, self.compute_reward, item, result, context)
             return checked_reward(given, turns=result.turns_used, source=source)
 
-        return await self._guarded(call, [context], CallScope(source, plain=_is_plain(self.compute_reward)))
+        return await self._guarded(call, [context], scope)
 
     async def score_group(
         self, item: Any, results: Sequence[AgentResult], contexts: Sequence[ToolContext | None]
@@ -64,12 +65,13 @@ class Scorer:
             raise RuntimeError("the environment has no compute_group_reward")
         source = f"{self.environment}: compute_group_reward"
         turns = [result.turns_used for result in results]
+        scope = CallScope(source, plain=_is_plain(function))
 
         async def call() -> list[Reward | None]:
-            given = await self._call(function, item, list(results), list(contexts))
+            given = await self._call(scope, function, item, list(results), list(contexts))
             return checked_group(given, turns=turns, source=source)
 
-        return await self._guarded(call, contexts, CallScope(source, plain=_is_plain(function)))
+        return await self._guarded(call, contexts, scope)
 
     async def _guarded(
         self, call: Callable[[], Coroutine[Any, Any, T]], contexts: Sequence[ToolContext | None], scope: CallScope
@@ -102,11 +104,14 @@ class Scorer:
                 raise failure
         return given, trace
 
-    async def _call(self, function: RewardFunction, item: Any, results: Any, contexts: Any) -> Any:
-        if not _is_plain(function):
-            return await function(item, results, contexts)
-        given = await self.threads.run(function, item, results, contexts)
-        return await given if inspect.isawaitable(given) else given
+    async def _call(self, scope: CallScope, function: RewardFunction, *args: Any) -> Any:
+        if not scope.plain:
+            return await function(*args)
+        given = await self.threads.run(function, *args)
+        if not inspect.isawaitable(given):
+            return given
+        scope.plain = False  # a decorator around an `async def`
+        return await given
 
 
 def _is_plain(function: RewardFunction) -> bool:

@@ -18,10 +18,11 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from backends import BackendError, Sandbox
 from backends.lease import LeaseOver
 from lachesis.agent.blocking_calls import result_of, running_loop
-from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes
+from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.file_copies import chunks, files_below, place, size, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 MAX_TERMINAL_OUTPUT = 10_000_000
@@ -30,8 +31,10 @@ MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
-_OURS = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-"""Errors of this machine. Reading the agent's files in a sandbox never raises them."""
+_NO_FILES = (errno.EMFILE, errno.ENFILE)
+"""Errors of this machine in every method."""
+_OURS = (errno.ENOSPC, errno.EDQUOT, *_NO_FILES)
+"""Errors of this machine where files are copied out. Reading the agent's files in a sandbox never raises them."""
 
 
 P = ParamSpec("P")
@@ -79,7 +82,8 @@ def _answering(
         @functools.wraps(function)
         def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
             scope = self._scope()
-            make = functools.partial(_noted, function, self, scope, args, kwargs)
+            scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
+            make = functools.partial(_noted, function, self, scopes, args, kwargs)
             plain = scope is not None and scope.plain
             try:
                 result: Any = result_of(function.__name__, make, self._loop, scope)
@@ -97,32 +101,38 @@ def _answering(
 
 
 async def _noted(
-    function: Callable[..., Coroutine[Any, Any, T]], self: ToolContext, scope: CallScope | None, args: Any, kwargs: Any
+    function: Callable[..., Coroutine[Any, Any, T]],
+    self: ToolContext,
+    scopes: tuple[CallScope, ...],
+    args: Any,
+    kwargs: Any,
 ) -> T:
     """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
     begin, problem = time.monotonic(), ""
+    for scope in scopes:
+        scope.used()
     try:
-        with outside_scopes():
-            return await function(self, *args, **kwargs)
+        try:
+            with outside_scopes():
+                return await function(self, *args, **kwargs)
+        except OSError as error:
+            ours = _OURS if function.__name__ in ("download_file", "download_dir") else _NO_FILES
+            if error.errno in ours:
+                raise BackendError(f"{function.__name__} failed on this machine: {error}") from error
+            raise
     except BaseException as error:
         cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
-        if isinstance(error, BackendError) and not cleaned_up:
-            self._shared.failure = self._shared.failure or error
-            if scope is not None:
-                scope.failure = scope.failure or error
+        if not cleaned_up:
+            if isinstance(error, BackendError):
+                self._shared.failure = self._shared.failure or error
+            for scope in scopes:
+                scope.met(error)
         problem = f"{type(error).__name__}: {error}"
         raise
     finally:
         arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
         seconds = round(time.monotonic() - begin, 4)
         self._shared.calls.append(RewardCall(function.__name__, tuple(arguments), seconds, problem[:500]))
-
-
-def _not_there(error: OSError) -> Reply:
-    """The reply for a download that failed, unless this machine is the reason."""
-    if error.errno in _OURS:
-        raise error
-    return Reply.failed(error)
 
 
 @dataclass(slots=True)
@@ -265,7 +275,7 @@ class ToolContext:
         await (await self._sandbox()).write_chunks(await self._path(remote_path), chunks(local))
         return Reply.written(local.stat().st_size)
 
-    @_answering(_not_there)
+    @_answering(Reply.failed)
     async def download_file(self, remote_path: str, local_path: str | Path) -> Reply:
         """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole."""
         sandbox = await self._sandbox()
@@ -275,16 +285,16 @@ class ToolContext:
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
         """Copy a folder of this machine, with everything below it, into the sandbox; one reply for each file."""
         await (await self._sandbox()).upload_dir(local_dir, await self._path(remote_dir))
-        return await asyncio.to_thread(files_below, Path(local_dir))
+        return await in_own_thread(files_below, Path(local_dir))
 
-    @_answering(lambda error: Replies([_not_there(error)]))
+    @_answering(Replies.failed)
     async def download_dir(self, remote_dir: str, local_dir: str | Path) -> Replies:
         """Copy a folder out of the sandbox; one reply for each file in `local_dir` then.
 
         Rejects members that would land outside `local_dir`.
         """
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir)
-        return await asyncio.to_thread(files_below, Path(local_dir))
+        return await in_own_thread(files_below, Path(local_dir))
 
     @_method
     async def search(self, query: str, path: str = ".") -> Reply:
@@ -369,7 +379,7 @@ class ToolContext:
                     refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
         finally:
             # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True))
+            await in_own_thread(shutil.rmtree, folder, ignore_errors=True)
         verifier.missing, verifier.refused = missing, refused
         return verifier
 
@@ -390,7 +400,7 @@ class ToolContext:
                 try:
                     await write_local(kept, sandbox.read_chunks(inside), room)
                     executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside}, fresh=True)
-                    await asyncio.to_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
+                    await in_own_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
                 except IsADirectoryError:
                     await sandbox.download_dir(inside, kept, max_bytes=room)
             except (FileNotFoundError, NotADirectoryError):
@@ -399,9 +409,9 @@ class ToolContext:
                 if error.errno in _OURS:
                     raise BackendError(f"the artifacts cannot be kept on this machine: {error}") from error
                 refused[path] = error.strerror or str(error)
-                await asyncio.to_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
+                await in_own_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
             else:
-                room -= await asyncio.to_thread(size, kept)
+                room -= await in_own_thread(size, kept)
                 taken[path] = inside, kept
         return taken, tuple(missing), refused
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from dataclasses import dataclass
 from typing import Literal
 
 from backends.base import Sandbox
+from lachesis.tasks import in_own_thread
 from lachesis.tools.edits import EditError, apply_hunks, parse_patch, replace_text, unified_diff
 from lachesis.tools.files import file_error
 from lachesis.tools.tool_registry import ToolFailure, tool
@@ -167,7 +167,7 @@ async def patch(
         raise ToolFailure("the edit leaves every file as it is")
     await plan.check_aliases()
     await plan.write()
-    diffs = [await asyncio.to_thread(_diff, path, plan.before[path], data) for path, data in changes]
+    diffs = [await in_own_thread(_diff, path, plan.before[path], data) for path, data in changes]
     return "\n".join(([note] if note else []) + diffs)
 
 
@@ -175,7 +175,7 @@ async def _plan_replace(plan: _Plan, path: str, old: str, new: str, replace_all:
     file = await plan.existing(path)
     if file.crlf:
         old, new = old.replace("\r\n", "\n"), new.replace("\r\n", "\n")
-    file.text, count = await asyncio.to_thread(replace_text, file.text, old, new, replace_all=replace_all, path=path)
+    file.text, count = await in_own_thread(replace_text, file.text, old, new, replace_all=replace_all, path=path)
     return f"{count} replacements" if count > 1 else ""
 
 
@@ -190,7 +190,7 @@ async def _plan_patch(plan: _Plan, session: ToolSession, text: str) -> None:
         if operation.kind == "delete":
             plan.after[path] = None
             continue
-        file.text = await asyncio.to_thread(apply_hunks, file.text, operation.hunks, path)
+        file.text = await in_own_thread(apply_hunks, file.text, operation.hunks, path)
         if operation.move_to is not None and (target := await session.path(operation.move_to)) != path:
             await plan.absent(target, "delete it first, or move to another path")
             plan.after[target], plan.after[path] = file, None

@@ -6,7 +6,6 @@ which all but the smallest Linux distributions with bash have.
 
 from __future__ import annotations
 
-import asyncio
 import posixpath
 import re
 import shlex
@@ -15,6 +14,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from backends.base import ExecResult
+from lachesis.tasks import in_own_thread
 from lachesis.tools.files import file_error
 from lachesis.tools.text import printable
 from lachesis.tools.tool_registry import ToolFailure, tool
@@ -126,7 +126,7 @@ async def search_files(
         counts = ((each[1], int(each[2])) for each in _COUNT.finditer(done.stdout))
         found = [f"{_name(name, base)}: {count}" for name, count in counts if count]
     else:  # in a thread: there may be 100,000 of them
-        found = await asyncio.to_thread(_matches, done.stdout, base)
+        found = await in_own_thread(_matches, done.stdout, base)
     notes = _notes(found, offset, offset + limit, done)
     separator = "\n--\n" if context and output_mode == "content" else "\n"
     body = separator.join(found[offset : offset + limit])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import contextlib
 import contextvars
@@ -21,6 +22,7 @@ from greenlet import greenlet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lachesis.agent import call_sites
 from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.blocking_calls import result_of, with_blocking_calls
 from lachesis.agent.call_scope import CallScope, RewardIsOver, current_scope
@@ -273,6 +275,104 @@ async def test_a_coroutine_that_is_dropped_during_a_call_is_closed() -> None:
     assert not [each for each in gc.get_objects() if isinstance(each, greenlet) and each.dead is False and each.parent]
 
 
+class Helpers:
+    """Ways to hand a call over that is awaited elsewhere."""
+
+    def __init__(self, device: Device) -> None:
+        self.get = device.get
+        self.table = {"get": device.get}
+
+    async def within(self, seconds: float, call: Any = None) -> Any:
+        return await asyncio.wait_for(call, seconds)
+
+    async def shown(self, *replies: Any) -> list[Any]:
+        return [reply["value"] for reply in replies]
+
+
+async def within(call: Any, seconds: float) -> Any:
+    return await asyncio.wait_for(call, timeout=seconds)
+
+
+@driven
+async def test_a_time_limit_reaches_a_call_that_a_helper_makes_or_awaits(device: Device) -> None:
+    helpers = Helpers(device)
+    short = lambda value: device.get(value, 30)  # noqa: E731
+
+    def plain(value: Any) -> Any:
+        call = short(value)
+        return call  # noqa: RET504
+
+    @functools.wraps(plain)
+    def wrapped(*args: Any) -> Any:
+        return plain(*args)
+
+    ways: list[Callable[[], Any]] = [
+        lambda: asyncio.wait_for(short(0), 0.01),
+        lambda: asyncio.wait_for(plain(1), 0.01),
+        lambda: asyncio.wait_for(wrapped(2), 0.01),
+        lambda: asyncio.wait_for(functools.partial(device.get, 3, 30)(), 0.01),
+        lambda: asyncio.wait_for(helpers.get(4, 30), 0.01),
+        lambda: asyncio.wait_for(helpers.table["get"](5, 30), 0.01),
+        lambda: asyncio.wait_for(fut=getattr(device, "get")(6, 30), timeout=0.01),  # noqa: B009
+        lambda: within(device.get(7, 30), 0.01),
+        lambda: within(seconds=0.01, call=device.get(8, 30)),
+        lambda: helpers.within(0.01, device.get(9, 30)),
+        lambda: helpers.within(0.01, call=plain(10)),
+    ]
+    for way in ways:
+        with pytest.raises(TimeoutError):
+            await way()
+    assert device.cancelled == list(range(len(ways)))
+    calls = [plainer(device, each) for each in range(3)]
+    await asyncio.gather(*calls)
+    waiting = asyncio.gather(*map(device.get, [1, 2]))
+    await waiting
+    assert device.most == 3
+
+
+def plainer(device: Device, value: Any) -> Any:
+    return device.get(value)
+
+
+@driven
+async def test_a_helper_that_looks_at_a_call_gets_its_result(device: Device) -> None:
+    helpers = Helpers(device)
+    assert plainer(device, 1)["value"] == 1 and (lambda: device.get(2))()["value"] == 2
+    assert await helpers.shown(device.get(1), plainer(device, 2)) == [1, 2]
+    assert await helpers.shown(*map(device.get, [1, 2])) == [1, 2]
+    assert await helpers.shown(*(device.get(each) for each in [1, 2])) == [1, 2]
+    assert device.most == 1
+
+
+def test_a_finalizer_that_parses_too_does_not_keep_the_source_from_being_read() -> None:
+    class Parses:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            ast.parse("a + b" * 50)  # as a traceback that is printed does
+
+    before, read = gc.get_threshold(), []
+    gc.set_threshold(50, 2, 2)
+    try:
+        for number in range(5):
+            for _ in range(300):
+                Parses()
+            with contextlib.suppress(SystemError):
+                read.append(call_sites._calls(f"f({number})\n" + "x = [1 + 1, [2]]\n" * 500))
+    finally:
+        gc.set_threshold(*before)
+    assert len(read) == 5
+
+
+@driven
+async def test_what_nobody_gathers_runs_in_its_order(device: Device) -> None:
+    asyncio.gather(device.get("first", 0.1))
+    asyncio.shield(device.get("second", 0.05))
+    device.get("third")
+    assert device.done == ["first", "second", "third"]
+
+
 # Calls whose result nobody takes.
 
 
@@ -322,9 +422,42 @@ async def test_a_call_still_running_in_a_task_of_nobody_is_an_error() -> None:
         return 0.0
 
     tasks: list[asyncio.Task[Any]] = []
-    with pytest.raises(RewardError, match="still running, in a task that nobody waited for"):
+    with pytest.raises(RewardError, match=r"the task ctx\.get\(\) at .*still running, and nobody waited"):
         await with_blocking_calls(reward(Device()))
     tasks[0].cancel()
+
+
+async def test_a_callback_and_a_gathering_of_nobody_wait_for_nothing() -> None:
+    async def reward(device: Device, begin: Callable[[Device], Any]) -> float:
+        made.append(begin(device))
+        await asyncio.sleep(0.01)
+        return 0.0
+
+    def with_callback(device: Device) -> Any:
+        task = asyncio.create_task(device.get(1, 30))
+        task.add_done_callback(made.remove)
+        return task
+
+    def gathered(device: Device) -> Any:
+        return asyncio.gather(*[asyncio.create_task(device.get(each, 30)) for each in range(2)])
+
+    made: list[Any] = []
+    for begin in (with_callback, gathered):
+        with pytest.raises(RewardError, match="still running, and nobody waited for it"):
+            await with_blocking_calls(reward(Device(), begin))
+    for each in made:
+        each.cancel()
+    await asyncio.gather(*made, return_exceptions=True)
+
+
+async def test_an_error_of_a_task_of_nobody_is_not_lost() -> None:
+    async def reward(device: Device) -> float:
+        asyncio.create_task(device.get(ValueError("lost")))  # noqa: RUF006
+        device.get(1, 0.1)
+        return 0.0
+
+    with pytest.raises(RewardError, match=r"the task ctx\.get\(\) at .* ended with ValueError\('lost'\), and nobody"):
+        await with_blocking_calls(reward(Device()))
 
 
 @driven
@@ -360,6 +493,12 @@ async def test_a_task_factory_that_was_there_before_is_kept() -> None:
         return await task, await asyncio.gather(check(2), check(3))
 
     assert await with_blocking_calls(reward()) == (1, [2, 3])
+    with pytest.raises(RewardError, match="still running, and nobody waited for it"):
+        await with_blocking_calls(forgets(device))
+
+
+async def forgets(device: Device) -> None:
+    device.done.append(asyncio.create_task(device.get(1, 30)))
 
 
 async def test_a_call_of_nobody_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -464,6 +603,22 @@ async def test_a_loop_that_is_only_busy_is_waited_for() -> None:
         return await waiting
 
     assert await with_blocking_calls(reward(Device())) == 1
+
+
+async def test_a_loop_that_somebody_else_blocks_for_a_time_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lachesis.agent.blocked_loop._PATIENCE", 0.1)
+
+    async def reward(device: Device, limit: float | None) -> Any:
+        waiting = asyncio.ensure_future(asyncio.to_thread(plainly, device, 1))
+        await asyncio.sleep(0.005)
+        opened = threading.Event()
+        threading.Timer(1, opened.set).start()
+        opened.wait(limit)
+        return await waiting
+
+    assert await with_blocking_calls(reward(Device(), 60)) == 1
+    with pytest.raises(BlockedLoop):
+        await with_blocking_calls(reward(Device(), None))
 
 
 async def test_a_thread_that_is_left_over_ends_at_its_call() -> None:

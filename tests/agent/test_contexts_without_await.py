@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import signal
 import threading
 from collections.abc import AsyncIterator
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backends import SandboxLost, create_backend
+from backends import BackendError, SandboxLost, create_backend
 from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.outcome import Outcome
@@ -188,6 +189,36 @@ async def test_a_task_that_was_given_the_context_and_forgotten_is_no_low_score(c
     tasks[0].cancel()
 
 
+async def test_a_forgotten_task_that_reaches_the_context_through_an_object_is_no_low_score(ctx: ToolContext) -> None:
+    class Checks:
+        def __init__(self, ctx: Any) -> None:
+            self.ctx, self.score = ctx, 0.0
+
+        async def run(self) -> None:
+            await asyncio.sleep(seconds)
+            self.score = float(self.ctx.terminal("sleep 30")["exit_code"] == 0)
+
+    async def reward(item: Any, result: Any, ctx: Any) -> float:
+        checks = Checks(ctx)
+        task = asyncio.create_task(Deep(checks).run() if seconds == 0 else checks.run())
+        await asyncio.sleep(0.01)
+        tasks.append(task)
+        return checks.score
+
+    class Deep:
+        def __init__(self, checks: Checks) -> None:
+            self.checks = checks
+
+        async def run(self) -> None:
+            await self.checks.run()
+
+    tasks: list[asyncio.Task[None]] = []
+    for seconds in (60, 0):  # noqa: B007  # the tasks take it
+        score, trace = await scored(reward, ctx)
+        assert score is None and "run() at " in trace and "nobody waited for it" in trace
+        tasks.pop().cancel()
+
+
 async def test_time_runs_out_in_a_call_without_await(ctx: ToolContext) -> None:
     async def reward(item: Any, result: Any, ctx: Any) -> float:
         try:
@@ -223,15 +254,85 @@ async def test_a_lost_sandbox_is_no_score_however_it_is_called(run: OpenRun) -> 
         await asyncio.to_thread(thread.join)
         return 0.0
 
-    for reward in (inside, in_a_thread, by_hand):
+    def another(item: Any, result: Any, ctx: Any) -> float:
+        with contextlib.suppress(Exception):
+            ToolContext(f"{ctx.task_id}-tests").terminal("true")
+            kill_sandboxes()
+            ToolContext(f"{ctx.task_id}-tests").terminal("true")
+        return 0.0
+
+    async def another_in_a_thread(item: Any, result: Any, ctx: Any) -> float:
+        return await asyncio.get_running_loop().run_in_executor(None, another, item, result, ctx)
+
+    for reward in (inside, in_a_thread, by_hand, another, another_in_a_thread):
         ctx = ToolContext(reward.__name__)
         await ctx.terminal("true")
-        for pid in sandboxes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        if reward not in (another, another_in_a_thread):
+            kill_sandboxes()
         with pytest.raises(SandboxLost):
             await scored(reward, ctx)
         await ctx.cleanup()
+
+
+def kill_sandboxes() -> None:
+    for pid in sandboxes():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+async def test_too_many_open_files_on_this_machine_are_no_low_score(ctx: ToolContext, tmp_path: Path) -> None:
+    (tmp_path / "up").write_text("1")
+    await ctx.write_file("down", "1")
+    calls: list[Any] = [
+        lambda ctx: ctx.upload_file(tmp_path / "up", "up"),
+        lambda ctx: ctx.download_file("down", tmp_path / "down"),
+    ]
+
+    async def reward(item: Any, result: Any, ctx: Any) -> float:
+        with contextlib.suppress(Exception):
+            return 0.5 if call(ctx)["success"] else 0.0
+        return 0.0
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for call in calls:  # noqa: B007  # the reward takes it
+        ctx = ToolContext("files")
+        await ctx.terminal("touch down")
+        taken = [os.open("/dev/null", os.O_RDONLY)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 1, hard))
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open("/dev/null", os.O_RDONLY))
+            with pytest.raises(BackendError, match=r"failed on this machine: .*Too many open files"):
+                await scored(reward, ctx)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for each in taken:
+                os.close(each)
+        await ctx.cleanup()
+
+
+async def test_threads_that_wait_for_calls_leave_some_for_the_calls(ctx: ToolContext, tmp_path: Path) -> None:
+    async def reward(item: Any, result: Any, ctx: Any) -> float:
+        ctx.write_file("f", "1")
+        loop = asyncio.get_running_loop()
+        names = [tmp_path / str(number) for number in range(100)]
+        found = await asyncio.gather(*(loop.run_in_executor(None, ctx.download_file, "f", name) for name in names))
+        return float(all(reply["success"] for reply in found))
+
+    assert await scored(reward, ctx) == (1.0, "")
+
+
+async def test_a_reward_in_a_plain_decorator_has_the_old_shapes(ctx: ToolContext) -> None:
+    def timed(function: Any) -> Any:
+        return lambda *args: function(*args)
+
+    @timed
+    async def reward(item: Any, result: Any, ctx: Any) -> float:
+        ctx.write_file("f", "no error")
+        return float(not ctx.download_file("nowhere", "x")["success"] and "error" not in ctx.read_file("f"))
+
+    assert await scored(reward, ctx) == (1.0, "")
 
 
 async def test_a_context_made_by_hand_is_that_of_the_task(run: OpenRun) -> None:
