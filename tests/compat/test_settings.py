@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import AliasChoices, Field
 
 from lachesis import BUILTIN_TOOLS, HermesAgentEnvConfig, ServerConfig
 from lachesis.runs import command_line as cli
@@ -24,6 +25,26 @@ def test_an_unknown_setting_in_code_is_left_out_with_a_warning_that_names_it() -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         HermesAgentEnvConfig(tool_pool_size=3, modal_gpu="A10", nomad_address="http://x:4646", driver="singularity")
+
+
+def test_an_environments_own_fields_may_have_aliases_and_names_of_the_removed_stack(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Config(HermesAgentEnvConfig):
+        driver: str = Field(default="firefox", description="The browser.")
+        pages: int = Field(default=1, validation_alias=AliasChoices("pages", "sites"))
+        words: int = Field(default=1, alias="max_words")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = Config(driver="chrome", sites=5, max_words=6)  # type: ignore[call-arg]
+    assert (config.pages, config.words, config.public()["driver"]) == (5, 6, "chrome")
+
+    class Browses(SortWords):
+        env_config_cls = Config
+
+    cli.read_settings(Browses, ["process", "--env.driver", "chrome"])
+    assert "change nothing" not in capsys.readouterr().err
 
 
 def test_in_flags_and_files_it_stays_an_error(tmp_path: Path) -> None:

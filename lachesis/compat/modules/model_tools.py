@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lachesis.agent.open_runs import open_run
+from backends import BackendError
+from lachesis.agent.open_runs import note_failure, open_run
 from lachesis.compat.in_run import registry_in_use, waited
 from lachesis.tools import BUILTIN_TOOLS, call_tool
 from lachesis.tools import get_tool_definitions as definitions
@@ -58,9 +59,15 @@ def handle_function_call(
     run = open_run(task)
 
     async def call() -> str:
-        return (await call_tool(function_name, function_args, run.session(task), registry=run.registry)).content
+        session = run.session(task)
+        try:
+            return (await call_tool(function_name, function_args, session, registry=run.registry)).content
+        except BackendError as error:
+            if not session.closed:  # by `cleanup_vm` under the call
+                note_failure(task, error)
+            raise
 
-    return waited(run, task, call(), "handle_function_call")
+    return waited(run, call(), "handle_function_call")
 
 
 def get_all_tool_names() -> list[str]:
