@@ -21,6 +21,7 @@ from lachesis.agent.open_runs import NoOpenRun, open_run
 from lachesis.agent.outcome import Outcome
 from lachesis.inference import ServerUnavailable
 from lachesis.runs.commands import EvaluationBroken, evaluate_alone
+from lachesis.tools.budget import ResultBudget
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
 
@@ -333,3 +334,11 @@ async def test_variables_of_the_test_runner_are_not_meant_for_commands(
         return str(await asyncio.to_thread(terminal_tool, "echo ok", task_id="t"))
 
     assert "ok" in await in_run(tmp_path, use)
+
+
+def test_a_budget_that_nothing_reads_is_an_error() -> None:
+    async def execute(_: Any) -> list[Any]:
+        return []
+
+    with pytest.raises(ValueError, match="budget_config has no effect"):
+        HermesAgentLoop(Foreign(), [], budget_config=ResultBudget(), execute=execute)

@@ -124,6 +124,15 @@ async def test_toolsets_of_the_removed_stack_are_left_out_unless_the_environment
         make(SortWords, "http://x/v1", tmp_path, enabled_toolsets=["wep"]).tool_definitions()
 
 
+async def test_what_sets_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DOCKER_IMAGE": "alpine", "ENV": "local", "TIMEOUT": "7", "EMULATOR": "JediTerm"}.items():
+        monkeypatch.setenv(f"TERMINAL_{name}", value)
+    await process(SortWords, tmp_path, does_nothing, total_steps=1, tool_result_overrides={"terminl": 9, "terminal": 9})
+    said = (tmp_path / "console.txt").read_text()
+    assert "which settings replace: TERMINAL_DOCKER_IMAGE, TERMINAL_TIMEOUT; see" in said
+    assert "names tools that do not exist: terminl" in said
+
+
 async def test_the_model_and_the_record_have_the_same_preview_of_a_long_result(tmp_path: Path) -> None:
     seen: list[str] = []
 
