@@ -17,7 +17,7 @@ from lachesis.tools.toolsets import has_toolset
 log = logging.getLogger(__name__)
 
 TOOL_TO_TOOLSET_MAP = {name: tool.toolset for name, tool in BUILTIN_TOOLS.items()}
-"""Of the built-in tools. `get_toolset_for_tool` knows those of an environment too."""
+"""Of the built-in tools."""
 
 
 def get_tool_definitions(
@@ -68,41 +68,3 @@ def handle_function_call(
             raise
 
     return waited(run, call(), "handle_function_call")
-
-
-def get_all_tool_names() -> list[str]:
-    return list(registry_in_use())
-
-
-def get_toolset_for_tool(tool_name: str) -> str | None:
-    tool = registry_in_use().get(tool_name)
-    return None if tool is None else tool.toolset
-
-
-def get_available_toolsets() -> dict[str, dict[str, Any]]:
-    """Toolset -> its tools and whether all of them can be used here."""
-    registry = registry_in_use()
-    missing = registry.unavailable()
-    found: dict[str, dict[str, Any]] = {}
-    for name, tool in registry.items():
-        entry = found.setdefault(tool.toolset, {"available": True, "tools": [], "description": "", "requirements": []})
-        entry["tools"].append(name)
-        if name in missing:
-            entry["available"] = False
-            entry["requirements"].append(missing[name])
-    return found
-
-
-def check_toolset_requirements() -> dict[str, bool]:
-    return {name: entry["available"] for name, entry in get_available_toolsets().items()}
-
-
-def check_tool_availability(quiet: bool = False) -> tuple[list[str], list[dict[str, Any]]]:
-    """The toolsets that can be used here, and those that cannot."""
-    found = get_available_toolsets()
-    lacking = [
-        {"name": name, "tools": entry["tools"], "missing": entry["requirements"]}
-        for name, entry in found.items()
-        if not entry["available"]
-    ]
-    return [name for name, entry in found.items() if entry["available"]], lacking
