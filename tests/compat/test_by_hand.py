@@ -245,15 +245,10 @@ async def test_a_sandbox_that_fails_under_a_call_by_name_is_kept_too(
     await in_run(tmp_path, use)
 
 
-def fails_once(_: dict[str, Any], asked: list[int] = []) -> Any:  # noqa: B006
-    asked.append(1)
-    return 500 if len(asked) == 1 else say("Yes.")
+@pytest.mark.parametrize(("failures", "scores"), [(2, []), (1, [1.0])])
+async def test_a_judge_that_does_not_answer_is_no_score(tmp_path: Path, failures: int, scores: list[float]) -> None:
+    answers = [500] * failures + [say("Yes.")]
 
-
-@pytest.mark.parametrize(("judge", "scores"), [(lambda _: 500, []), (fails_once, [1.0])])
-async def test_a_judge_that_does_not_answer_is_no_score(
-    tmp_path: Path, judge: Callable[[dict[str, Any]], Any], scores: list[float]
-) -> None:
     class Judged(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
             for _ in range(2):
@@ -265,7 +260,7 @@ async def test_a_judge_that_does_not_answer_is_no_score(
             return 0.25
 
     def policy(request: dict[str, Any]) -> Any:
-        return judge(request) if request["messages"][-1]["content"] == "Judge!" else does_nothing(request)
+        return answers.pop(0) if request["messages"][-1]["content"] == "Judge!" else does_nothing(request)
 
     await process(Judged, tmp_path, policy, total_steps=1, group_size=1)
     written = [path for path in tmp_path.glob("*.jsonl") if "trajector" not in path.name]
