@@ -116,6 +116,8 @@ class HermesAgentLoop:
         prefill_messages: Sequence[Mapping[str, Any]] = (),
         split: Split = "train",
     ) -> None:
+        if execute is not None and budget_config is not None:
+            raise ValueError("budget_config has no effect with execute=: let that keep the results within the budget")
         self.server = server
         self.tool_schemas = list(tool_schemas or ())
         self.max_turns = max_turns

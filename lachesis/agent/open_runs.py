@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from backends import BackendUnavailable, SandboxSpec
 from lachesis.errors import LachesisError
+from lachesis.inference.failed_requests import note_failed
 from lachesis.tools import ToolRegistry, ToolSession, ToolSessions
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,19 @@ class OpenRun:
             raise error
 
 
-_OF_LIBRARIES = ("CUDA_", "GRPC_", "HF_", "KMP_", "OMP_", "TERMINAL_", "TF_", "TOKENIZERS_", "TORCH", "WANDB_")
+_OF_LIBRARIES = (
+    "CUDA_",
+    "GRPC_",
+    "HF_",
+    "KMP_",
+    "OMP_",
+    "PYTEST_",
+    "TERMINAL_",
+    "TF_",
+    "TOKENIZERS_",
+    "TORCH",
+    "WANDB_",
+)
 """Beginnings of variables that libraries set for themselves, and the removed stack for its terminal."""
 
 
@@ -129,6 +142,7 @@ def opened(run: OpenRun) -> Iterator[None]:
 def note_failure(task_id: str, error: Exception) -> None:
     """Keep the first failure of the infrastructure that a task met, where a run is open: whoever made the task by hand
     may catch the error and make a score of it."""
+    note_failed(task_id, error)
     with suppress(NoOpenRun):
         open_run(task_id).failures.setdefault(task_id, error)
         log.error("the infrastructure broke %s, which is no score: %s", task_id, error)

@@ -26,9 +26,10 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scorer
 from lachesis.agent.tool_calls import in_session
 from lachesis.agent.tool_context import RewardCall, ToolContext
-from lachesis.inference import RequestRejected, Router, TokenServer
+from lachesis.inference import InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
+from lachesis.inference.failed_requests import failed_requests
 from lachesis.tools import ToolRegistry, ToolSessions
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import TokenSample
@@ -223,7 +224,8 @@ class RolloutPlayer:
                     execute=in_session(session, self.registry, names, self.budget),
                     split=split,
                 )
-                result = await loop.run(messages)
+                with failed_requests():  # the outcome tells of these
+                    result = await loop.run(messages)
                 outcome, reason, error = result.outcome, result.reason, result.error
                 if outcome.scored:
                     context = ToolContext(
@@ -231,7 +233,12 @@ class RolloutPlayer:
                         self.registry,
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
-                    reward, trace = await self.scorer.score(item, result, context)
+                    with failed_requests() as failed:
+                        reward, trace = await self.scorer.score(item, result, context)
+                    if failed:
+                        reward = trace = None
+                        outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
+                        reason = f"a request of the reward failed: {error}"
                     result.reward = reward
                     if reward is not None and self.scorer.compute_group_reward is not None:
                         held = HeldSandbox(context, release)
@@ -269,8 +276,8 @@ class RolloutPlayer:
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
 
-        Rollouts without a reward stay without one, and the function does not see them. If a sandbox fails during the
-        call, no rollout of the group has a reward, and another attempt may succeed.
+        Rollouts without a reward stay without one, and the function does not see them. If a sandbox or a model server
+        fails during the call, no rollout of the group has a reward, and another attempt may succeed.
         """
         places = [at for at, rollout in enumerate(rollouts) if rollout.reward is not None and rollout.result]
         scored = [(rollouts[at], result) for at in places if (result := rollouts[at].result) is not None]
@@ -280,8 +287,11 @@ class RolloutPlayer:
         contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
         changed: list[Rollout]
         try:
-            rewards, trace = await self.scorer.score_group(item, [result for _, result in scored], contexts)
-        except BackendError as broken:
+            with failed_requests() as failed:
+                rewards, trace = await self.scorer.score_group(item, [result for _, result in scored], contexts)
+            for failure in failed.values():
+                raise failure
+        except (BackendError, InferenceError) as broken:
             reason = f"the group could not be scored: {broken}"
             changed = [
                 replace(rollout.rewarded(None), outcome=Outcome.INFRA_ERROR, reason=reason, error=broken)

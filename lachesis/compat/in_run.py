@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from backends import BackendError
-from lachesis.agent.open_runs import NoOpenRun, OpenRun, note_failure, open_run
+from lachesis.agent.open_runs import NoOpenRun, OpenRun, open_run
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry
 
 T = TypeVar("T")
@@ -29,12 +28,11 @@ def on_loop_of(run: OpenRun) -> bool:
         return False
 
 
-def waited(run: OpenRun, task_id: str, call: Coroutine[Any, Any, T], what: str) -> T:
+def waited(run: OpenRun, call: Coroutine[Any, Any, T], what: str) -> T:
     """The result of `call`, which runs on the loop of the run while this thread waits.
 
     Raises:
         RuntimeError: on the thread of the loop itself.
-        BackendError: of `call`; the run keeps it.
     """
     if on_loop_of(run):
         call.close()
@@ -42,11 +40,7 @@ def waited(run: OpenRun, task_id: str, call: Coroutine[Any, Any, T], what: str) 
             f"{what} waits for its result, and nothing else would run meanwhile: call it on another thread "
             f"(`await asyncio.to_thread({what}, ...)`), or use `await ctx.call_tool(...)`"
         )
-    try:
-        return asyncio.run_coroutine_threadsafe(call, run.loop).result()
-    except BackendError as error:
-        note_failure(task_id, error)
-        raise
+    return asyncio.run_coroutine_threadsafe(call, run.loop).result()
 
 
 def begun(run: OpenRun, call: Coroutine[Any, Any, None]) -> None:

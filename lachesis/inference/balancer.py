@@ -15,7 +15,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Literal, Protocol, TypeAlias, TypeVar
 
-from lachesis.inference.errors import ServerUnavailable
+from lachesis.inference.errors import BadResponse, ServerUnavailable, Unauthorized
+from lachesis.inference.failed_requests import note_answered, note_failed
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncCloseable
 
@@ -126,12 +127,30 @@ class Balancer(AsyncCloseable, Generic[S]):
         self._hand_out()
 
     async def _run(
-        self, send: Callable[[S, int | None], Awaitable[list[A]]], split: Split, *, prefer: str | None = None
+        self,
+        send: Callable[[S, int | None], Awaitable[list[A]]],
+        split: Split,
+        *,
+        asked: Callable[[], object],
+        prefer: str | None = None,
     ) -> list[A]:
         """The answers of the best server. On `ServerUnavailable`, suspend that server and try the next one.
 
-        `prefer` is the `base_url` of a server that is used while it has room.
+        Args:
+            asked: the messages or the prompt: requests with equal ones are repetitions; see `failed_requests`.
+            prefer: the `base_url` of a server that is used while it has room.
         """
+        try:
+            answers = await self._answers(send, split, prefer)
+        except (ServerUnavailable, BadResponse, Unauthorized) as error:
+            note_failed(repr(asked()), error)
+            raise
+        note_answered(lambda: repr(asked()))
+        return answers
+
+    async def _answers(
+        self, send: Callable[[S, int | None], Awaitable[list[A]]], split: Split, prefer: str | None
+    ) -> list[A]:
         failed_attempts = 0
         give_up_at: float | None = None
         loop = asyncio.get_running_loop()

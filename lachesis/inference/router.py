@@ -38,7 +38,7 @@ class Router(Balancer[OpenAIServer]):
         async def send(server: OpenAIServer, retries: int | None) -> list[ChatResponse]:
             return [await server.chat(messages, max_retries=retries, **options)]
 
-        return (await self._run(send, split))[0]
+        return (await self._run(send, split, asked=lambda: list(messages)))[0]
 
     def for_rollout(self) -> Router:
         """The server of one rollout. All rollouts share it: it keeps nothing of them."""
@@ -94,7 +94,8 @@ class Router(Balancer[OpenAIServer]):
                 read = restate_choices(answer.body, server.base_url, server.parser, payload.get("tools"))
                 return [replace(answer, body=read)]
 
-            return (await self._run(send, split))[0].body
+            asked = payload.get("messages", payload.get("prompt"))
+            return (await self._run(send, split, asked=lambda: asked))[0].body
 
         first = await request(n)
         choices = list(first.get("choices") or ())[:n]

@@ -105,7 +105,7 @@ class TokenServer(Balancer[TokenEngine]):
                 raise BadResponse(engine.base_url, f"{n} completions were requested and {len(answers)} came")
             return [answer if answer.server else replace(answer, server=engine.base_url) for answer in answers]
 
-        return await self._run(send, split, prefer=prefer)
+        return await self._run(send, split, asked=lambda: prompt_ids.ids, prefer=prefer)
 
     def for_rollout(self) -> ManagedServer:
         """The token tracking of one rollout."""
@@ -178,7 +178,7 @@ class TokenServer(Balancer[TokenEngine]):
                 )
             return [await engine.prompt_logprobs(ids, max(1, top_k), max_retries=retries)]
 
-        positions = (await self._run(send, split))[0].positions
+        positions = (await self._run(send, split, asked=lambda: ids))[0].positions
         return {
             "prompt_tokens": ids,
             "prompt_topk_token_ids": [[token for token, _ in position] for position in positions],

@@ -33,8 +33,7 @@ from pydantic import (
 )
 
 from lachesis.errors import SettingsError
-from lachesis.runs.removed_settings import RemovedSettings
-from lachesis.runs.setting_facts import OTHER_NAMES, SHORT
+from lachesis.runs.setting_facts import OTHER_NAMES, SHORT, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
 
 SCALARS = (bool, int, float, str)
@@ -94,7 +93,7 @@ def apply_class_settings(env_cls: Any) -> None:
 
 def _settings(model: type[HermesAgentEnvConfig]) -> list[str]:
     """Names that an attribute of a class can set. `driver` and the like are the environment's own attributes."""
-    own = [name for name in model.model_fields if name not in RemovedSettings.model_fields]
+    own = [name for name in model.model_fields if not facts_of(model, name).removed]
     return list(dict.fromkeys((*SHORT, *own)))
 
 

@@ -19,7 +19,6 @@ from rich.console import Console
 
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.flags import close_names, make_parser
-from lachesis.runs.removed_settings import RemovedSettings
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, needs_start
 from lachesis.runs.setting_facts import facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config, chosen_values
@@ -160,13 +159,13 @@ def _note_without_effect(
 ) -> None:
     """Name the settings that are accepted and change nothing."""
     ignored, of_serve = [], []
-    removed = {f"env.{name}": None for name in RemovedSettings.model_fields if name in in_code.model_fields_set}
+    removed = {f"env.{name}": None for name in in_code.model_fields_set if facts_of(type(in_code), name).removed}
     for namespace, model in (("env", type(in_code)), ("openai", ServerConfig)):
         in_file = file.get(namespace) or {}
         given = [*itertools.chain(*(in_file if isinstance(in_file, list) else [in_file])), *flags.get(namespace, {})]
         for name in dict.fromkeys(given):
             facts = facts_of(model, name)
-            if namespace == "env" and name in RemovedSettings.model_fields:
+            if facts.removed:
                 removed[f"env.{name}"] = None
             elif facts.ignored:
                 ignored.append(f"{namespace}.{name}")

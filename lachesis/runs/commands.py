@@ -14,6 +14,7 @@ from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.open_runs import open_run
 from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
+from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
@@ -72,18 +73,21 @@ async def own_evaluation(env: Environment) -> Any:
     """`env.evaluate()`, which in an environment's own code may make loops and contexts by hand.
 
     Raises:
-        EvaluationBroken: the infrastructure failed in one of these loops, even if the environment caught that.
+        EvaluationBroken: the infrastructure failed in one of these loops, or the model server a request of this code,
+            even if the environment caught that.
         BackendError: it failed in one of these contexts.
     """
     if not env.evaluates_itself:
         return await env.evaluate()
-    failures = open_run().failures
-    before = set(failures)
-    result = await with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate")
-    if broken := [task_id for task_id in failures if task_id not in before]:
+    of_tasks = open_run().failures
+    of_tasks.clear()
+    with failed_requests() as failed:
+        result = await with_blocking_calls(env.evaluate(), name=f"{env.run_name}: evaluate")
+    # A loop made by hand notes the error of its request again.
+    if broken := list({id(error): error for error in (*failed.values(), *of_tasks.values())}.values()):
         raise EvaluationBroken(
-            f"{env.run_name}: the infrastructure broke {len(broken)} rollouts of its evaluation, and its figures may "
-            f"count them as failures of the model; the first: {failures[broken[0]]}"
+            f"{env.run_name}: the infrastructure failed {len(broken)} times under its evaluation, whose figures may "
+            f"count that as failures of the model; the first: {broken[0]}"
         )
     return result
 

@@ -65,7 +65,6 @@ async def run_resources(
             raise UnusableBackendSettings(f"the settings of the sandboxes: {_with_settings(error)}") from error
         if _tools(env) or env.needs_sandboxes:
             await _check_backend(backend, spec)
-        _note_toolsets(env)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
         open_run = OpenRun(
@@ -79,6 +78,7 @@ async def run_resources(
         stack.enter_context(opened(open_run))
         await env.setup()
         open_run.after_setup = dict(os.environ)
+        _note_without_effect(env)
         sessions.spec = replace(sessions.spec, lifetime=float(config.terminal_lifetime))  # `setup` may have set it
         stack.push_async_callback(env.teardown)
         if server is None:
@@ -120,15 +120,36 @@ def _tools(env: Environment) -> list[dict[str, Any]]:
         raise
 
 
-def _note_toolsets(env: Environment) -> None:
-    """Name the toolsets that are left out, and those that a distribution hides."""
+_REMOVED_VARIABLES = tuple(
+    f"TERMINAL_{name}" for name in ("CONTAINER_", "CWD", "DAYTONA_", "DOCKER_", "MODAL_", "SINGULARITY_", "SSH_")
+)
+"""Beginnings of variables that set the sandboxes of the removed Hermes stack."""
+
+
+def _note_without_effect(env: Environment) -> None:
+    """Name the toolsets that are left out, those that a distribution hides, and what else changes nothing."""
     notes = []
+    config = env.config
+    in_force = {
+        "TERMINAL_ENV": config.terminal_backend,
+        "TERMINAL_LIFETIME_SECONDS": str(config.terminal_lifetime),
+        "TERMINAL_TIMEOUT": str(config.terminal_timeout),
+    }
+    variables = [
+        name
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_REMOVED_VARIABLES) or value != in_force.get(name, value)
+    ]
+    if variables:
+        notes.append(
+            f"variables of the removed stack, which settings replace: {', '.join(variables)}; see --env.terminal_*"
+        )
+    if unknown := sorted(set(config.tool_result_overrides or ()) - set(env.tools)):
+        notes.append(f"env.tool_result_overrides names tools that do not exist: {', '.join(unknown)}")
     if missing := env.missing_toolsets():
         notes.append(f"toolsets of the removed stack that have no tools here are left out: {', '.join(missing)}")
-    if env.config.distribution is not None and env.config.enabled_toolsets is not None:
-        notes.append(
-            f"env.enabled_toolsets is not read: env.distribution {env.config.distribution!r} draws the toolsets"
-        )
+    if config.distribution is not None and config.enabled_toolsets is not None:
+        notes.append(f"env.enabled_toolsets is not read: env.distribution {config.distribution!r} draws the toolsets")
     for note in notes:
         env.console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 

@@ -23,6 +23,8 @@ class Facts:
     """Whether `process` and `evaluate` do not read it."""
     ignored: bool = False
     """A setting of Atropos that is accepted, so that old settings files work, and that changes nothing."""
+    removed: bool = False
+    """Of the removed Hermes stack's pools; see `removed_settings`."""
     use_instead: str = ""
     """A setting of Atropos that is rejected because it would change what the model does: what to use instead."""
     secret: bool = False
@@ -50,15 +52,19 @@ HOW = Facts(content="never")
 """Decides how a run runs, not what it writes."""
 SERVE = Facts(content="never", only_serve=True)
 IGNORED = Facts(content="never", ignored=True)
+REMOVED = Facts(content="never", ignored=True, removed=True)
 
 
 def facts_of(model: type[BaseModel], name: str) -> Facts:
-    """The facts of a field, inherited from the base class where a subclass defines the field again without them."""
+    """The facts of a field, inherited from the base class where a subclass defines the field again without them.
+
+    A field of the removed stack that an environment defines again is a setting of that environment.
+    """
     for cls in model.__mro__:
         field = getattr(cls, "model_fields", {}).get(name)
         for entry in field.metadata if field is not None else ():
             if isinstance(entry, Facts):
-                return entry
+                return NO_FACTS if entry.removed and entry not in model.model_fields[name].metadata else entry
     return NO_FACTS
 
 

@@ -10,7 +10,16 @@ from hashlib import sha256
 from inspect import get_annotations
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from pydantic.fields import FieldInfo
 
 from backends import SandboxSpec, backend_names
@@ -49,13 +58,11 @@ class HermesAgentEnvConfig(RemovedSettings):
     model_config = ConfigDict(extra="forbid")
 
     def __init__(self, **values: Any) -> None:
-        fields = type(self).model_fields
-        known = {*fields, *(field.alias for field in fields.values())}
-        unknown = [name for name in values if name not in known]
+        unknown = [name for name in values if name not in _names(type(self))]
         if unknown and self.model_config.get("extra") == "forbid":
             text = f"{type(self).__name__} has no setting {', '.join(unknown)}: left out; declare a field to use it"
             warnings.warn(UnknownSetting(text), stacklevel=2)
-            values = {name: value for name, value in values.items() if name in known}
+            values = {name: value for name, value in values.items() if name not in unknown}
         super().__init__(**values)
 
     # What is played.
@@ -330,9 +337,18 @@ class HermesAgentEnvConfig(RemovedSettings):
 
     def public(self) -> dict[str, Any]:
         """The settings that others may read, as JSON."""
-        return _without_values(
-            self.model_dump(mode="json", exclude={"terminal_options", *RemovedSettings.model_fields})
-        )
+        removed = {name for name in type(self).model_fields if facts_of(type(self), name).removed}
+        return _without_values(self.model_dump(mode="json", exclude={"terminal_options", *removed}))
+
+
+def _names(model: type[BaseModel]) -> set[str]:
+    """What code may call the fields."""
+    names = set(model.model_fields)
+    for field in model.model_fields.values():
+        alias = field.validation_alias  # `alias`, where only that is set
+        choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+        names |= {str(choice.path[0]) if isinstance(choice, AliasPath) else str(choice) for choice in choices if choice}
+    return names
 
 
 def chosen_values(config: BaseModel, defaults: type[BaseModel] | None = None) -> dict[str, Any]:

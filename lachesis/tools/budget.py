@@ -1,12 +1,13 @@
 """The budget of tool results: what is too long for the model is a file in the sandbox, of which it reads the beginning.
 
-A result over its tool's limit is written to `/tmp/hermes-results/CALL_ID.txt`. Then, while the results of one turn
+A result over its tool's limit is written to `/tmp/hermes-results/CALL_ID-HASH.txt`. Then, while the results of one turn
 exceed the budget of a turn, the longest follows. The model reads a preview with the path; the preview is the result in
 every record, since it is what the model saw.
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -84,6 +85,8 @@ async def _write(call_id: str, text: str, session: ToolSession) -> str:
     sandbox = await session.sandbox()
     done = await sandbox.exec('printf %s "${TMPDIR:-/tmp}"', timeout=30, fresh=True)  # without walls it is its own
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", call_id).lstrip(".")[:128] or "result"
-    path = f"{done.stdout.decode()}/{FOLDER}/{name}.txt"
-    await sandbox.write_bytes(path, text.encode(errors="replace"))
+    content = text.encode(errors="replace")
+    digest = hashlib.sha256(content).hexdigest()[:8]  # two loops of one task may have calls of the same id
+    path = f"{done.stdout.decode()}/{FOLDER}/{name}-{digest}.txt"
+    await sandbox.write_bytes(path, content)
     return path

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import posixpath
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -173,6 +173,7 @@ class ToolSessions:
         self.run_id = run_id or uuid.uuid4().hex[:12]
         self._terminal_timeout = terminal_timeout
         self._sessions: dict[str, ToolSession] = {}
+        self._ending: dict[ToolSession, None] = {}
 
     def open(self, task_id: str, *, spec: SandboxSpec | None = None) -> ToolSession:
         """A new session. Its sandbox starts at first use.
@@ -203,23 +204,27 @@ class ToolSessions:
             raise KeyError(f"no open session for task {task_id!r}")
         return self._sessions[task_id]
 
-    async def close(self, task_id: str) -> None:
-        """Close the session of a task, if any. Its id may be used again afterwards."""
-        session = self._sessions.get(task_id)
-        if session is None:
-            return
-        await session.close()
-        # A session that could not be closed stays listed, so that close_all can try again.
-        if self._sessions.get(task_id) is session:
-            del self._sessions[task_id]
+    def close(self, task_id: str) -> Coroutine[Any, Any, None]:
+        """Close the session of a task, if any. Its id may be used again from this call on, before it is awaited."""
+        session = self._sessions.pop(task_id, None)
+        if session is not None:
+            self._ending[session] = None
+        return self._end(session)
+
+    async def _end(self, session: ToolSession | None) -> None:
+        if session is not None:
+            await session.close()
+            self._ending.pop(session, None)  # one that could not be closed stays, so that close_all can try again
 
     async def close_all(self) -> None:
         """Close every session, also those opened meanwhile, then raise the first failure."""
         failures: list[BaseException] = []
-        tried: set[str] = set()
-        while remaining := [task_id for task_id in self._sessions if task_id not in tried]:
+        tried: set[ToolSession] = set()
+        while remaining := [session for session in (*self._ending, *self._sessions.values()) if session not in tried]:
             tried.update(remaining)
-            results = await asyncio.gather(*(self.close(task_id) for task_id in remaining), return_exceptions=True)
+            self._ending.update(dict.fromkeys(remaining))
+            self._sessions.clear()
+            results = await asyncio.gather(*map(self._end, remaining), return_exceptions=True)
             failures += [result for result in results if isinstance(result, BaseException)]
         if failures:
             raise failures[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -19,8 +20,10 @@ from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.open_runs import NoOpenRun, open_run
 from lachesis.agent.outcome import Outcome
 from lachesis.inference import ServerUnavailable
+from lachesis.runs.commands import EvaluationBroken, evaluate_alone
+from lachesis.tools.budget import ResultBudget
 from tests.support.scripted_server import ScriptedServer, call, say
-from tests.support.small_envs import SortWords, does_nothing, make, sandboxes
+from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, sandboxes
 
 assert lachesis.AgentResult  # the old paths below are found once lachesis is imported
 
@@ -240,3 +243,97 @@ async def test_a_sandbox_that_fails_under_a_call_by_name_is_kept_too(
         assert list(open_run().failures) == ["t"]
 
     await in_run(tmp_path, use)
+
+
+@pytest.mark.parametrize(("failures", "scores"), [(2, []), (1, [1.0])])
+async def test_a_judge_that_does_not_answer_is_no_score(tmp_path: Path, failures: int, scores: list[float]) -> None:
+    answers = [500] * failures + [say("Yes.")]
+
+    class Judged(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            for _ in range(2):
+                try:
+                    await self.server.chat_completion(messages=[{"role": "user", "content": "Judge!"}])
+                    return 1.0
+                except Exception:
+                    pass
+            return 0.25
+
+    def policy(request: dict[str, Any]) -> Any:
+        return answers.pop(0) if request["messages"][-1]["content"] == "Judge!" else does_nothing(request)
+
+    await process(Judged, tmp_path, policy, total_steps=1, group_size=1)
+    written = [path for path in tmp_path.glob("*.jsonl") if "trajector" not in path.name]
+    played = [rollout for path in written for rollout in rollouts(path)]
+    assert [rollout["reward"] for rollout in played if rollout["reward"] is not None] == scores
+    if not scores:
+        assert all("a request of the reward failed" in rollout["reason"] for rollout in played)
+
+
+async def test_a_loop_in_a_reward_that_breaks_is_no_score(tmp_path: Path) -> None:
+    class Catches(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            with contextlib.suppress(Exception):
+                await HermesAgentLoop(Foreign(ConnectionError("gone")), [], task_id="judge").run(ASK)
+            return 0.5
+
+    await process(Catches, tmp_path, does_nothing, total_steps=1, group_size=1)
+    assert [r["reward"] for path in tmp_path.glob("*groups*.jsonl") for r in rollouts(path)] in ([], [None])
+
+
+async def test_an_evaluation_whose_own_requests_fail_is_broken(tmp_path: Path) -> None:
+    class Asks(SortWords):
+        async def evaluate(self, *args: Any, **kwargs: Any) -> None:
+            for question in ("One?", "Two?"):
+                with contextlib.suppress(Exception):
+                    await self.server.chat_completion(messages=[{"role": "user", "content": question}], split="eval")
+
+    def policy(request: dict[str, Any]) -> Any:
+        return 500 if request["messages"][-1]["content"] == "One?" else say("Yes.")
+
+    async with ScriptedServer(policy) as server:
+        with pytest.raises(EvaluationBroken, match=r"failed 1 times .* status 500"):
+            await evaluate_alone(make(Asks, server, tmp_path))
+
+
+async def test_the_id_of_a_task_can_be_used_again_right_after_its_end(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        for folder in ("/a", "/b"):
+            register_task_env_overrides("t", {"cwd": folder})
+            shown = await asyncio.to_thread(terminal_tool, "pwd; ls ~; touch ~/mark", task_id="t")
+            assert json.loads(shown)["output"] == f"{folder}\n"
+            cleanup_vm("t")
+
+    await in_run(tmp_path, use)
+    assert sandboxes() == set()
+
+
+async def test_a_sandbox_that_the_environment_ends_under_a_command_did_not_fail(tmp_path: Path) -> None:
+    async def use(env: Any) -> None:
+        await asyncio.to_thread(terminal_tool, "true", task_id="t")
+        running = asyncio.create_task(asyncio.to_thread(terminal_tool, "sleep 60", task_id="t"))
+        await asyncio.sleep(0.3)
+        cleanup_vm("t")
+        with pytest.raises(BackendError):
+            await running
+        assert open_run().failures == {}
+
+    await in_run(tmp_path, use)
+
+
+async def test_variables_of_the_test_runner_are_not_meant_for_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use(env: Any) -> str:
+        monkeypatch.setenv("PYTEST_CURRENT_TEST", "another phase of a test")
+        return str(await asyncio.to_thread(terminal_tool, "echo ok", task_id="t"))
+
+    assert "ok" in await in_run(tmp_path, use)
+
+
+def test_a_budget_that_nothing_reads_is_an_error() -> None:
+    async def execute(_: Any) -> list[Any]:
+        return []
+
+    with pytest.raises(ValueError, match="budget_config has no effect"):
+        HermesAgentLoop(Foreign(), [], budget_config=ResultBudget(), execute=execute)

@@ -13,10 +13,9 @@ NAMES = {
     "environments.agent_loop": "AgentResult HermesAgentLoop ToolError resize_tool_pool _tool_executor",
     "environments.hermes_base_env": "HermesAgentBaseEnv HermesAgentEnvConfig",
     "environments.patches": "apply_patches",
-    "environments.tool_call_parsers": "get_parser list_parsers register_parser ToolCallParser",
+    "environments.tool_call_parsers": "get_parser list_parsers ToolCallParser",
     "environments.tool_context": "ToolContext",
-    "model_tools": "get_tool_definitions handle_function_call TOOL_TO_TOOLSET_MAP get_all_tool_names "
-    "get_toolset_for_tool get_available_toolsets check_toolset_requirements check_tool_availability",
+    "model_tools": "get_tool_definitions handle_function_call TOOL_TO_TOOLSET_MAP",
     "tools.budget_config": "BudgetConfig DEFAULT_BUDGET DEFAULT_RESULT_SIZE_CHARS DEFAULT_TURN_BUDGET_CHARS "
     "DEFAULT_PREVIEW_SIZE_CHARS",
     "tools.terminal_tool": "register_task_env_overrides clear_task_env_overrides cleanup_vm cleanup_all_environments "

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import AliasChoices, Field
 
 from lachesis import BUILTIN_TOOLS, HermesAgentEnvConfig, ServerConfig
 from lachesis.runs import command_line as cli
@@ -24,6 +25,26 @@ def test_an_unknown_setting_in_code_is_left_out_with_a_warning_that_names_it() -
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         HermesAgentEnvConfig(tool_pool_size=3, modal_gpu="A10", nomad_address="http://x:4646", driver="singularity")
+
+
+def test_an_environments_own_fields_may_have_aliases_and_names_of_the_removed_stack(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Config(HermesAgentEnvConfig):
+        driver: str = Field(default="firefox", description="The browser.")
+        pages: int = Field(default=1, validation_alias=AliasChoices("pages", "sites"))
+        words: int = Field(default=1, alias="max_words")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        config = Config(driver="chrome", sites=5, max_words=6)  # type: ignore[call-arg]
+    assert (config.pages, config.words, config.public()["driver"]) == (5, 6, "chrome")
+
+    class Browses(SortWords):
+        env_config_cls = Config
+
+    cli.read_settings(Browses, ["process", "--env.driver", "chrome"])
+    assert "change nothing" not in capsys.readouterr().err
 
 
 def test_in_flags_and_files_it_stays_an_error(tmp_path: Path) -> None:
@@ -101,6 +122,15 @@ async def test_toolsets_of_the_removed_stack_are_left_out_unless_the_environment
         make(SortWords, "http://x/v1", tmp_path, enabled_toolsets=["web"]).tool_definitions()
     with pytest.raises(ToolsetError, match="unknown toolset or tool 'wep'"):
         make(SortWords, "http://x/v1", tmp_path, enabled_toolsets=["wep"]).tool_definitions()
+
+
+async def test_what_sets_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"DOCKER_IMAGE": "alpine", "ENV": "local", "TIMEOUT": "7", "EMULATOR": "JediTerm"}.items():
+        monkeypatch.setenv(f"TERMINAL_{name}", value)
+    await process(SortWords, tmp_path, does_nothing, total_steps=1, tool_result_overrides={"terminl": 9, "terminal": 9})
+    said = (tmp_path / "console.txt").read_text()
+    assert "which settings replace: TERMINAL_DOCKER_IMAGE, TERMINAL_TIMEOUT; see" in said
+    assert "names tools that do not exist: terminl" in said
 
 
 async def test_the_model_and_the_record_have_the_same_preview_of_a_long_result(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ async def test_a_result_over_its_limit_becomes_a_file_and_a_preview(session: Too
     assert shown.startswith("<persisted-output>") and shown.endswith("</persisted-output>")
     assert f"{len(LONG)} characters" in shown and LONG[:50] in shown and LONG[:60] not in shown
     assert kept[0].truncated
-    assert path_in(shown) == "/tmp/hermes-results/call_.._1.txt"
+    assert re.fullmatch(r"/tmp/hermes-results/call_\.\._1-[0-9a-f]{8}\.txt", path_in(shown))
     assert await read(session, path_in(shown)) == LONG
 
 
@@ -66,3 +66,10 @@ async def test_where_no_file_can_be_written_the_model_reads_both_ends(session: T
     (kept,) = await ResultBudget(1000, preview_size=200).apply([("call_1", "terminal")], [ToolResult(LONG)], session)
     assert "could not be written" in kept.content
     assert LONG[:20] in kept.content and LONG[-20:] in kept.content
+
+
+async def test_results_whose_calls_have_equal_names_are_all_kept(session: ToolSession) -> None:
+    calls = [("call:0", "terminal"), ("call_0", "terminal")]
+    texts = [LONG, LONG[::-1]]
+    kept = await ResultBudget(1000).apply(calls, [ToolResult(text) for text in texts], session)
+    assert [await read(session, path_in(result.content)) for result in kept] == texts

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from lachesis.agent.open_runs import open_run
+from backends import BackendError
+from lachesis.agent.open_runs import note_failure, open_run
 from lachesis.compat.in_run import registry_in_use, waited
 from lachesis.tools import BUILTIN_TOOLS, call_tool
 from lachesis.tools import get_tool_definitions as definitions
@@ -16,7 +17,7 @@ from lachesis.tools.toolsets import has_toolset
 log = logging.getLogger(__name__)
 
 TOOL_TO_TOOLSET_MAP = {name: tool.toolset for name, tool in BUILTIN_TOOLS.items()}
-"""Of the built-in tools. `get_toolset_for_tool` knows those of an environment too."""
+"""Of the built-in tools."""
 
 
 def get_tool_definitions(
@@ -58,44 +59,12 @@ def handle_function_call(
     run = open_run(task)
 
     async def call() -> str:
-        return (await call_tool(function_name, function_args, run.session(task), registry=run.registry)).content
+        session = run.session(task)
+        try:
+            return (await call_tool(function_name, function_args, session, registry=run.registry)).content
+        except BackendError as error:
+            if not session.closed:  # by `cleanup_vm` under the call
+                note_failure(task, error)
+            raise
 
-    return waited(run, task, call(), "handle_function_call")
-
-
-def get_all_tool_names() -> list[str]:
-    return list(registry_in_use())
-
-
-def get_toolset_for_tool(tool_name: str) -> str | None:
-    tool = registry_in_use().get(tool_name)
-    return None if tool is None else tool.toolset
-
-
-def get_available_toolsets() -> dict[str, dict[str, Any]]:
-    """Toolset -> its tools and whether all of them can be used here."""
-    registry = registry_in_use()
-    missing = registry.unavailable()
-    found: dict[str, dict[str, Any]] = {}
-    for name, tool in registry.items():
-        entry = found.setdefault(tool.toolset, {"available": True, "tools": [], "description": "", "requirements": []})
-        entry["tools"].append(name)
-        if name in missing:
-            entry["available"] = False
-            entry["requirements"].append(missing[name])
-    return found
-
-
-def check_toolset_requirements() -> dict[str, bool]:
-    return {name: entry["available"] for name, entry in get_available_toolsets().items()}
-
-
-def check_tool_availability(quiet: bool = False) -> tuple[list[str], list[dict[str, Any]]]:
-    """The toolsets that can be used here, and those that cannot."""
-    found = get_available_toolsets()
-    lacking = [
-        {"name": name, "tools": entry["tools"], "missing": entry["requirements"]}
-        for name, entry in found.items()
-        if not entry["available"]
-    ]
-    return [name for name, entry in found.items() if entry["available"]], lacking
+    return waited(run, call(), "handle_function_call")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from tool_call_parsers import get_parser as _get_parser
-from tool_call_parsers import list_parsers, register_parser
+from tool_call_parsers import list_parsers
 
-__all__ = ["ToolCallParser", "get_parser", "list_parsers", "register_parser"]
+__all__ = ["ToolCallParser", "get_parser", "list_parsers"]
 
 
 class ToolCallParser:
