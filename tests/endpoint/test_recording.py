@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from lachesis.agent.outcome import Outcome
 from lachesis.endpoint import Recording, RecordingEndpoint
@@ -355,3 +356,21 @@ async def test_results_name_the_call_ids_that_the_model_wrote() -> None:
         assert len(told) == len(set(told)) == 2 and {len(each) for each in told} == {9}
         assert len(assert_exact(world, client.recording.history())) == 1
         assert world.text(world.last_prompt).count("(abcdefghi)here") == 2
+
+
+async def test_a_text_is_continued_after_a_token_that_the_tokenizer_put_before_it() -> None:
+    prompts = PromptBuilder(tokenizer := fake_tokenizer())
+    end = "<|im_end|>"
+    before = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, tokenizer.convert_tokens_to_ids(end))])
+    tokenizer.backend_tokenizer.post_processor = before
+
+    def say(ask: Ask) -> Any:
+        return [index for letter in "river" for index in ask.codec.encode(letter)]
+
+    async with stack(tokenizer, prompts=prompts, policy=say) as world, opened(world) as client:
+        prompt = "A"
+        for _ in range(2):
+            body = {"prompt": prompt, "max_tokens": 5}
+            async with client.http.post(f"{client.recording.base_url}/v1/completions", json=body) as response:
+                prompt += (await response.json())["choices"][0]["text"] + " and"
+        assert len(assert_exact(world, client.recording.history(), verifies=False)) == 1
