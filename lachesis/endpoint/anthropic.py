@@ -19,7 +19,7 @@ from lachesis.endpoint.request import (
     wanted_sampling,
     whole,
 )
-from lachesis.trajectories import ChatResponse, FinishReason
+from lachesis.trajectories import ChatResponse, FinishReason, Message
 
 if TYPE_CHECKING:
     from lachesis.endpoint.recording import Recording
@@ -71,12 +71,12 @@ def read(body: JSON) -> ChatRequest:
     given = take(body, "messages", list)
     if not given:
         raise Refused(400, "messages: a list of at least one message is required", param="messages")
-    messages: list[JSON] = []
+    messages: list[JSON | Message] = []
     if (system := take(body, "system", str, list)) is not None:
         messages.append({"role": "system", "content": _text(system, "system", "\n")})
     for place, message in enumerate(given):
         messages += read_message(message, f"messages.{place}")
-    if messages[-1]["role"] == "assistant":
+    if given[-1]["role"] == "assistant":
         raise Refused(400, "messages: the last one is the assistant's; an answer cannot be prefilled", param="messages")
     if take(body, "output_config", dict, default={}).get("format"):
         raise Refused(400, "output_config.format: only text is supported", param="output_config")
@@ -127,6 +127,8 @@ def read_message(message: Any, at: str) -> list[JSON]:
         raise Refused(400, f"{at}.content is no text and no list of blocks", param=at)
     if role == "assistant":
         return [_assistant(content, at)]
+    if not content:
+        raise Refused(400, f"{at}.content is empty", param=at)
     found: list[JSON] = []
     texts: list[Any] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import secrets
 import socket
 from collections.abc import Mapping
 from itertools import chain
@@ -69,8 +70,8 @@ class RecordingEndpoint(AsyncService):
         self._socket: socket.socket | None = None
         self._runner: web.ServerRunner | None = None
         self._recordings: dict[str, Recording] = {}
-        self._over: set[str] = set()
-        """Keys of recordings that are closed."""
+        self._keys = f"sk-lachesis-{secrets.token_hex(4)}-"
+        """How the keys of this endpoint begin."""
 
     @property
     def port(self) -> int:
@@ -88,13 +89,13 @@ class RecordingEndpoint(AsyncService):
 
     def open(self, **options: Unpack[RecordingOptions]) -> Recording:
         """A recording for one rollout; see `RecordingOptions`."""
-        recording = Recording(self.server, self.root_url, self._forget, **options)
+        key = self._keys + secrets.token_urlsafe(24)
+        recording = Recording(self.server, key, self.root_url, self._forget, **options)
         self._recordings[recording.key] = recording
         return recording
 
     def _forget(self, recording: Recording) -> None:
         self._recordings.pop(recording.key, None)
-        self._over.add(recording.key)
 
     async def start(self) -> None:
         """Bind the port and start to answer."""
@@ -142,11 +143,11 @@ class RecordingEndpoint(AsyncService):
 
     def _recording(self, key: str | None, headers: Mapping[str, str]) -> Recording:
         """The recording of a request. Raises `Refused`."""
-        bearer = headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        bearer = headers.get("Authorization", "").rpartition(" ")[2]
         key = key or headers.get("x-api-key") or bearer
         recording = self._recordings.get(key)
-        if key in self._over:
-            raise Refused(410, "this rollout is over", code="rollout_is_over")
+        if recording is None and key.startswith(self._keys):
+            raise _over()
         if recording is None:
             raise Refused(401, "this key is of no rollout; use the recording's base_url or key", code="invalid_api_key")
         return recording
@@ -155,7 +156,14 @@ class RecordingEndpoint(AsyncService):
         if request.headers.get("Expect", "").lower() == "100-continue":  # curl, with a body of a megabyte
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the answer has not begun
-        body = load(await request.read())
+        try:
+            body = load(await request.read())
+        except web.HTTPRequestEntityTooLarge:
+            raise Refused(413, f"the body has more than {_LARGEST_REQUEST} bytes") from None
+        except web.RequestPayloadError as error:
+            raise Refused(400, f"the body cannot be read: {error}") from None
+        if recording.closed:  # while the body came
+            raise _over()
         work = recording.run(protocol.complete(body, recording))
         stream: web.StreamResponse | None = None
         try:
@@ -195,7 +203,7 @@ class RecordingEndpoint(AsyncService):
             return await asyncio.shield(work)
         except asyncio.CancelledError:
             if work.cancelled():  # by `Recording.close`
-                raise Refused(410, "this rollout is over", code="rollout_is_over") from None
+                raise _over() from None
             raise
         except (MessageError, ToolChoiceError, TurnRejected) as error:
             raise Refused(400, str(error)) from None
@@ -221,6 +229,10 @@ class RecordingEndpoint(AsyncService):
     def _refusal(self, protocol: Protocol, refused: Refused) -> web.Response:
         headers = {"Retry-After": f"{self.retry_after:g}"} if refused.status == 503 else None
         return _response(refused.status, protocol.error(refused), headers)
+
+
+def _over() -> Refused:
+    return Refused(410, "this rollout is over", code="rollout_is_over")
 
 
 def _large_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:

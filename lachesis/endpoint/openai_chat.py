@@ -49,7 +49,7 @@ class ChatCompletions(Protocol):
         return answer(await recording.chat(request), recording if body.get("logprobs") else None)
 
     def events(self, body: JSON, answer: JSON) -> Iterator[bytes]:
-        return chunks(answer, include_usage=bool((body.get("stream_options") or {}).get("include_usage")))
+        return chunks(answer, include_usage=wants_usage(body))
 
     def error(self, refused: Refused) -> JSON:
         return error(refused)
@@ -60,6 +60,7 @@ def read(body: JSON) -> ChatRequest:
     refuse_unknown(body, _KNOWN)
     if body.get("top_logprobs"):
         raise Refused(400, "top_logprobs: only the logprobs of sampled tokens are known", param="top_logprobs")
+    wants_usage(body)
     messages = take(body, "messages", list)
     if not messages:
         raise Refused(400, "messages: a list of at least one message is required", param="messages")
@@ -75,6 +76,11 @@ def read(body: JSON) -> ChatRequest:
         sampling=wanted_sampling(body),
         wishes={name: body[name] for name in WISHES if body.get(name) is not None},
     )
+
+
+def wants_usage(body: JSON) -> bool:
+    """Whether a stream ends with the usage. Raises `Refused`."""
+    return bool(take(body, "stream_options", dict, default={}).get("include_usage"))
 
 
 def read_message(given: Any) -> Any:

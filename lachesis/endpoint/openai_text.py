@@ -42,7 +42,7 @@ class Completions(Protocol):
     def events(self, body: JSON, answer: JSON) -> Iterator[bytes]:
         usage = answer.pop("usage")
         yield data(answer)
-        if (body.get("stream_options") or {}).get("include_usage"):
+        if openai_chat.wants_usage(body):
             yield data({**answer, "choices": [], "usage": usage})
         yield b"data: [DONE]\n\n"
 
@@ -53,11 +53,12 @@ class Completions(Protocol):
 def read(body: JSON) -> list[TextRequest]:
     """One request for each prompt. Raises `Refused`."""
     refuse_unknown(body, _KNOWN | ({"best_of"} if body.get("best_of") == 1 else set()))
+    openai_chat.wants_usage(body)
     if (take(body, "logprobs", int, default=0)) > 1:
         raise Refused(400, "logprobs: only those of sampled tokens are known; send 0 or 1", param="logprobs")
     given = take(body, "prompt", str, list)
     prompts = [given] if isinstance(given, str) or is_ids(given) else given
-    if not prompts or not all(isinstance(prompt, str) or is_ids(prompt) for prompt in prompts):
+    if not prompts or not all((isinstance(prompt, str) and prompt) or is_ids(prompt) for prompt in prompts):
         raise Refused(400, "prompt: a text or a list of token ids is required, or a list of these", param="prompt")
     limit = whole(body, "max_tokens")
     return [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -65,11 +64,12 @@ class Recording:
     def __init__(
         self,
         server: TokenServer | Router,
+        key: str,
         root_url: str,
         forget: Callable[[Recording], None],
         **options: Unpack[RecordingOptions],
     ) -> None:
-        self.key = f"sk-lachesis-{secrets.token_urlsafe(24)}"
+        self.key = key
         self.base_url = f"{root_url}/{self.key}"
         """Clients append the route: OpenAI's `/v1`, Anthropic's `/v1/messages`."""
         self.closed = False
@@ -93,7 +93,7 @@ class Recording:
         self._client_sampling = options.get("client_sampling", False)
         self._max_requests = options.get("max_requests")
         self._max_total_tokens = options.get("max_total_tokens")
-        self.answered: dict[str, list[JSON]] = {}
+        self.answered: dict[str, list[JSON | Message]] = {}
         """Conversations of the responses route, each with its answer, by the id of the answer."""
         self._requests = 0
         self._conversations = ConversationIndex()
@@ -105,7 +105,10 @@ class Recording:
 
     async def chat(self, request: ChatRequest) -> list[ChatResponse]:
         """`n` answers, recorded. Raises `Refused`, `MessageError` and the errors of the model server."""
-        found = self._conversations.find(request.messages)
+        try:
+            found = self._conversations.find(request.messages)
+        except RecursionError:
+            raise Refused(400, "messages: they are nested too deeply", param="messages") from None
         if isinstance(self._model, Router):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
@@ -281,18 +284,23 @@ class Recording:
         return [node for opening, node in openings if opening == main][-1]
 
     def _record(self, found: Found, responses: list[ChatResponse]) -> list[ChatResponse]:
-        responses = [self._with_new_call_ids(response) for response in responses]
-        self._sampled += self._conversations.add(found, responses)
-        return responses
+        """Keep the responses. Returns them as the client reads them."""
+        told = [self._with_new_call_ids(response) for response in responses]
+        # Templates may write ids: results must name those that the model wrote.
+        self._sampled += self._conversations.add(found, told if isinstance(self._model, Router) else responses)
+        return told
 
     def _with_new_call_ids(self, response: ChatResponse) -> ChatResponse:
-        """The response with call ids that are new: some servers count from zero every turn."""
+        """The response with call ids that are new: some servers count from zero every turn.
+
+        They keep their length, which some templates check.
+        """
         calls = []
         for call in response.message.tool_calls:
             new, number = call.id, 0
             while new in self._call_ids:
                 number += 1
-                new = f"{call.id}_{number}"
+                new = call.id[: -len(str(number))] + str(number)
             self._call_ids.add(new)
             calls.append(call if new == call.id else replace(call, id=new))
         if calls == list(response.message.tool_calls):

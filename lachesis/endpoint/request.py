@@ -6,6 +6,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from lachesis.trajectories import Message
+
 JSON: TypeAlias = dict[str, Any]
 
 
@@ -29,8 +31,8 @@ class Refused(Exception):
 class ChatRequest:
     """A request for `n` answers to a conversation."""
 
-    messages: list[JSON]
-    """OpenAI's messages."""
+    messages: list[JSON | Message]
+    """OpenAI's messages, and the messages of earlier answers that the client names."""
     tools: list[JSON] | None = None
     """OpenAI's definitions of functions."""
     tool_choice: str | JSON | None = None

@@ -20,7 +20,7 @@ from lachesis.endpoint.request import (
     wanted_sampling,
     whole,
 )
-from lachesis.trajectories import ChatResponse, FinishReason
+from lachesis.trajectories import ChatResponse, FinishReason, Message
 
 if TYPE_CHECKING:
     from lachesis.endpoint.recording import Recording
@@ -44,10 +44,9 @@ class Responses(Protocol):
         request = read(body, recording.answered)
         (response,) = await recording.chat(request)
         written = answer(body, response)
-        said = response.message.to_openai("reasoning")
         # The instructions of a request are not those of the next.
         kept = request.messages[1:] if body.get("instructions") else request.messages
-        recording.answered[written["id"]] = [*kept, said]
+        recording.answered[written["id"]] = [*kept, response.message]
         return written
 
     def events(self, body: JSON, answer: JSON) -> Iterator[bytes]:
@@ -61,15 +60,15 @@ class Responses(Protocol):
         return event({"type": "error", **found, "sequence_number": 0})
 
 
-def read(body: JSON, answered: Mapping[str, list[JSON]]) -> ChatRequest:
+def read(body: JSON, answered: Mapping[str, list[JSON | Message]]) -> ChatRequest:
     """The request. `answered` has the conversations up to earlier answers, by their ids. Raises `Refused`."""
     refuse_unknown(body, _KNOWN)
     if body.get("truncation") not in (None, "disabled"):
         raise Refused(400, "truncation: conversations are never shortened here", param="truncation")
     text = take(body, "text", dict, default={})
-    if (text.get("format") or {}).get("type", "text") != "text":
+    if take(text, "format", dict, default={}).get("type", "text") != "text":
         raise Refused(400, "text.format: only text is supported", code="unsupported_parameter", param="text")
-    messages: list[JSON] = []
+    messages: list[JSON | Message] = []
     if instructions := take(body, "instructions", str):
         messages.append({"role": "system", "content": instructions})
     if (previous := take(body, "previous_response_id", str)) is not None:

@@ -57,7 +57,7 @@ def read(body: JSON) -> TextRequest:
     """The request. Raises `Refused`."""
     refuse_unknown(body, _KNOWN)
     text, ids = take(body, "text", str), take(body, "input_ids", list)
-    if (text is None) == (ids is None) or (ids is not None and not is_ids(ids)):
+    if (text is None) == (ids is None) or not (text or is_ids(ids)):
         raise Refused(400, "either text or input_ids is required: one prompt", param="input_ids")
     parameters = take(body, "sampling_params", dict, default={})
     given = {name: value for name, value in parameters.items() if _DEFAULTS.get(name, ...) != value}

@@ -127,9 +127,9 @@ class ChatTemplate:
             parts = replace(self, form=MessageForm(content_parts=True))
             if _MARK in (parts._try([parts.prepare(user)]) or ""):
                 fitted = parts
-        call = {"id": "call_0", "type": "function", "function": {"name": "f", "arguments": {"x": _MARK}}}
+        call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {"x": _MARK}}}
         turn: TemplateMessage = {"role": "assistant", "tool_calls": [call]}
-        result: TemplateMessage = {"role": "tool", "tool_call_id": "call_0", "name": "f", "content": "r"}
+        result: TemplateMessage = {"role": "tool", "tool_call_id": "call00000", "name": "f", "content": "r"}
         for conversation in ([user, turn, result], [user, turn]):
             for text_arguments, empty_content in product((False, True), repeat=2):
                 form = replace(fitted.form, text_arguments=text_arguments, empty_content=empty_content)

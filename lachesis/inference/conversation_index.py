@@ -126,14 +126,15 @@ def _agree(path: Sequence[Node], given: Sequence[Message]) -> bool:
     )
 
 
-def _likeness(path: Sequence[Node], given: Sequence[Message]) -> tuple[int, int]:
-    """How many call ids are those of the nodes, and how many messages have their reasoning."""
-    ids = thoughts = 0
+def _likeness(path: Sequence[Node], given: Sequence[Message]) -> tuple[int, int, int]:
+    """How many messages are those of the nodes, how many call ids are, and how many messages have their reasoning."""
+    same = ids = thoughts = 0
     for node, message in zip(path, given, strict=False):
+        same += message is node.message
         calls = zip(message.tool_calls, node.message.tool_calls, strict=True)
         ids += sum(theirs.id == ours.id for theirs, ours in calls)
         thoughts += message.reasoning == node.message.reasoning
-    return ids, thoughts
+    return same, ids, thoughts
 
 
 def _answered_calls(messages: Sequence[Message]) -> dict[int, tuple[int, int]]:

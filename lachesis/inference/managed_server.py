@@ -264,14 +264,18 @@ class ManagedServer:
         )
 
     def _text_prefix(self, prompt: str | Sequence[int]) -> TokenPrefix:
-        known = [response.tokens.after for response in self._responses if response.tokens is not None]
+        sampled = [response.tokens for response in self._responses if response.tokens is not None]
+        known = [tokens.after for tokens in sampled]
         if not isinstance(prompt, str):
             ids = list(prompt)
             begun = [after for after in known if after.length <= len(ids) and after.ids == ids[: after.length]]
             longest = max(begun, key=len, default=TokenPrefix())
             return longest.extend(ids[longest.length :]) if begun else TokenPrefix(ids)
-        for after in known[len(self._texts) :]:
-            self._texts.append(self.server.reader.decode(after.ids))
+        added = self.server.prompts.tokenizer("")["input_ids"]  # a begin-of-sequence token, which no text shows
+        for tokens in sampled[len(self._texts) :]:
+            ids = tokens.after.ids
+            begins = tokens.context == _TEXT and ids[: len(added)] == added
+            self._texts.append(self.server.reader.decode(ids[len(added) :] if begins else ids))
         found = [(len(text), after) for text, after in zip(self._texts, known, strict=True) if prompt.startswith(text)]
         if not found:
             return TokenPrefix(self.server.prompts.tokenizer(prompt)["input_ids"])

@@ -102,7 +102,7 @@ def mark(number: int) -> str:
 
 def call_of(number: int, arguments: Mapping[str, Any]) -> dict[str, Any]:
     name = TOOLS[number % len(TOOLS)]["function"]["name"]
-    return {"id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
+    return {"id": f"call{number:05}", "type": "function", "function": {"name": name, "arguments": dict(arguments)}}
 
 
 def turn_of(calls: int) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def following_of(pattern: Pattern, spelled: str) -> tuple[dict[str, Any], ...]:
             kind = role.removesuffix("+")
             if kind == "tool":
                 name = TOOLS[number % len(TOOLS)]["function"]["name"]
-                messages.append({"role": "tool", "tool_call_id": f"call_{number}", "name": name, "content": said})
+                messages.append({"role": "tool", "tool_call_id": f"call{number:05}", "name": name, "content": said})
             elif kind == "calls":
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call_of(0, {"query": said})]})
             else:
@@ -159,6 +159,6 @@ _TWO_TURNS: Final[Messages] = (
 _WITH_RESULTS: Final[Messages] = (
     *PLAIN,
     {"role": "assistant", "content": "", "reasoning": "Look it up.", "tool_calls": [call_of(0, {"query": "tide"})]},
-    {"role": "tool", "tool_call_id": "call_0", "name": "probe_search", "content": "noon"},
+    {"role": "tool", "tool_call_id": "call00000", "name": "probe_search", "content": "noon"},
 )
 _NEXT: Final[Messages] = ({"role": "assistant", "content": "At noon."}, {"role": "user", "content": "And tomorrow?"})

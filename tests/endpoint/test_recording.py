@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from lachesis.agent.outcome import Outcome
 from lachesis.endpoint import Recording, RecordingEndpoint
@@ -23,6 +24,16 @@ TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type"
 TWO_CALLS = "\n".join(
     f'<tool_call>\n{{"name": "look", "arguments": {{"path": "{name}", "n": 1.0}}}}\n</tool_call>' for name in "ab"
 )
+
+
+IDS = (
+    "{% for m in messages %}{% set ids = (m.tool_calls or [])|map(attribute='id')|list + [m.tool_call_id or 9 * '*'] %}"
+    "{% for id in ids %}{% if id|length != 9 %}{{ raise_exception('ids have 9 characters') }}{% endif %}{% endfor %}"
+    "<|im_start|>{{ m.role }}\n{% if m.role == 'tool' %}({{ m.tool_call_id }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}[TOOL_CALLS] [{{ c.function|tojson }}]{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""A template that writes the ids of results and checks their length."""
 
 
 class Client:
@@ -236,3 +247,130 @@ async def test_what_is_no_conversation_is_refused(messages: Any) -> None:
         status, answer = await client.post(messages)
         assert status == 400 and answer["error"]["message"]
         assert client.recording.refused and not client.recording.completions()
+
+
+async def test_a_request_whose_body_comes_after_the_closing_is_refused() -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as client:
+        begun, closed = asyncio.Event(), asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"messages": '
+            begun.set()
+            await closed.wait()
+            yield json.dumps([user("?")]).encode() + b"}"
+
+        async def post() -> int:
+            url = f"{client.recording.base_url}/v1/chat/completions"
+            async with client.http.post(url, data=body()) as response:
+                return response.status
+
+        asked = asyncio.create_task(post())
+        await begun.wait()
+        await asyncio.sleep(0.05)
+        await client.recording.close()
+        closed.set()
+        assert await asked == 410 and not client.recording.completions()
+
+
+async def test_closed_recordings_are_forgotten_and_their_keys_still_known() -> None:
+    async with stack() as world, RecordingEndpoint(world.tokens) as endpoint, aiohttp.ClientSession() as http:
+        recordings = [endpoint.open() for _ in range(50)]
+        for recording in recordings:
+            await recording.close()
+        kept = [value for value in vars(endpoint).values() if isinstance(value, (dict, set, list))]
+        assert kept and not any(kept)
+        for key, status in ((recordings[7].key, 410), ("sk-lachesis-other", 401)):
+            async with http.get(f"{endpoint.root_url}/v1/models", headers={"Authorization": f"bearer {key}"}) as answer:
+                assert answer.status == status
+
+
+async def test_a_body_that_cannot_be_unpacked_is_refused_in_the_form_of_the_route() -> None:
+    async with stack() as world, opened(world) as client:
+        url, headers = f"{client.recording.base_url}/v1/messages", {"Content-Encoding": "gzip"}
+        async with client.http.post(url, data=b"{}", headers=headers, compress=False) as response:
+            assert response.status == 400 and (await response.json())["type"] == "error"
+        assert client.recording.refused and client.recording.error is None
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("route", "body"),
+    [
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": []}]}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": []}]}),
+        ("/v1/chat/completions", {"messages": [user("?")], "stream": True, "stream_options": [1]}),
+        ("/v1/chat/completions", {"messages": [{**user("?"), "more": nested(900)}]}),
+        ("/v1/completions", {"prompt": "?", "stream": True, "stream_options": 5}),
+        ("/v1/completions", {"prompt": ""}),
+        ("/v1/responses", {"input": "?", "text": {"format": "x"}}),
+        ("/generate", {"text": ""}),
+    ],
+)
+async def test_what_a_client_writes_wrongly_is_no_failure_of_the_infrastructure(route: str, body: Any) -> None:
+    async with stack(policy=Scripted("Hi.")) as world, opened(world) as client:
+        async with client.http.post(client.recording.base_url + route, json=body) as response:
+            assert response.status == 400, await response.text()
+        assert client.recording.refused and client.recording.error is None and not world.fake.requests
+
+
+async def test_of_equal_answers_the_one_that_a_client_names_is_continued() -> None:
+    tokens = iter([["Th", "e same."], ["The", " same."], ["Done."]])
+
+    def say(ask: Ask) -> Any:
+        return ask.ended([index for part in next(tokens) for index in ask.codec.encode(part)])
+
+    async with stack(policy=say) as world, opened(world) as client:
+
+        async def respond(**body: Any) -> str:
+            async with client.http.post(f"{client.recording.base_url}/v1/responses", json=body) as response:
+                return str((await response.json())["id"])
+
+        await respond(input="?")
+        second = await respond(input="?")
+        await respond(input="And?", previous_response_id=second)
+        first, other, last = (seen.call and list(seen.call.prompts[0]) for seen in world.fake.requests)
+        sampled = [seen.completions[0].ids for seen in world.fake.requests]
+        assert first == other and sampled[0] != sampled[1]
+        assert last and other and last[: len(other) + len(sampled[1])] == [*other, *sampled[1]]
+        assert len(assert_exact(world, client.recording.history())) == 2
+
+
+async def test_results_name_the_call_ids_that_the_model_wrote() -> None:
+    """The template writes ids, of one length, and the model writes the same id every turn."""
+    call = '[TOOL_CALLS] [{"name": "look", "arguments": {}, "id": "abcdefghi"}]'
+    prompts, says = PromptBuilder(fake_tokenizer(), chat_template=IDS), Scripted(call, call, "Done.")
+    async with stack(policy=says, prompts=prompts, parser="mistral") as world, opened(world) as client:
+        talk: list[Any] = [user("?")]
+        told = []
+        for _ in range(3):
+            talk.append(answer := await client.ask(talk, tools=TOOLS))
+            for each in answer.get("tool_calls") or ():
+                told.append(each["id"])
+                talk.append(result(each["id"], "here"))
+        assert len(told) == len(set(told)) == 2 and {len(each) for each in told} == {9}
+        assert len(assert_exact(world, client.recording.history())) == 1
+        assert world.text(world.last_prompt).count("(abcdefghi)here") == 2
+
+
+async def test_a_text_is_continued_after_a_token_that_the_tokenizer_put_before_it() -> None:
+    prompts = PromptBuilder(tokenizer := fake_tokenizer())
+    end = "<|im_end|>"
+    before = TemplateProcessing(single=f"{end} $A", special_tokens=[(end, tokenizer.convert_tokens_to_ids(end))])
+    tokenizer.backend_tokenizer.post_processor = before
+
+    def say(ask: Ask) -> Any:
+        return [index for letter in "river" for index in ask.codec.encode(letter)]
+
+    async with stack(tokenizer, prompts=prompts, policy=say) as world, opened(world) as client:
+        prompt = "A"
+        for _ in range(2):
+            body = {"prompt": prompt, "max_tokens": 5}
+            async with client.http.post(f"{client.recording.base_url}/v1/completions", json=body) as response:
+                prompt += (await response.json())["choices"][0]["text"] + " and"
+        assert len(assert_exact(world, client.recording.history(), verifies=False)) == 1
