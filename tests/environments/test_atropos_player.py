@@ -84,7 +84,8 @@ async def test_scores_follow_the_text_and_not_the_order_of_sampling(tmp_path: Pa
 
 async def test_a_completion_that_no_sample_contains_is_counted_and_kept_as_a_record(tmp_path: Path) -> None:
     for group in await played(stock.ShuffledEnv, tmp_path):
-        (left,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+        assert all(rollout["reward"] is not None for rollout in group["rollouts"])
+        left = group["beside"]
         assert left["reason"] == "1 completion is in no sample that the environment returned"
         assert left["completion_tokens"] > 0 and left["messages"][-1]["content"]
 
@@ -149,7 +150,7 @@ async def test_text_that_the_model_did_not_say_is_refused_by_name(
     refused = [rollout["reason"] for rollout in groups[0]["rollouts"] if rollout["reward"] is None]
     assert refused[0].startswith("sample 0 is refused: it trains text that the model did not say: '")
     assert "'As a person I would say this.'" in refused[1]
-    assert refused[2] == "2 completions are in no sample that the environment returned"
+    assert groups[0]["beside"]["reason"] == "2 completions are in no sample that the environment returned"
     assert '"refused": 4' in capsys.readouterr().out
 
 
@@ -158,8 +159,7 @@ async def test_an_item_without_a_group_is_no_failure(tmp_path: Path) -> None:
         env = player(stock.NoneEnv, server, tmp_path, "--env.total_steps", "5", "--env.max_failed_groups", "1")
         result = await env.process_manager()
     assert (result.declined, result.failed_groups, result.failed) == (5, 0, False)
-    (record,) = failures_of(tmp_path)[0]["rollouts"]
-    assert record["completion_tokens"] > 0
+    assert failures_of(tmp_path)[0]["beside"]["completion_tokens"] > 0 and result.tokens > 0
 
 
 async def test_an_exception_of_the_environment_is_shown_with_its_traceback(

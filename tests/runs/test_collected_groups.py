@@ -95,7 +95,9 @@ async def test_an_override_of_collect_trajectories_changes_scores_and_samples_ke
         assert [len(each) for each in group["distill_token_ids"]] == [
             len(sample["tokens"]) for sample in by_rollout.values()
         ]
-        (hint,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+        assert len(group["rollouts"]) == 2
+        hint = group["beside"]
+        assert hint["completions"] == 1 and hint["completion_tokens"] > 0
         assert hint["reason"] == "1 completion is in no sample that the environment returned"
 
 
