@@ -33,8 +33,6 @@ class Match:
     """Those that it trains, in the order of sampling."""
     refused: str = ""
     """Why it was not recognised."""
-    twins: tuple[Any, ...] = ()
-    """(prompt, text) of those that were sampled in several ways: their samples have to have one score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +66,31 @@ class Matcher:
     def match(self, samples: Sequence[ReturnedSample]) -> list[Match]:
         """The completions of each sample. Of several with the same ids after the same prompt, the first that no earlier
         sample has."""
-        found = []
-        for sample in samples:
-            found.append(self._by_ids(sample) or self._by_text(sample))
-            self._taken.update(found[-1].completions)
+        found: list[Match] = []
+        twins: list[list[Any]] = []
         scores: dict[Any, set[float]] = {}
-        for sample, match in zip(samples, found, strict=True):
-            for twin in match.twins:
+        for sample in samples:
+            by_ids = self._by_ids(sample)
+            found.append(by_ids or self._by_text(sample))
+            self._taken.update(found[-1].completions)
+            exact = by_ids is not None and sample.logprobs  # which only the ids of a server come with
+            twins.append([] if exact else [_way(each) for each in found[-1].completions if self._has_twin(each)])
+            for twin in twins[-1]:
                 scores.setdefault(twin, set()).add(sample.score)
+        mixed = {twin for twin, given in scores.items() if len(given) > 1}
         return [
-            Match(refused=_TWINS) if any(len(scores[twin]) > 1 for twin in match.twins) else match for match in found
+            Match(refused=_TWINS) if mixed.intersection(own) else match for match, own in zip(found, twins, strict=True)
         ]
+
+    def _has_twin(self, completion: Completion) -> bool:
+        """Whether the model answered the same prompt with the same text in other tokens, or without its end."""
+        return completion.tokens is not None and any(
+            each.said == completion.said
+            and each.tokens is not None
+            and each.tokens.ids != completion.tokens.ids
+            and each.tokens.prompt.ids == completion.tokens.prompt.ids
+            for each in self._recording.completions
+        )
 
     # By ids.
 
@@ -98,7 +110,7 @@ class Matcher:
             if ids[span[0] : span[1]] == tokens.ids and ids[: span[0]] == tokens.prompt.ids:
                 spans[span] = completion
         covered = [False] * len(ids)
-        for start, end in sorted(spans, key=lambda span: (span[0], -span[1])):
+        for start, end in sorted(spans, key=lambda span: (span[0], spans[span] in self._taken, -span[1])):
             if any(covered[start:end]):
                 del spans[start, end]  # a shorter answer to the same prompt
             covered[start:end] = [True] * (end - start)
@@ -118,18 +130,14 @@ class Matcher:
         if isinstance(parts, str):
             return Match(refused=parts)
         found: list[Completion] = []
-        twins: list[Any] = []
         for part in reversed(parts):  # the last turn first: its conversation says which the earlier ones were
             said = self._said(part, found)
-            ways = {(_prompt(each), tuple(each.tokens.ids) if each.tokens is not None else each.said) for each in said}
-            if not said or len({prompt for prompt, _ in ways}) > 1:
+            if not said or len(set(map(_prompt, said))) > 1:
                 shown = part.text if len(part.text) <= 200 else f"{part.text[:120]} ... {part.text[-60:]}"
                 why = "that the model said in several conversations" if said else "that the model did not say"
                 return Match(refused=f"it trains text {why}: {shown!r}")
-            if len(ways) > 1:
-                twins.append((_prompt(said[0]), self._without_ends(part.text)))
             found.append(said[0])
-        return Match(tuple(sorted(found, key=self._recording.completions.index)), twins=tuple(twins))
+        return Match(tuple(sorted(found, key=self._recording.completions.index)))
 
     def _parts(self, sample: ReturnedSample) -> list[_Part] | str:
         """What the sample trains; a text says why that is unknown."""
@@ -189,6 +197,9 @@ class Matcher:
     def _goes_on(self, completion: Completion, part: _Part) -> bool:
         """Whether it said the end of a part, after a prompt that ends with its beginning."""
         text, said = self._without_ends(part.text), self._without_ends(completion.said)
+        prefill = text[: len(text) - len(said)]
+        if part.prompt == "" or any(end in prefill for end in self._ends):
+            return False  # it trains earlier messages too
         return bool(said) and text.endswith(said) and (completion.prompt + completion.said).rstrip().endswith(text)
 
     def _same_prompt(self, completion: Completion, part: _Part) -> bool:
@@ -263,6 +274,10 @@ def _prompt(completion: Completion) -> Any:
     if completion.tokens is not None:
         return tuple(completion.tokens.prompt.ids)
     return completion.prompt if completion.messages is None else tuple(map(_canonical, completion.messages))
+
+
+def _way(completion: Completion) -> Any:
+    return _prompt(completion), completion.said
 
 
 def _is_before(completion: Completion, later: Sequence[Completion]) -> bool:
