@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server.policies import RandomTokens
 from tests.environments.test_atropos_player import failures_of, fake, groups_of, played, player
 from tests.support import hostile_envs as hostile
 from tests.support.stock_run_api import StockRunApi, run_api
@@ -52,9 +53,9 @@ async def test_one_text_after_two_prompts_is_refused_where_the_sample_shows_neit
     assert all("text that the model said in several conversations" in reason for reason in reasons), reasons
 
 
-@pytest.mark.parametrize("policy", [None, "Yes"])
+@pytest.mark.parametrize("policy", [RandomTokens(), None, "Yes"], ids=["tokens", "words", "yes"])
 @pytest.mark.parametrize("kept", [0, 1, 2])
-async def test_the_environment_decides_which_turns_are_trained(tmp_path: Path, kept: int, policy: str | None) -> None:
+async def test_the_environment_decides_which_turns_are_trained(tmp_path: Path, kept: int, policy: Any) -> None:
     class Kept(hostile.OneTurn):
         pass
 
