@@ -142,6 +142,46 @@ async def test_all_groups_of_an_item_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "groups.jsonl").read_bytes() == before, "a second start plays nothing again"
 
 
+async def test_a_run_that_was_killed_between_the_groups_of_an_item_loses_and_doubles_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "groups.jsonl"
+    await played(stock.ListEnv, tmp_path, "--env.total_steps", "1")
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:100])
+    groups = await played(stock.ListEnv, tmp_path, "--env.total_steps", "1")
+    assert path.read_bytes().startswith(first)
+    assert len({group["item_key"] for group in groups}) == len(groups) == 2
+    assert len({sample["rollout_id"] for group in groups for sample in group["samples"]}) == 6
+    assert "+1: an earlier start wrote this group; what its item gave now is left out" in capsys.readouterr().err
+
+
+async def test_a_method_of_the_environment_that_no_run_calls_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Sends(stock.ChatEnv):
+        async def handle_send_to_api(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    await played(Sends, tmp_path)
+    assert "Sends overrides handle_send_to_api: not called" in capsys.readouterr().err
+
+
+async def test_an_answer_that_comes_after_the_item_is_no_silent_loss(tmp_path: Path) -> None:
+    class Leaves(stock.ChatEnv):
+        async def collect_trajectories(self, item: Any) -> Any:
+            self.task = asyncio.create_task(self.answers(item))
+            await asyncio.sleep(0.1)
+            return None, []
+
+    async with fake(latency=(0.5, 0.6)) as server:
+        env = player(Leaves, server, tmp_path, "--env.total_steps", "1")
+        async with env.running():
+            await env.collect_groups(await env.get_next_item(), "key")
+            with pytest.raises(RuntimeError, match="an answer of the model after the groups"):
+                await env.stock.task
+
+
 async def test_text_that_the_model_did_not_say_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
