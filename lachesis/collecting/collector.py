@@ -125,7 +125,9 @@ class Collector:
     def _played(
         self, item: Any, item_key: str, groups: Sequence[ReturnedGroup], recording: Recording
     ) -> list[PlayedGroup]:
-        foreign = [each for group in groups for each in group.samples if each.rollout_id not in recording.rollouts]
+        foreign = [
+            [sample for sample in group.samples if sample.rollout_id not in recording.rollouts] for group in groups
+        ]
         matches = iter(Matcher(recording, self.decode, self.ends).match(foreign))
         used: set[int] = set()
         own: set[str] = set()

@@ -20,8 +20,8 @@ from lachesis.collecting.returned import ReturnedSample
 _ASSISTANTS = ("assistant", "agent", "gpt")
 _MARKUP = re.compile(r"<[^<>]*>")
 _TWINS = (
-    "it trains a text that the model said several times, in different tokens, and other samples with this text have "
-    "other scores"
+    "other samples with its text have other scores, and the model said this text once only, or in different tokens: "
+    "which one is meant is unknown"
 )
 
 
@@ -63,18 +63,23 @@ class Matcher:
         self._special = ends
         self._taken: set[Completion] = set()
 
-    def match(self, samples: Sequence[ReturnedSample]) -> list[Match]:
-        """The completions of each sample. Of several with the same ids after the same prompt, the first that no earlier
-        sample has."""
+    def match(self, groups: Sequence[Sequence[ReturnedSample]]) -> list[Match]:
+        """The completions of each sample of the groups, one after the other.
+
+        Of several with the same ids after the same prompt, the first that no earlier sample has.
+        """
         found: list[Match] = []
         twins: list[list[Any]] = []
         scores: dict[Any, set[float]] = {}
-        for sample in samples:
+        samples = [(number, sample) for number, group in enumerate(groups) for sample in group]
+        for number, sample in samples:
             by_ids = self._by_ids(sample)
             found.append(by_ids or self._by_text(sample))
             self._taken.update(found[-1].completions)
             exact = by_ids is not None and sample.logprobs  # which only the ids of a server come with
             twins.append([] if exact else [_way(each) for each in found[-1].completions if self._has_twin(each)])
+            if found[-1].completions and not exact:  # another sample of the group may have them too
+                twins[-1].append((number, tuple(map(id, found[-1].completions))))
             for twin in twins[-1]:
                 scores.setdefault(twin, set()).add(sample.score)
         mixed = {twin for twin, given in scores.items() if len(given) > 1}

@@ -108,10 +108,15 @@ async def test_an_answer_and_its_cut_twin_are_refused_with_different_scores_and_
         scores = (1.0, 1.0)
 
     reasons = await refusals(hostile.CutTwin, tmp_path / "two", policy="Yes")
-    assert len(reasons) == 2 and all("several times, in different tokens" in reason for reason in reasons)
+    assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
     for group in await played(OneScore, tmp_path / "one", policy="Yes"):
         assert len({tuple(sample["tokens"]) for sample in group["samples"]}) == 2
         assert "beside" not in group
+
+
+async def test_one_answer_has_one_score(tmp_path: Path) -> None:
+    reasons = await refusals(hostile.Gold, tmp_path, policy="Yes")
+    assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
 
 
 async def test_serve_sends_the_sampled_tokens_of_a_foreign_environment(tmp_path: Path, run_api: StockRunApi) -> None:

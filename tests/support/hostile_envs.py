@@ -153,3 +153,11 @@ class Edited(Asking):
         said = await self.say(chat)
         chats = [[*chat, model(text)] for text in (said[:-1], "x" + said, said + " Done.")]
         return self.group(chats, [3.0, 2.0, 1.0]), []
+
+
+class Gold(Asking):
+    """Adds the right answer to the group, which the model happened to give as well."""
+
+    async def collect_trajectories(self, item):
+        chats = [[user("Question"), model(text)] for text in ("Yes", await self.say([user("Question")]))]
+        return self.group(chats, [1.0, 0.0]), []
