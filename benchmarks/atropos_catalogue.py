@@ -208,7 +208,7 @@ CASES: Sequence[Case] = (
     Case("gsm8k_server_axolotl.py", "GSM8kEnv", _BOXED, files=_GSM8K),
     Case("community/cat_behavior_env/catbot_arena.py", "GSM8kEnv", _BOXED, files=_GSM8K),
     Case("community/goofy_math/goofy_math_server.py", "GoofyMathEnv", _BOXED, files=_GSM8K),
-    Case("math_server.py", "MathEnv", thinking(r"\boxed{8}", r"\boxed{9}"), files=_MATH),
+    Case("math_server.py", "MathEnv", thinking(r"\boxed{8}", r"\boxed{9}"), {"env.total_steps": 8}, _MATH),
     Case(
         "math_server_zero.py",
         "MathEnv",
@@ -346,7 +346,7 @@ CASES: Sequence[Case] = (
         "ReasoningGymEnv",
         _calculating,
         flags={"env.total_steps": 30},
-        packages=["pytz", "cellpylib", "pycosat", "tabulate"],
+        packages=["reasoning_gym", "bfi"],
     ),
     Case("community/word_hunt/word_hunt_env.py", "WordHuntEnv", saying("TEA, TREE, SEAT", "ZZZ", "EAT, ATE", "no")),
     Case(

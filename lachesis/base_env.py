@@ -300,6 +300,7 @@ class HermesAgentBaseEnv(AtroposBase):
         given = self._server
         async with run_resources(self, given, training=training) as (server, player):
             self._server, self._player = server, player
+            self.note_uncalled(type(self), HermesAgentBaseEnv)
             if self.collects:
                 from lachesis.collecting import own_groups
 

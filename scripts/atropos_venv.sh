@@ -7,4 +7,4 @@ own=$1 venv=$2
 install="$own/bin/uv pip install --quiet --python $venv/bin/python"
 $install --no-deps --requirement requirements/lock.txt
 $install --no-deps --editable .
-$install scikit-learn langdetect pennylane pytz cellpylib pycosat tabulate "gymnasium<1.2"
+$install scikit-learn langdetect pennylane pytz reasoning-gym "gymnasium<1.2"

@@ -6,14 +6,16 @@ The environment decides what is scored and how. The tokens are those that were r
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from backends import BackendError
+from lachesis.agent.blocking_calls import with_blocking_calls
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.collecting.drift import Drift, drift_of
-from lachesis.collecting.matching import Matcher
+from lachesis.collecting.matching import Match, Matcher
 from lachesis.collecting.recording import Completion, Recording, recorded
 from lachesis.collecting.returned import OF_TOKENS, ReturnedGroup, ReturnedSample, returned_groups
 from lachesis.collecting.rollouts import renumbered, result_of, rollout_of
@@ -26,8 +28,7 @@ from lachesis.trajectories import TokenSample
 
 
 class _TooLate(Exception):
-    def __str__(self) -> str:
-        return "the groups of the item took longer than env.rollout_timeout"
+    """The environment did not return the groups of an item in time."""
 
 
 _MOST_TOLD = 5
@@ -67,7 +68,7 @@ class Collector:
         while True:
             with recorded() as recording:
                 async with holding_sandboxes():
-                    groups, backlog, failure = await self._attempt(item)
+                    groups, backlog, failure = await self._attempt(item, recording)
             broken = recording.error
             if broken is None or len(retried_after) >= self.max_retries or isinstance(broken, RequestRejected):
                 break
@@ -83,34 +84,51 @@ class Collector:
             played = self._played(item, item_key, groups, recording)
         first = played[0]
         rollouts = renumbered(first.rollouts)
+        beside = first.beside
         if rollouts:
             attempts = len(retried_after) + 1
             rollouts[0] = replace(
                 rollouts[0], attempts=attempts, retried_after=tuple(retried_after), lost_completion_tokens=lost
             )
+        elif lost:
+            beside = replace(beside or _beside((), item_key), lost_completion_tokens=lost)
         stop_if_hopeless(rollouts)
-        return [replace(first, rollouts=rollouts), *played[1:]]
+        return [replace(first, rollouts=rollouts, beside=beside), *played[1:]]
 
-    async def _attempt(self, item: Any) -> tuple[list[ReturnedGroup], list[Any], BaseException | None]:
+    async def _attempt(
+        self, item: Any, recording: Recording
+    ) -> tuple[list[ReturnedGroup], list[Any], BaseException | None]:
         """What the environment returned, and what it raised."""
         before = cancel_requests()
         try:
             async with asyncio.timeout(self.timeout) as limit:
-                given, backlog = await self.source.collect_trajectories(item)
-                if given:
-                    given = await self.source.postprocess_histories(given)
-                groups = returned_groups(given, f"{self.name}.collect_trajectories")
-                await self.source.cleanup()
-            return groups, list(backlog or ()), None
+                name = f"{self.name}: collect_trajectories"
+                groups, backlog = await with_blocking_calls(self._collected(item), name=name)
+            return groups, backlog, None
         except (Exception, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and cancel_requests() > before:
                 raise
-            return [], [], _TooLate() if limit.expired() else error
+            if limit.expired():
+                error = _TooLate(f"the groups of the item took longer than {self.timeout:g} s; see env.rollout_timeout")
+            elif isinstance(error, BackendError):
+                recording.error = recording.error or error
+            return [], [], error
+
+    async def _collected(self, item: Any) -> tuple[list[ReturnedGroup], list[Any]]:
+        given, backlog = await self.source.collect_trajectories(item)
+        if given:
+            given = await self.source.postprocess_histories(given)
+        groups = returned_groups(given, f"{self.name}.collect_trajectories")
+        await self.source.cleanup()
+        return groups, list(backlog or ())
 
     def _played(
         self, item: Any, item_key: str, groups: Sequence[ReturnedGroup], recording: Recording
     ) -> list[PlayedGroup]:
-        matcher = Matcher(recording, self.decode, self.ends)
+        foreign = [
+            [sample for sample in group.samples if sample.rollout_id not in recording.rollouts] for group in groups
+        ]
+        matches = iter(Matcher(recording, self.decode, self.ends).match(foreign))
         used: set[int] = set()
         own: set[str] = set()
         played = []
@@ -125,7 +143,7 @@ class Collector:
                     if rollout.reward != sample.score:
                         rollout = replace(rollout, left_out="").rewarded(_reward(sample.score))
                 else:
-                    rollout = self._recognised(sample, matcher, key, used)
+                    rollout = self._recognised(sample, next(matches), key, used)
                 rollouts.append(rollout)
                 if rollout.reward is not None:
                     extras[rollout.rollout_id] = self._extras(sample, rollout, key)
@@ -142,8 +160,7 @@ class Collector:
             )
         return self._with_the_rest(item, item_key, played, recording, used, own)
 
-    def _recognised(self, sample: ReturnedSample, matcher: Matcher, key: str, used: set[int]) -> Rollout:
-        match = matcher.match(sample)
+    def _recognised(self, sample: ReturnedSample, match: Match, key: str, used: set[int]) -> Rollout:
         used.update(map(id, match.completions))
         if not match.refused:
             return rollout_of(match.completions, item_key=key, index=sample.place, score=sample.score)
@@ -178,22 +195,16 @@ class Collector:
         own: set[str],
     ) -> list[PlayedGroup]:
         """The groups with everything that was sampled and is in none of them: nothing is lost silently."""
-        rest: list[Rollout] = []
         missing = [rollout for rollout in recording.rollouts.values() if rollout.rollout_id not in own]
         if not played and missing:  # our own group, which was not complete or not scored
             return [PlayedGroup(item, item_key, self.tools, missing)]
-        for rollout in missing:
-            dropped = "collect_trajectories did not return it"
-            rest.append(replace(rollout.rewarded(None), left_out=dropped) if rollout.reward is not None else rollout)
+        rest = _unfinished(missing)
         left = [each for each in recording.completions if id(each) not in used]
-        if left:
-            count = "1 completion is" if len(left) == 1 else f"{len(left)} completions are"
-            why = f"{count} in no sample that the environment returned"
-            rest.append(rollout_of(left, item_key=item_key, index=0, score=None, left_out=why))
+        beside = _beside(left, item_key) if left else None
         if not played:
             why = "collect_trajectories returned no group"
-            return [PlayedGroup(item, item_key, self.tools, rest, declined=why)]
-        return [replace(played[0], rollouts=[*played[0].rollouts, *rest]), *played[1:]]
+            return [PlayedGroup(item, item_key, self.tools, rest, declined=why, beside=beside)]
+        return [replace(played[0], rollouts=[*played[0].rollouts, *rest], beside=beside), *played[1:]]
 
     def _tell_once(self, what: str, line: str) -> None:
         if what not in self._told and len(self._told) < _MOST_TOLD:
@@ -236,6 +247,18 @@ def _infrastructure(recording: Recording, item_key: str, error: Exception) -> Ro
     )
 
 
+def _beside(completions: Sequence[Completion], item_key: str) -> Rollout:
+    count = "1 completion is" if len(completions) == 1 else f"{len(completions)} completions are"
+    why = f"{count} in no sample that the environment returned"
+    return rollout_of(completions, item_key=item_key, index=0, score=None, left_out=why)
+
+
+def _unfinished(rollouts: Iterable[Rollout]) -> list[Rollout]:
+    """Rollouts of our own loop that the environment did not return; they lose their rewards."""
+    why = "collect_trajectories did not return it"
+    return [replace(each.rewarded(None), left_out=why) if each.reward is not None else each for each in rollouts]
+
+
 def _failed(recording: Recording, item_key: str, failure: BaseException) -> list[Rollout]:
     """The rollouts of an item on which the environment raised, or took too long."""
     rollout = Rollout.broken(item_key, 0, failure)
@@ -243,11 +266,4 @@ def _failed(recording: Recording, item_key: str, failure: BaseException) -> list
         rollout = replace(rollout, outcome=Outcome.TIMEOUT, reason=str(failure), traceback=None)
     if recording.completions:
         rollout = replace(rollout, result=result_of(recording.completions, rollout.outcome, rollout.reason))
-    unfinished = "collect_trajectories did not return it"
-    return [
-        rollout,
-        *(
-            replace(each.rewarded(None), left_out=unfinished) if each.reward is not None else each
-            for each in recording.rollouts.values()
-        ),
-    ]
+    return [rollout, *_unfinished(recording.rollouts.values())]

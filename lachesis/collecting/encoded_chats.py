@@ -58,7 +58,7 @@ def noting_trained(tokenize_for_trainer: Callable[..., dict[str, Any]]) -> Calla
             trained = [len(chat) - 1]
             if train_on_all_assistant_turns:
                 trained = [at for at, message in enumerate(chat) if message.get("role") in _TRAINED]
-            recording.note(made.get("tokens"), chat, trained)
+            recording.note(made.get("tokens"), chat, trained, made.get("masks"))
         return made
 
     return tokenize

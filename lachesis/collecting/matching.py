@@ -8,15 +8,21 @@ sample refused.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from lachesis.collecting.recording import Completion, Recording
+from lachesis.collecting.recording import Completion, NotedChat, Recording
 from lachesis.collecting.returned import ReturnedSample
 
 _ASSISTANTS = ("assistant", "agent", "gpt")
+_MARKUP = re.compile(r"<[^<>]*>")
+_TWINS = (
+    "other samples with its text have other scores, and the model said this text once only, or in different tokens: "
+    "which one is meant is unknown"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,8 @@ class _Part:
     calls: Any = None
     before: tuple[Any, ...] | None = None
     """The conversation before it, where it is known."""
+    prompt: str | None = None
+    """The text of the tokens before it, where that is known."""
 
 
 class Matcher:
@@ -55,11 +63,39 @@ class Matcher:
         self._special = ends
         self._taken: set[Completion] = set()
 
-    def match(self, sample: ReturnedSample) -> Match:
-        """The completions of a sample. Of several that fit equally, the first that no earlier sample has."""
-        found = self._by_ids(sample) or self._by_text(sample)
-        self._taken.update(found.completions)
-        return found
+    def match(self, groups: Sequence[Sequence[ReturnedSample]]) -> list[Match]:
+        """The completions of each sample of the groups, one after the other.
+
+        Of several with the same ids after the same prompt, the first that no earlier sample has.
+        """
+        found: list[Match] = []
+        twins: list[list[Any]] = []
+        scores: dict[Any, set[float]] = {}
+        samples = [(number, sample) for number, group in enumerate(groups) for sample in group]
+        for number, sample in samples:
+            by_ids = self._by_ids(sample)
+            found.append(by_ids or self._by_text(sample))
+            self._taken.update(found[-1].completions)
+            exact = by_ids is not None and sample.logprobs  # which only the ids of a server come with
+            twins.append([] if exact else [_way(each) for each in found[-1].completions if self._has_twin(each)])
+            if found[-1].completions and not exact:  # another sample of the group may have them too
+                twins[-1].append((number, tuple(map(id, found[-1].completions))))
+            for twin in twins[-1]:
+                scores.setdefault(twin, set()).add(sample.score)
+        mixed = {twin for twin, given in scores.items() if len(given) > 1}
+        return [
+            Match(refused=_TWINS) if mixed.intersection(own) else match for match, own in zip(found, twins, strict=True)
+        ]
+
+    def _has_twin(self, completion: Completion) -> bool:
+        """Whether the model answered the same prompt with the same text in other tokens, or without its end."""
+        return completion.tokens is not None and any(
+            each.said == completion.said
+            and each.tokens is not None
+            and each.tokens.ids != completion.tokens.ids
+            and each.tokens.prompt.ids == completion.tokens.prompt.ids
+            for each in self._recording.completions
+        )
 
     # By ids.
 
@@ -79,7 +115,9 @@ class Matcher:
             if ids[span[0] : span[1]] == tokens.ids and ids[: span[0]] == tokens.prompt.ids:
                 spans[span] = completion
         covered = [False] * len(ids)
-        for start, end in spans:
+        for start, end in sorted(spans, key=lambda span: (span[0], spans[span] in self._taken, -span[1])):
+            if any(covered[start:end]):
+                del spans[start, end]  # a shorter answer to the same prompt
             covered[start:end] = [True] * (end - start)
         for start, end in runs:
             others = [ids[at] for at in range(start, end) if not covered[at]]
@@ -98,28 +136,27 @@ class Matcher:
             return Match(refused=parts)
         found: list[Completion] = []
         for part in reversed(parts):  # the last turn first: its conversation says which the earlier ones were
-            completion = self._said(part, found)
-            if completion is None:
+            said = self._said(part, found)
+            if not said or len(set(map(_prompt, said))) > 1:
                 shown = part.text if len(part.text) <= 200 else f"{part.text[:120]} ... {part.text[-60:]}"
-                return Match(refused=f"it trains text that the model did not say: {shown!r}")
-            if completion not in found:
-                found.append(completion)
+                why = "that the model said in several conversations" if said else "that the model did not say"
+                return Match(refused=f"it trains text {why}: {shown!r}")
+            found.append(said[0])
         return Match(tuple(sorted(found, key=self._recording.completions.index)))
 
     def _parts(self, sample: ReturnedSample) -> list[_Part] | str:
         """What the sample trains; a text says why that is unknown."""
         ids, runs = sample.tokens, sample.runs()
-        chat = self._recording.chat_of(ids) if ids is not None else None
+        chat = self._recording.chat_of(ids, sample.masks) if ids is not None else None
+        if ids is not None and runs:
+            texts = [_Part(self._decode(ids[start:end]), prompt=self._decode(ids[:start])) for start, end in runs]
+            trained = self._trained(chat, texts)
+            if trained:
+                same = len(trained) == len(texts)
+                return [replace(part, prompt=texts[at].prompt if same else None) for at, part in enumerate(trained)]
+            return texts
         if chat is not None and chat.trained is not None:
             return [_part(chat.messages, at) for at in chat.trained] or "it trains no message"
-        if chat is not None and runs and ids is not None:
-            said = [at for at, message in enumerate(chat.messages) if message.get("role") in _ASSISTANTS]
-            if len(runs) == len(said):
-                return [_part(chat.messages, at) for at in said]
-            if len(runs) == 1 and runs[0][1] == len(ids) and said and said[-1] == len(chat.messages) - 1:
-                return [_part(chat.messages, said[-1])]
-        if ids is not None and runs:
-            return [_Part(self._decode(ids[start:end])) for start, end in runs]
         if ids is not None and sample.masks is not None:
             return "its masks train nothing"
         if sample.messages is not None and (last := _part(sample.messages, len(sample.messages) - 1)):
@@ -128,21 +165,52 @@ class Matcher:
             return "its last message is not the model's, and it has no tokens"
         return "it has neither token ids with masks nor messages"
 
-    def _said(self, part: _Part, later: Sequence[Completion]) -> Completion | None:
-        """The completion that said a part: in the same conversation, else with the same text, else after a prompt that
-        ends with the beginning of the text."""
-        candidates = self._in_order()
-        before = [each for each in candidates if _is_before(each, later)]
-        for pool in (before, candidates):
-            same = [each for each in pool if self._says(each, part)]
-            if same:
-                return next((each for each in same if _same_conversation(each, part)), same[0])
-        text = self._without_ends(part.text)
-        for completion in candidates:
-            said = self._without_ends(completion.said)
-            if said and text.endswith(said) and (completion.prompt + completion.said).rstrip().endswith(text):
-                return completion
-        return None
+    def _trained(self, chat: NotedChat | None, runs: Sequence[_Part]) -> list[_Part]:
+        """The messages that a sample of this conversation trains; none where its masks do not train whole messages."""
+        if chat is None:
+            return []
+        if chat.trained is not None:
+            return [_part(chat.messages, at) for at in chat.trained]
+        said = [at for at, message in enumerate(chat.messages) if message.get("role") in _ASSISTANTS]
+        if len(runs) == 1:
+            said = said[-1:]
+        parts = [_part(chat.messages, at) for at in said]
+        whole = len(parts) == len(runs) and all(map(self._is_whole, runs, parts))
+        return parts if whole else []
+
+    def _is_whole(self, run: _Part, message: _Part) -> bool:
+        """Whether a run of trained tokens is this message, with nothing but markup beside it."""
+        text, said = self._without_ends(run.text), self._without_ends(message.text)
+        if message.calls:  # a template writes them in its own way
+            return said in text and all(str(name) in text for name, _ in message.calls)
+        for role in _ASSISTANTS:
+            text = text.removeprefix(role).lstrip()
+        return text.endswith(said) and not _MARKUP.sub("", text[: len(text) - len(said)]).strip()
+
+    def _said(self, part: _Part, later: Sequence[Completion]) -> list[Completion]:
+        """The completions that may have said a part, those that no earlier sample has first. An earlier turn than
+        `later` has to stand in the conversation of the sample."""
+        left = [each for each in self._in_order() if each not in later]
+        said = [each for each in left if self._says(each, part)] or [each for each in left if self._goes_on(each, part)]
+        here = [each for each in said if _same_conversation(each, part) or self._same_prompt(each, part)]
+        before = [each for each in here or said if _is_before(each, later)]
+        if later and not here and not before:
+            return []
+        said = before or here or said
+        return [each for each in said if each not in self._taken] or said
+
+    def _goes_on(self, completion: Completion, part: _Part) -> bool:
+        """Whether it said the end of a part, after a prompt that ends with its beginning."""
+        text, said = self._without_ends(part.text), self._without_ends(completion.said)
+        prefill = text[: len(text) - len(said)]
+        if part.prompt == "" or any(end in prefill for end in self._ends):
+            return False  # it trains earlier messages too
+        return bool(said) and text.endswith(said) and (completion.prompt + completion.said).rstrip().endswith(text)
+
+    def _same_prompt(self, completion: Completion, part: _Part) -> bool:
+        if part.prompt is None or not completion.prompt:
+            return False
+        return self._without_ends(completion.prompt) == self._without_ends(part.prompt)
 
     def _says(self, completion: Completion, part: _Part) -> bool:
         if part.calls is not None or completion.response.message.tool_calls:
@@ -204,6 +272,17 @@ def _same_conversation(completion: Completion, part: _Part) -> bool:
     if part.before is None or completion.messages is None:
         return False
     return tuple(map(_canonical, completion.messages)) == part.before
+
+
+def _prompt(completion: Completion) -> Any:
+    """What a completion answers, comparable with others'."""
+    if completion.tokens is not None:
+        return tuple(completion.tokens.prompt.ids)
+    return completion.prompt if completion.messages is None else tuple(map(_canonical, completion.messages))
+
+
+def _way(completion: Completion) -> Any:
+    return _prompt(completion), completion.said
 
 
 def _is_before(completion: Completion, later: Sequence[Completion]) -> bool:

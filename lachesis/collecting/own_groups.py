@@ -36,8 +36,17 @@ def collector_of(env: Environment, server: Router | TokenServer) -> tuple[Record
         ends=partial(special_tokens, env),
         tools=env.tool_definitions(),
         max_retries=env.config.max_infra_retries,
+        timeout=_longest(env.config),
         tell=partial(tell, env),
     )
+
+
+def _longest(config: Any) -> float | None:
+    """Seconds for one group: for our rollouts with all their repetitions, and as much as one rollout for the rest."""
+    if config.rollout_timeout is None:
+        return None
+    rollouts = (config.rollout_timeout + config.reward_timeout) * (1 + config.max_infra_retries)
+    return float(rollouts + config.reward_timeout + config.rollout_timeout)
 
 
 async def own_group(env: Environment, item: Any) -> tuple[dict[str, Any] | None, list[Any]]:

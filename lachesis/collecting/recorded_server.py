@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
-from lachesis.collecting.recording import Completion, current_recording, recording_of_request
+from lachesis.collecting.recording import Completion, RecordingError, current_recording, recording_of_request
 from lachesis.inference import InferenceError, Router, TokenServer
 from lachesis.inference.errors import ContextExhausted
 from lachesis.inference.managed_server import ManagedServer
@@ -124,6 +124,8 @@ class RecordedServer:
         recording = recording_of_request()
         arguments = self._arguments(kwargs)
         answer = await _asked(getattr(session, kind)(**arguments))
+        if recording.closed:
+            raise RecordingError("an answer of the model after the groups of its item were returned; it is left out")
         messages = None
         if kind == "chat_completion":
             messages = tuple(map(_plain, arguments["messages"]))

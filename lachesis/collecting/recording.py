@@ -63,23 +63,25 @@ class Recording:
     closed: bool = False
     sessions: dict[int, Any] = field(default_factory=dict)
     """The session of requests that open none, for each server."""
-    _chats: dict[bytes, NotedChat] = field(default_factory=dict)
+    _chats: dict[tuple[bytes, bytes | None], NotedChat] = field(default_factory=dict)
 
-    def note(self, ids: Any, messages: Any, trained: Sequence[int] | None = None) -> None:
-        """Remember which conversation these ids were encoded from."""
+    def note(self, ids: Any, messages: Any, trained: Sequence[int] | None = None, masks: Any = None) -> None:
+        """Remember which conversation these ids were encoded from, and which of its messages these masks train."""
         found = as_ids(ids)
         if found is None or not isinstance(messages, list | tuple):
             return
         if not all(isinstance(message, Mapping) for message in messages):
             return
-        key = _key(found)
-        if trained is not None or key not in self._chats:
-            kept = tuple(dict(message) for message in messages)
-            self._chats[key] = NotedChat(kept, None if trained is None else tuple(trained))
+        masked = None if trained is None else as_ids(masks)
+        kept = tuple(dict(message) for message in messages)
+        self._chats.setdefault((_key(found), None), NotedChat(kept))
+        if masked is not None and trained is not None:
+            self._chats[_key(found), _key(masked)] = NotedChat(kept, tuple(trained))
 
-    def chat_of(self, ids: Sequence[int]) -> NotedChat | None:
-        """The conversation that exactly these ids were encoded from."""
-        return self._chats.get(_key(ids))
+    def chat_of(self, ids: Sequence[int], masks: Sequence[int] | None) -> NotedChat | None:
+        """The conversation that exactly these ids were encoded from; what it trains only where the masks are noted."""
+        trained = self._chats.get((_key(ids), _key(masks))) if masks is not None else None
+        return trained or self._chats.get((_key(ids), None))
 
 
 _current: ContextVar[Recording | None] = ContextVar("recording", default=None)

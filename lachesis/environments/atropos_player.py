@@ -32,6 +32,7 @@ from lachesis.collecting.recording import recorded
 from lachesis.collecting.returned import ReturnedSample
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.atropos import BaseEnv, BaseEnvConfig, built_with, wrap_tokenize_for_trainer
+from lachesis.runs.atropos_base import NEVER_CALLED
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import ItemError, item_digest
 from lachesis.runs.server_settings import as_server_configs
@@ -153,6 +154,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
             tell=partial(own_groups.tell, self),
             on_drift=self._compared if self.drift else None,
         )
+        self.note_uncalled(self.stock_cls, BaseEnv, (*NEVER_CALLED, "env_manager", "process_manager"))
         async with self._outside_of_items():
             await self.stock.setup()
         try:

@@ -37,6 +37,13 @@ INHERITED = (
 """What an environment takes over from `BaseEnv` unchanged. Lachesis itself calls none of it."""
 
 
+NEVER_CALLED = (
+    *("handle_send_to_api", "handle_env", "env_step_checks", "add_train_workers", "register_env"),
+    *("get_server_info", "get_status", "setup_wandb", "_send_scored_data_to_api"),
+)
+"""Parts of the loop of `BaseEnv` that an environment may override, and that no run calls."""
+
+
 class _Inherited:
     """An attribute of `BaseEnv`, which is imported when the attribute is used."""
 
@@ -88,6 +95,13 @@ class AtroposBase(ABC):
         self.checkpoint_dir = ""
         self.checkpoint_interval = -1
         self.jsonl_writer: Any = None
+
+    def note_uncalled(self, env_cls: type, base: type, names: Sequence[str] = NEVER_CALLED) -> None:
+        """Say which methods between `env_cls` and `base` the run does not call."""
+        own = env_cls.__mro__[: env_cls.__mro__.index(base)]
+        if found := [name for name in names if any(name in vars(cls) for cls in own)]:
+            line = f"{env_cls.__name__} overrides {', '.join(found)}: not called, the run has a loop of its own"
+            self.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
     def perf_stats(self, metrics_dict: dict[str, Any]) -> dict[str, Any]:
         """`metrics_dict` as it is: Atropos adds the timings of its own loop, which does not run here."""

@@ -265,8 +265,10 @@ async def collect_group(env: Environment, item: Any) -> tuple[dict[str, Any] | N
     play = partial(play_group, env, item, item_digest(item), size=config.group_size)
     if isinstance(env.player.server, TokenServer):
         group = await play(rounds=1 + config.max_infra_retries)
+        changed: dict[str, Any] = {"include_messages": True}  # an override reads them; the run sends what is set
         if env.collects:  # its override may give equal scores others: the run decides about what it returns
-            config = config.model_copy(update={"ensure_scores_are_not_same": False})
+            changed["ensure_scores_are_not_same"] = False
+        config = config.model_copy(update=changed)
         decision = await asyncio.to_thread(decide_for_training, group, config, ANY_TRAINER)
         return dict(decision.content) if isinstance(decision, Kept) else None, group
     group = await play()

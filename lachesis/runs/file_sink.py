@@ -122,7 +122,7 @@ class FileSink(Sink[PlayedGroup]):
         )
         self.tokens += sum(
             rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"]
-            for rollout in record.get("rollouts", ())
+            for rollout in (*record.get("rollouts", ()), *filter(None, [record.get("beside")]))
         )
         async with self._writing:
             if isinstance(decision, Kept):

@@ -35,6 +35,9 @@ class PlayedGroup:
     """Atropos' field; `group_size` is that of this group."""
     returned: Mapping[str, Any] | None = None
     """The group as the environment returned it, with the sampled tokens."""
+    beside: Rollout | None = None
+    """What was sampled while the group was collected and is in none of its rollouts: the answers of a judge, or those
+    that the environment dropped. No rollout of the item; its tokens are counted as undelivered."""
 
     @property
     def scored(self) -> list[Rollout]:

@@ -59,6 +59,20 @@ def group_record(group: PlayedGroup, *, environment: str, model: str, with_sampl
         **_extras(group, scored),
         "samples": [sample.to_record() for rollout in scored for sample in rollout.samples] if with_samples else [],
         "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in group.rollouts],
+        **({} if group.beside is None else {"beside": _beside(group.beside)}),
+    }
+
+
+def _beside(beside: Rollout) -> dict[str, Any]:
+    """The record of what was sampled beside the rollouts."""
+    agent = _agent_record(beside.result)
+    kept = ("completion_tokens", "uncounted_requests", "discarded")
+    return {
+        "reason": beside.left_out,
+        "completions": agent["turns"],
+        "lost_completion_tokens": beside.lost_completion_tokens,
+        **{name: agent[name] for name in kept},
+        "messages": _messages(beside.result),
     }
 
 

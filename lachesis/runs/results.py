@@ -79,6 +79,8 @@ class RunResult:
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
         if summary.discarded:
             yield "rolled back", f"{summary.discarded} completions"
+        if summary.beside:
+            yield "beside", f"{summary.beside} tokens in no rollout, of judges or of what the environment dropped"
         for name, value in summary.metrics.items():
             yield name.replace("_", " "), f"{value:.3f}"
         if summary.uncounted_requests:

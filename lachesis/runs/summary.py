@@ -54,6 +54,8 @@ class Summary:
     uncounted_requests: int
     discarded: int
     """Completions that were rolled back."""
+    beside: int = 0
+    """Completion tokens that the environment sampled beside its rollouts; in none of the other figures."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means of reward components and of the environment's metrics, over the rollouts that have them."""
 
@@ -70,6 +72,7 @@ class Summariser:
     def add(self, group: Mapping[str, Any]) -> None:
         rollouts: list[Mapping[str, Any]] = group["rollouts"]
         self._rewards.append([rollout["reward"] for rollout in rollouts if rollout["reward"] is not None])
+        self._totals.update(beside=(group.get("beside") or {}).get("completion_tokens", 0))
         for rollout in rollouts:
             self._outcomes[rollout["outcome"]] += 1
             self._totals.update(
@@ -117,6 +120,7 @@ class Summariser:
             completion_tokens=totals["completion_tokens"],
             uncounted_requests=totals["uncounted_requests"],
             discarded=totals["discarded"],
+            beside=totals["beside"],
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
         )
 

@@ -40,8 +40,9 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         max_token_len=trainer.max_token_len,
     )
     left_out = [rollout for rollout in group.rollouts if rollout.reward is None]
-    lost = sum(rollout.lost_completion_tokens for rollout in group.rollouts) + sum(
-        rollout.result.tokens.completion_tokens for rollout in left_out if rollout.result is not None
+    beside = [] if group.beside is None else [group.beside]
+    lost = sum(rollout.lost_completion_tokens for rollout in (*group.rollouts, *beside)) + sum(
+        rollout.result.tokens.completion_tokens for rollout in (*left_out, *beside) if rollout.result is not None
     )
     built = build_group(rollouts, settings)
     undelivered = sum(built.undelivered.values()) + lost

@@ -84,7 +84,8 @@ async def test_scores_follow_the_text_and_not_the_order_of_sampling(tmp_path: Pa
 
 async def test_a_completion_that_no_sample_contains_is_counted_and_kept_as_a_record(tmp_path: Path) -> None:
     for group in await played(stock.ShuffledEnv, tmp_path):
-        (left,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+        assert all(rollout["reward"] is not None for rollout in group["rollouts"])
+        left = group["beside"]
         assert left["reason"] == "1 completion is in no sample that the environment returned"
         assert left["completion_tokens"] > 0 and left["messages"][-1]["content"]
 
@@ -141,6 +142,46 @@ async def test_all_groups_of_an_item_are_written(tmp_path: Path) -> None:
     assert (tmp_path / "groups.jsonl").read_bytes() == before, "a second start plays nothing again"
 
 
+async def test_a_run_that_was_killed_between_the_groups_of_an_item_loses_and_doubles_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "groups.jsonl"
+    await played(stock.ListEnv, tmp_path, "--env.total_steps", "1")
+    first, second = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(first + second[:100])
+    groups = await played(stock.ListEnv, tmp_path, "--env.total_steps", "1")
+    assert path.read_bytes().startswith(first)
+    assert len({group["item_key"] for group in groups}) == len(groups) == 2
+    assert len({sample["rollout_id"] for group in groups for sample in group["samples"]}) == 6
+    assert "+1: an earlier start wrote this group; what its item gave now is left out" in capsys.readouterr().err
+
+
+async def test_a_method_of_the_environment_that_no_run_calls_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Sends(stock.ChatEnv):
+        async def handle_send_to_api(self, *args: Any, **kwargs: Any) -> Any:
+            raise AssertionError
+
+    await played(Sends, tmp_path)
+    assert "Sends overrides handle_send_to_api: not called" in capsys.readouterr().err
+
+
+async def test_an_answer_that_comes_after_the_item_is_no_silent_loss(tmp_path: Path) -> None:
+    class Leaves(stock.ChatEnv):
+        async def collect_trajectories(self, item: Any) -> Any:
+            self.task = asyncio.create_task(self.answers(item))
+            await asyncio.sleep(0.1)
+            return None, []
+
+    async with fake(latency=(0.5, 0.6)) as server:
+        env = player(Leaves, server, tmp_path, "--env.total_steps", "1")
+        async with env.running():
+            await env.collect_groups(await env.get_next_item(), "key")
+            with pytest.raises(RuntimeError, match="an answer of the model after the groups"):
+                await env.stock.task
+
+
 async def test_text_that_the_model_did_not_say_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +190,7 @@ async def test_text_that_the_model_did_not_say_is_refused_by_name(
     refused = [rollout["reason"] for rollout in groups[0]["rollouts"] if rollout["reward"] is None]
     assert refused[0].startswith("sample 0 is refused: it trains text that the model did not say: '")
     assert "'As a person I would say this.'" in refused[1]
-    assert refused[2] == "2 completions are in no sample that the environment returned"
+    assert groups[0]["beside"]["reason"] == "2 completions are in no sample that the environment returned"
     assert '"refused": 4' in capsys.readouterr().out
 
 
@@ -158,8 +199,7 @@ async def test_an_item_without_a_group_is_no_failure(tmp_path: Path) -> None:
         env = player(stock.NoneEnv, server, tmp_path, "--env.total_steps", "5", "--env.max_failed_groups", "1")
         result = await env.process_manager()
     assert (result.declined, result.failed_groups, result.failed) == (5, 0, False)
-    (record,) = failures_of(tmp_path)[0]["rollouts"]
-    assert record["completion_tokens"] > 0
+    assert failures_of(tmp_path)[0]["beside"]["completion_tokens"] > 0 and result.tokens > 0
 
 
 async def test_an_exception_of_the_environment_is_shown_with_its_traceback(

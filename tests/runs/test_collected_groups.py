@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lachesis.agent.tool_context import ToolContext
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.testing.fake_server import FakeServer
 from lachesis.training.groups import samples_from_atropos
@@ -95,7 +96,9 @@ async def test_an_override_of_collect_trajectories_changes_scores_and_samples_ke
         assert [len(each) for each in group["distill_token_ids"]] == [
             len(sample["tokens"]) for sample in by_rollout.values()
         ]
-        (hint,) = [rollout for rollout in group["rollouts"] if rollout["reward"] is None]
+        assert len(group["rollouts"]) == 2
+        hint = group["beside"]
+        assert hint["completions"] == 1 and hint["completion_tokens"] > 0
         assert hint["reason"] == "1 completion is in no sample that the environment returned"
 
 
@@ -177,3 +180,71 @@ async def test_state_is_saved_where_the_trainer_saves_and_loaded_where_it_starts
         again = make(Stateful, server, tmp_path)
         again.at_step(10, registration)
         assert again.place == 7
+
+
+async def test_an_override_reads_the_messages_of_its_group_also_where_they_are_not_sent(tmp_path: Path) -> None:
+    class Reads(Enriched):
+        async def collect_trajectories(self, item: Any) -> Any:
+            group, backlog = await super().collect_trajectories(item)
+            assert [messages[-1]["role"] for messages in group["messages"]] == ["assistant"] * 2
+            return group, backlog
+
+    async with FakeServer() as server:
+        env = make(Reads, server, tmp_path, ensure_scores_are_not_same=False)
+        assert env.config.include_messages is False
+        async with env.running(training=True):
+            (group,) = await env.collect_groups(await env.get_next_item(), "key")
+            decision = await asyncio.to_thread(decide_for_training, group, env.config, ANY_TRAINER)
+    assert decision.content["messages"] is None
+    assert group.beside is not None and group.beside.result is not None
+    assert decision.undelivered == group.beside.result.tokens.completion_tokens > 0
+
+
+async def test_what_a_judge_says_is_no_rollout_and_no_trajectory(tmp_path: Path) -> None:
+    await process(Enriched, tmp_path)
+    written = [*read_lines(tmp_path / "trajectory_samples.jsonl"), *read_lines(tmp_path / "failed_trajectories.jsonl")]
+    assert len(written) == 4 and "a hint?" not in json.dumps(written)
+
+
+async def test_a_context_may_be_called_without_await_in_overrides(tmp_path: Path) -> None:
+    class Measured(ManyWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 0.0
+
+        async def collect_trajectory(self, item: Any) -> Any:
+            trajectory, backlog = await super().collect_trajectory(item)
+            ctx = ToolContext(f"measured-{id(trajectory)}")
+            trajectory["scores"] = float(ctx.terminal("echo 7")["output"])  # type: ignore[index]
+            ctx.cleanup()
+            return trajectory, backlog
+
+    _, groups = await process(Measured, tmp_path, enabled_toolsets=["terminal"], terminal_backend="local")
+    assert [group["scores"] for group in groups] == [[7.0, 7.0]] * 2
+
+
+async def test_an_override_that_hangs_ends_by_its_time_limit(tmp_path: Path) -> None:
+    class Hangs(ManyWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 0.0
+
+        async def collect_trajectories(self, item: Any) -> Any:
+            await asyncio.Event().wait()
+
+    limits = {"rollout_timeout": 0.2, "reward_timeout": 0.2, "max_infra_retries": 0}
+    async with FakeServer() as server:
+        env = make(Hangs, server, tmp_path, total_steps=1, **limits)
+        result = await env.process_manager()
+    assert result.failed_groups == 1
+    assert "took longer than 0.8 s; see env.rollout_timeout" in result.unscored_because
+
+
+async def test_a_method_that_no_run_calls_is_named(tmp_path: Path) -> None:
+    class Sends(ManyWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            return 0.0
+
+        async def handle_send_to_api(self, *args: Any, **kwargs: Any) -> None:
+            raise AssertionError
+
+    await process(Sends, tmp_path)
+    assert "Sends overrides handle_send_to_api: not called" in (tmp_path / "console.txt").read_text()

@@ -1,0 +1,146 @@
+"""Samples that are easily mistaken for each other get their own tokens and scores, or are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server.policies import RandomTokens
+from tests.environments.test_atropos_player import failures_of, fake, groups_of, played, player
+from tests.support import hostile_envs as hostile
+from tests.support.stock_run_api import StockRunApi, run_api
+from tests.support.training_runs import proven, trained
+
+__all__ = ["run_api"]
+
+
+def sampled(server: FakeServer) -> set[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """(prompt, completion) of everything that the server sampled, from its own record."""
+    return {
+        (tuple(seen.call.prompts[made.prompt]), tuple(made.ids))
+        for seen in server.requests
+        if seen.call is not None
+        for made in seen.completions
+    }
+
+
+async def refusals(env_cls: Any, folder: Path, **how: Any) -> list[str]:
+    """Why the samples of the first item were refused; none of them was written."""
+    async with fake(**how) as server:
+        await player(env_cls, server, folder).process_manager()
+    assert groups_of(folder) == []
+    return [rollout["reason"] for rollout in failures_of(folder)[0]["rollouts"]]
+
+
+async def test_one_text_after_two_prompts_is_told_apart_by_the_prompt(tmp_path: Path) -> None:
+    async with fake(policy="Yes") as server:
+        await player(hostile.TwoPrompts, server, tmp_path).process_manager()
+        decode = server.tokenizer.decode
+    for group in groups_of(tmp_path):
+        assert group["scores"] == [2.0, 1.0]
+        prompts = [decode(sample["tokens"][: sample["spans"][0]["start"]]) for sample in group["samples"]]
+        assert "Prompt B" in prompts[0] and "Prompt A" in prompts[1]
+
+
+async def test_one_text_after_two_prompts_is_refused_where_the_sample_shows_neither(tmp_path: Path) -> None:
+    class Blind(hostile.TwoPrompts):
+        shows_prompt = False
+
+    reasons = await refusals(Blind, tmp_path, policy="Yes")
+    assert all("text that the model said in several conversations" in reason for reason in reasons), reasons
+
+
+@pytest.mark.parametrize("policy", [RandomTokens(), None, "Yes"], ids=["tokens", "words", "yes"])
+@pytest.mark.parametrize("kept", [0, 1, 2])
+async def test_the_environment_decides_which_turns_are_trained(tmp_path: Path, kept: int, policy: Any) -> None:
+    class Kept(hostile.OneTurn):
+        pass
+
+    Kept.kept = kept
+    async with fake(policy=policy) as server:
+        await player(Kept, server, tmp_path).process_manager()
+        decode = server.tokenizer.decode
+    groups = groups_of(tmp_path)
+    assert len(groups) == 2
+    for group in groups:
+        (sample,) = group["samples"]
+        (span,) = sample["spans"]
+        assert decode(sample["tokens"][: span["start"]]).count("<|im_start|>assistant") == kept + 1
+        assert [place for place, mask in enumerate(sample["masks"]) if mask != -100] == [
+            *range(span["start"], span["end"])
+        ]
+
+
+@pytest.mark.parametrize(
+    ("env_cls", "count"), [(hostile.HalfATurn, 1), (hostile.Everything, 1), (hostile.FewShot, 1), (hostile.Edited, 3)]
+)
+@pytest.mark.parametrize("policy", [None, "Yes, of course"])
+async def test_what_was_not_said_as_it_is_trained_is_refused(
+    tmp_path: Path, env_cls: Any, count: int, policy: str | None
+) -> None:
+    if env_cls is hostile.FewShot and policy is not None:
+        policy = "Yes"  # the example's answer
+    reasons = await refusals(env_cls, tmp_path, policy=policy)
+    assert len(reasons) == count
+    assert all("is refused: it trains text that the model did not say" in reason for reason in reasons), reasons
+
+
+async def test_equal_turns_of_one_conversation_are_all_trained(tmp_path: Path) -> None:
+    class Shown(hostile.SameTurns):
+        as_chat = True
+
+    groups = await played(Shown, tmp_path, policy="Yes")
+    assert [len(sample["spans"]) for group in groups for sample in group["samples"]] == [3, 3]
+
+
+async def test_equal_turns_without_their_conversation_are_refused_and_not_counted_as_one(tmp_path: Path) -> None:
+    (reason,) = await refusals(hostile.SameTurns, tmp_path, policy="Yes")
+    assert "said in several conversations" in reason
+
+
+async def test_an_answer_and_its_cut_twin_are_refused_with_different_scores_and_trained_once_each_with_one(
+    tmp_path: Path,
+) -> None:
+    class OneScore(hostile.CutTwin):
+        scores = (1.0, 1.0)
+
+    reasons = await refusals(hostile.CutTwin, tmp_path / "two", policy="Yes")
+    assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
+    for group in await played(OneScore, tmp_path / "one", policy="Yes"):
+        assert len({tuple(sample["tokens"]) for sample in group["samples"]}) == 2
+        assert "beside" not in group
+
+
+async def test_one_answer_has_one_score(tmp_path: Path) -> None:
+    reasons = await refusals(hostile.Gold, tmp_path, policy="Yes")
+    assert len(reasons) == 2 and all("other samples with its text have other scores" in reason for reason in reasons)
+
+
+async def test_serve_sends_the_sampled_tokens_of_a_foreign_environment(tmp_path: Path, run_api: StockRunApi) -> None:
+    async with run_api.wiped() as api, fake() as model:
+        flags = {
+            "env.rollout_server_url": api.url,
+            "env.spool_path": tmp_path / "spool",
+            "env.group_size": 2,
+            "env.ensure_scores_are_not_same": False,
+            "env.steps_per_eval": 0,
+            "env.max_num_workers": 2,
+        }
+        given = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+        env = player(hostile.Sorted, model, tmp_path, *given)
+        env.config.total_steps = -1
+        trainer = await trained(env, api, groups=4, steps=2)
+        said = sampled(model)
+    samples = proven(trainer)
+    assert len(samples) == 2 * len(trainer.groups) >= 8
+    assert len({sample.rollout_id for sample in samples}) == len(samples)
+    for sample in samples:
+        for span in sample.spans:
+            assert (tuple(sample.tokens[: span.start]), tuple(sample.tokens[span.start : span.end])) in said
+    for group in trainer.groups:
+        for score, masks in zip(group["scores"], group["masks"], strict=True):
+            text = model.tokenizer.decode([each for each in masks if each != -100], skip_special_tokens=True)
+            assert score == hostile.value(text)

@@ -1,0 +1,163 @@
+"""Environments on atroposlib's `BaseEnv` whose samples are easily mistaken for each other."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from typing import Any
+
+from atroposlib.utils.tokenize_for_trainer import tokenize_for_trainer
+
+from tests.support.stock_envs import StockEnv
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def model(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def value(text: str) -> float:
+    """A score that tells texts apart."""
+    return float(sum(place * ord(letter) for place, letter in enumerate(text.strip(), 1)))
+
+
+class Asking(StockEnv):
+    async def say(self, chat, **how):
+        given = await self.server.chat_completion(messages=chat, n=1, max_tokens=how.pop("max_tokens", 64), **how)
+        return given.choices[0].message.content
+
+    async def talk(self, turns=3):
+        """A conversation that ends with the model's last turn."""
+        chat = []
+        for turn in range(turns):
+            chat.append(user(f"Question {turn}"))
+            chat.append(model(await self.say(chat)))
+        return chat
+
+    def raw(self, pieces):
+        """Ids and masks of (text, trained) pieces, each encoded by itself."""
+        ids, masks = [], []
+        for text, trained in pieces:
+            found = self.tokenizer.encode(text, add_special_tokens=False)
+            ids += found
+            masks += found if trained else [-100] * len(found)
+        return ids, masks
+
+
+class Sorted(Asking):
+    """The best and the worst of several, in the order of their scores; the items are all equal."""
+
+    async def get_next_item(self):
+        await super().get_next_item()
+        return "the same"
+
+    async def collect_trajectories(self, item):
+        said = list(await asyncio.gather(*(self.say([user("Question")]) for _ in range(4))))
+        random.shuffle(said)
+        said.sort(key=value)
+        chats = [[user("Question"), model(text)] for text in (said[0], said[-1])]
+        return self.group(chats, [value(chat[-1]["content"]) for chat in chats]), []
+
+
+class TwoPrompts(Asking):
+    """One answer to two prompts; the second prompt comes first in the group."""
+
+    shows_prompt = True
+
+    async def collect_trajectories(self, item):
+        prompts = {}
+        for name in ("A", "B"):
+            chat = [user(f"Prompt {name}")]
+            given = self.tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+            prompts[given if self.shows_prompt else "Q:"] = await self.say(chat)
+        made = [self.raw([(prompt, False), (" " + said, True)]) for prompt, said in reversed(prompts.items())]
+        if not self.shows_prompt:
+            made *= 2
+        ids, masks = zip(*made, strict=True)
+        return {"tokens": list(ids), "masks": list(masks), "scores": [2.0, 1.0]}, []
+
+
+class OneTurn(Asking):
+    """All turns are encoded as trained; then the mask keeps one of them."""
+
+    kept = 0
+
+    async def collect_trajectories(self, item):
+        made = tokenize_for_trainer(self.tokenizer, await self.talk(), train_on_all_assistant_turns=True)
+        run, masks = -1, []
+        for place, mask in enumerate(made["masks"]):
+            run += mask != -100 and (place == 0 or made["masks"][place - 1] == -100)
+            masks.append(mask if run == self.kept else -100)
+        return {"tokens": [made["tokens"]], "masks": [masks], "scores": [1.0]}, []
+
+
+class HalfATurn(Asking):
+    async def collect_trajectories(self, item):
+        made = tokenize_for_trainer(self.tokenizer, await self.talk(1))
+        trained = [place for place, mask in enumerate(made["masks"]) if mask != -100]
+        for place in trained[: len(trained) // 2]:
+            made["masks"][place] = -100
+        return {"tokens": [made["tokens"]], "masks": [made["masks"]], "scores": [1.0]}, []
+
+
+class Everything(Asking):
+    """The prompt is trained too."""
+
+    async def collect_trajectories(self, item):
+        made = tokenize_for_trainer(self.tokenizer, await self.talk(1))
+        return {"tokens": [made["tokens"]], "masks": [list(made["tokens"])], "scores": [1.0]}, []
+
+
+class FewShot(Asking):
+    """An example's answer, which the model gave elsewhere, is trained too."""
+
+    async def collect_trajectories(self, item):
+        await self.say([user("Example")])
+        await self.say([user("Something else")])
+        chat = [user("An example"), model("Yes"), user("Question")]
+        chat.append(model(await self.say(chat)))
+        return self.group([chat], [1.0], train_on_all_assistant_turns=True), []
+
+
+class SameTurns(Asking):
+    """Three equal answers of one conversation, in ids that do not show the conversation."""
+
+    as_chat = False
+
+    async def collect_trajectories(self, item):
+        chat = await self.talk()
+        if self.as_chat:
+            return self.group([chat], [1.0], train_on_all_assistant_turns=True), []
+        ids, masks = self.raw([(each["content"], each["role"] == "assistant") for each in chat])
+        return {"tokens": [ids], "masks": [masks], "scores": [1.0]}, []
+
+
+class CutTwin(Asking):
+    """An answer, and the same without its end of turn, which its text does not show."""
+
+    scores = (0.0, 1.0)
+
+    async def collect_trajectories(self, item):
+        chat = [user("Question")]
+        length = len(self.tokenizer.encode("Yes", add_special_tokens=False))
+        whole, cut = await self.say(chat), await self.say(chat, max_tokens=length)
+        return self.group([[*chat, model(cut)], [*chat, model(whole)]], list(self.scores)), []
+
+
+class Edited(Asking):
+    async def collect_trajectories(self, item):
+        chat = [user("Question")]
+        said = await self.say(chat)
+        chats = [[*chat, model(text)] for text in (said[:-1], "x" + said, said + " Done.")]
+        return self.group(chats, [3.0, 2.0, 1.0]), []
+
+
+class Gold(Asking):
+    """Adds the right answer to the group, which the model happened to give as well."""
+
+    async def collect_trajectories(self, item):
+        chats = [[user("Question"), model(text)] for text in ("Yes", await self.say([user("Question")]))]
+        return self.group(chats, [1.0, 0.0]), []
