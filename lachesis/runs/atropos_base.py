@@ -34,8 +34,7 @@ INHERITED = (
     *("load_checkpoint", "register_env", "server_cls", "setup_wandb"),
     *("_post_json_with_compression", "_register_env", "_send_scored_data_to_api"),
 )
-"""What an environment takes over from `BaseEnv` unchanged. Lachesis itself calls none of it."""
-
+"""What an environment takes over from `BaseEnv` unchanged. Runs call overrides of some of it."""
 
 NEVER_CALLED = (
     *("handle_send_to_api", "handle_env", "env_step_checks", "add_train_workers", "register_env"),
