@@ -39,8 +39,8 @@ SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/test
 SANDBOXES := tests/backends
 OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/vllm tests/programs tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
 test: lint
-	@scripts/atropos-environments.sh $(BIN)/python >/dev/null 2>&1 || \
-	  echo "no environments of atroposlib (94 MB from PyPI): their tests are skipped"
+	@scripts/atropos-environments.sh $(BIN)/python >/dev/null || \
+	  echo "the environments of atroposlib cannot be downloaded from PyPI: their tests are skipped"
 	$(BIN)/pytest -n 2 --durations=10 $(SHARING)
 	scripts/test-halves.sh $(BIN)/pytest "$(SANDBOXES)" "$(OTHERS)"
 

@@ -7,6 +7,7 @@ cache=${LACHESIS_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/lachesis}
 folder=$cache/atroposlib-0.4.0
 
 if [ ! -d "$folder/environments" ]; then
+  echo "downloading the environments of atroposlib into $cache (94 MB, once)" >&2
   mkdir -p "$cache"
   download=$(mktemp -d "$cache/download.XXXXXX")
   trap 'rm -rf "$download"' EXIT
