@@ -90,6 +90,8 @@ class Listener(OpenTransfer):
     def drop(self) -> None:
         if self.socket.fileno() >= 0:
             self.loop.unwatch(self.socket.fileno())
+            # A shell that is being started has a copy of the descriptor until it is bash: it would go on listening.
+            self.socket.shutdown(2)  # SHUT_RDWR
             self.socket.close()
         for connection in self.arrived:
             connection.setsockopt(*self.reset)
