@@ -11,7 +11,7 @@ import json
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from backends import BackendError
@@ -277,7 +277,7 @@ class _Rollout:
                 split=loop.split,
             )
             self.count(response)
-            response = self.with_new_call_ids(response)
+            response = response.with_new_call_ids(self.call_ids)
             self.append(response)
             check = check_turn(response, loop.required_arguments)
             if check.flaw not in RESAMPLED:
@@ -345,23 +345,6 @@ class _Rollout:
         self.tokens.completion_tokens += usage.completion_tokens or 0
         if usage.completion_tokens is None:
             self.tokens.uncounted_requests += 1
-
-    def with_new_call_ids(self, response: ChatResponse) -> ChatResponse:
-        """The response with call ids that are new in the conversation: some servers count from zero every turn."""
-        calls = response.message.tool_calls
-        if any(call.id in self.call_ids for call in calls):
-            taken = self.call_ids | {call.id for call in calls}
-            renamed = []
-            for call in calls:
-                new = call.id
-                while new in self.call_ids or (new != call.id and new in taken):
-                    new = f"{new}_{self.api_calls}"
-                taken.add(new)
-                renamed.append(replace(call, id=new))
-            calls = tuple(renamed)
-            response = replace(response, message=replace(response.message, tool_calls=calls))
-        self.call_ids.update(call.id for call in calls)
-        return response
 
     def append(self, entry: ChatResponse | ToolResponse) -> None:
         self.history.append(entry)

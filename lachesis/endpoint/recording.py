@@ -28,7 +28,6 @@ from lachesis.trajectories import (
     MessageHistory,
     Node,
     TokenPrefix,
-    ToolCall,
     Usage,
 )
 
@@ -285,27 +284,10 @@ class Recording:
 
     def _record(self, found: Found, responses: list[ChatResponse]) -> list[ChatResponse]:
         """Keep the responses. Returns them as the client reads them."""
-        told = [self._with_new_call_ids(response) for response in responses]
+        renamed = [response.with_new_call_ids(self._call_ids) for response in responses]
         # Templates may write ids: results must name those that the model wrote.
-        self._sampled += self._conversations.add(found, told if isinstance(self._model, Router) else responses)
-        return told
-
-    def _with_new_call_ids(self, response: ChatResponse) -> ChatResponse:
-        """The response with call ids that are new: some servers count from zero every turn.
-
-        They keep their length, which some templates check.
-        """
-        calls = []
-        for call in response.message.tool_calls:
-            new, number = call.id, 0
-            while new in self._call_ids:
-                number += 1
-                new = call.id[: -len(str(number))] + str(number)
-            self._call_ids.add(new)
-            calls.append(call if new == call.id else replace(call, id=new))
-        if calls == list(response.message.tool_calls):
-            return response
-        return replace(response, message=replace(response.message, tool_calls=tuple[ToolCall, ...](calls)))
+        self._sampled += self._conversations.add(found, renamed if isinstance(self._model, Router) else responses)
+        return renamed
 
     # The limits and the parameters of a request
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -212,6 +212,22 @@ class ChatResponse:
     """The sampled tokens; None where the server does not report them (Phase 1)."""
     model_version: str | None = None
     """The server's name for the weights; None where it gives none."""
+
+    def with_new_call_ids(self, taken: set[str]) -> ChatResponse:
+        """The response with call ids that are not `taken`, to which they are added: some servers count from zero every
+        turn. New ids keep the length, which some chat templates check."""
+        calls = []
+        own = {call.id for call in self.message.tool_calls}
+        for call in self.message.tool_calls:
+            new, number = call.id, 0
+            while new in taken or (number and new in own):
+                number += 1
+                new = call.id[: -len(str(number))] + str(number)
+            taken.add(new)
+            calls.append(call if new == call.id else replace(call, id=new))
+        if calls == list(self.message.tool_calls):
+            return self
+        return replace(self, message=replace(self.message, tool_calls=tuple(calls)))
 
 
 @dataclass(frozen=True, slots=True)
