@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from lachesis.collecting.recording import current_recording
@@ -13,32 +12,31 @@ _TRAINED = ("assistant", "agent")
 """Roles that Atropos' `tokenize_for_trainer` trains."""
 
 
-@contextmanager
-def noting_chats() -> Iterator[None]:
-    """Inside, `apply_chat_template` of every tokenizer notes the conversation that it encodes.
+def note_chats() -> None:
+    """From now on, `apply_chat_template` of every tokenizer notes the conversation that it encodes for an item.
 
-    It returns a list of ids, as it did before transformers 5, unless the caller asks for something else: with the
-    dict-like object of transformers 5, Atropos' `tokenize_for_trainer` makes samples of two tokens.
+    For code of an item, it returns a list of ids, as it did before transformers 5, unless the caller asks for something
+    else: with the dict-like object of transformers 5, Atropos' `tokenize_for_trainer` makes samples of two tokens.
+    Nothing changes for other code of the process, whatever runs beside it.
     """
     from transformers import PreTrainedTokenizerBase
 
     render = PreTrainedTokenizerBase.apply_chat_template
+    if getattr(render, "notes_chats", False):
+        return
 
     @functools.wraps(render)
     def apply_chat_template(self: Any, conversation: Any, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("tokenize", True):
-            kwargs.setdefault("return_dict", False)
-        encoded = render(self, conversation, *args, **kwargs)
         recording = current_recording()
-        if recording is not None and kwargs.get("tokenize", True):
-            recording.note(encoded, conversation)
+        if recording is None or not kwargs.get("tokenize", True):
+            return render(self, conversation, *args, **kwargs)
+        kwargs.setdefault("return_dict", False)
+        encoded = render(self, conversation, *args, **kwargs)
+        recording.note(encoded, conversation)
         return encoded
 
+    apply_chat_template.notes_chats = True  # type: ignore[attr-defined]
     PreTrainedTokenizerBase.apply_chat_template = apply_chat_template
-    try:
-        yield
-    finally:
-        PreTrainedTokenizerBase.apply_chat_template = render
 
 
 def noting_trained(tokenize_for_trainer: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:

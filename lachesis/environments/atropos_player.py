@@ -26,7 +26,7 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.collecting import own_groups
 from lachesis.collecting.collector import Collector
 from lachesis.collecting.drift import Drift, DriftTotals
-from lachesis.collecting.encoded_chats import noting_chats, noting_trained
+from lachesis.collecting.encoded_chats import note_chats, noting_trained
 from lachesis.collecting.recorded_server import RecordedServer, describe_servers
 from lachesis.collecting.recording import recorded
 from lachesis.collecting.returned import ReturnedSample
@@ -126,9 +126,9 @@ class AtroposPlayer(HermesAgentBaseEnv):
     @asynccontextmanager
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
         async with super().running(training=training):
-            with noting_chats():
-                async with self._set_up():
-                    yield
+            note_chats()
+            async with self._set_up():
+                yield
 
     @asynccontextmanager
     async def _set_up(self) -> AsyncIterator[None]:
