@@ -31,7 +31,7 @@ class _TooLate(Exception):
     """The environment did not return the groups of an item in time."""
 
 
-_MOST_TOLD = 5
+_MOST_PRINTED = 5
 """Refusals of one run that are printed."""
 
 
@@ -55,7 +55,8 @@ class Collector:
     """Called with the key of the item, for every sample with tokens of its own."""
     refused: int = field(default=0, init=False)
     """Samples that were not recognised."""
-    _told: set[str] = field(default_factory=set, init=False)
+    _printed: set[str] = field(default_factory=set, init=False)
+    _matching: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
 
     async def collect(self, item: Any, item_key: str) -> list[PlayedGroup]:
         """The groups of `item`, at least one: if the environment returned none, one without scored rollouts says why.
@@ -81,7 +82,8 @@ class Collector:
             played = [PlayedGroup(item, item_key, self.tools, _failed(recording, item_key, failure))]
         else:
             self.source.backlog.extend(backlog)
-            played = self._played(item, item_key, groups, recording)
+            async with self._matching:  # threads that compute share one GIL with the loop: it waits for each of them
+                played = await asyncio.to_thread(self._played, item, item_key, groups, recording)
         first = played[0]
         rollouts = renumbered(first.rollouts)
         beside = first.beside
@@ -207,8 +209,8 @@ class Collector:
         return [replace(played[0], rollouts=[*played[0].rollouts, *rest], beside=beside), *played[1:]]
 
     def _tell_once(self, what: str, line: str) -> None:
-        if what not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add(what)
+        if what not in self._printed and len(self._printed) < _MOST_PRINTED:
+            self._printed.add(what)
             self.tell(line)
 
 
