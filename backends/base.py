@@ -38,6 +38,10 @@ class SandboxLost(BackendError):
     """The sandbox is gone: closed, killed, or past its lifetime. The rollout has to start again."""
 
 
+class SandboxExhausted(SandboxLost):
+    """What ran inside used up the sandbox's own limits, and that ended it. A new attempt would excuse the agent."""
+
+
 @dataclass(frozen=True, slots=True)
 class Availability:
     """Whether a backend works on this machine, and the next step if not."""
