@@ -96,6 +96,8 @@ class Rollout:
     turn_rewards: Sequence[float] | None = None
     left_out: str = ""
     """Why it has no reward, where it was not left to a reward function: groups that an environment collected itself."""
+    agent_fault: str = ""
+    """What the agent broke in its own sandbox, where that decided the score."""
     reward_calls: Sequence[RewardCall] = ()
     """What the reward did in the sandbox."""
     held: HeldSandbox | None = field(default=None, repr=False, compare=False)

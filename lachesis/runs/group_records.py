@@ -97,6 +97,7 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "completed": rollout.outcome is Outcome.COMPLETED,
         "reward": rollout.reward,
         "turn_rewards": None if rollout.turn_rewards is None else list(rollout.turn_rewards),
+        "agent_fault": rollout.agent_fault,
         "traceback": rollout.tracebacks,
         "attempts": rollout.attempts,
         "retried_after": list(rollout.retried_after),

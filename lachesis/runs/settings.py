@@ -16,6 +16,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    FiniteFloat,
     ValidationError,
     field_validator,
     model_validator,
@@ -98,8 +99,21 @@ class HermesAgentEnvConfig(RemovedSettings):
     max_token_length: int = Field(default=2048, ge=1, description="Tokens of one completion.")
     max_tool_calls: int | None = Field(default=None, ge=1, description="Tool calls per rollout.")
     rollout_token_budget: int | None = Field(default=None, ge=1, description="Completion tokens per rollout.")
-    rollout_timeout: float | None = Field(default=1800.0, gt=0, description="Wall-clock seconds per rollout.")
+    rollout_timeout: float | None = Field(
+        default=1800.0,
+        gt=0,
+        description="Seconds of the agent's own time per rollout: commands and answered completions.",
+    )
     reward_timeout: float = Field(default=300.0, gt=0, description="Wall-clock seconds for one reward.")
+    score_of_timeout: Literal["reward", "leave_out"] | FiniteFloat = Field(
+        default="reward",
+        description="Score of a rollout that used up rollout_timeout: reward (of the sandbox as it stands), a number, "
+        "or leave_out.",
+    )
+    score_of_agent_fault: Literal["leave_out"] | FiniteFloat = Field(
+        default=0.0,
+        description="Score of a rollout whose agent broke its own sandbox under the reward: a number, or leave_out.",
+    )
     agent_temperature: Annotated[float, Facts(content="training")] = Field(
         default=1.0, ge=0, description="Sampling temperature of rollouts."
     )

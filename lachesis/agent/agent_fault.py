@@ -1,0 +1,49 @@
+"""The error of a reward's call that met what the agent did to its own sandbox."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import Any, Self
+
+
+class AgentFault(OSError):
+    """The agent broke the place that a method of a `ToolContext` works on: a score, and no failure of anybody else.
+
+    A reward may catch it. Where it does not, the rollout gets `score_of_agent_fault`. It is also the builtin exception
+    of its errno: a `FileNotFoundError` for ENOENT, an `IsADirectoryError` for EISDIR and so on.
+    """
+
+    method = ""
+    """The method that met it."""
+    place: object = None
+    """Identifies the rollout whose sandbox it is."""
+
+    def __new__(cls, *args: Any) -> Self:
+        if cls is AgentFault and len(args) > 1:
+            return super().__new__(_kinds.get(args[0], cls), *args)  # type: ignore[return-value]
+        return super().__new__(cls, *args)
+
+    def __reduce__(self) -> Any:
+        return AgentFault, super().__reduce__()[1]
+
+    def __str__(self) -> str:
+        return f"{self.method}: {super().__str__()}" if self.method else super().__str__()
+
+    @classmethod
+    def of(cls, error: OSError) -> AgentFault:
+        """The same error as the agent's doing."""
+        number = error.errno or errno.EIO
+        return cls(number, error.strerror or str(error) or os.strerror(number), error.filename)
+
+
+def _both(builtin: type[Exception]) -> type[AgentFault]:
+    names = {"__module__": __name__, "__doc__": AgentFault.__doc__, "__qualname__": "AgentFault"}
+    return type("AgentFault", (AgentFault, builtin), names)
+
+
+_kinds: dict[int, type[AgentFault]] = {}
+for _number in errno.errorcode:
+    if (_builtin := type(OSError(_number, ""))) not in (OSError, TimeoutError):
+        _kinds[_number] = _both(_builtin)
+_kinds[errno.EINVAL] = _both(ValueError)  # also what a path that cannot be one raises
