@@ -36,6 +36,9 @@ from lachesis.trajectories import TokenSample
 
 log = logging.getLogger(__name__)
 
+MODEL_SERVER = "model_server"
+"""The kind of a rollout without a score (`Rollout.unscored_kind`) that says nothing about the item or the model."""
+
 _REPEATS = (RequestRejected, PromptError)
 """The server would reject the same request again, and the template the same conversation."""
 
@@ -117,6 +120,29 @@ class Rollout:
     def samples(self) -> list[TokenSample]:
         """The exact tokens that were sampled (Phase 2), in which the rollout counts once; empty in Phase 1."""
         return self.result.samples(self.rollout_id) if self.result is not None else []
+
+    @property
+    def unscored_kind(self) -> str:
+        """One word for why it has no score; empty where it has one.
+
+        `model_server` (a request to it failed), `infra_error` (a sandbox, or a request that no server would take),
+        `timeout`, `agent_fault`, `environment` (an exception in its own code), `declined` (the reward is None), or
+        `dropped` (an environment that collects its own groups did not return it).
+        """
+        if self.reward is not None:
+            return ""
+        if self.agent_fault:
+            return "agent_fault"
+        if self.traceback is not None:
+            return "environment"
+        if self.left_out:
+            return "dropped"
+        if self.outcome is Outcome.INFRA_ERROR:
+            failed = isinstance(self.error, InferenceError) and not isinstance(self.error, _REPEATS)
+            return MODEL_SERVER if failed else self.outcome.value
+        if self.outcome is Outcome.TIMEOUT:
+            return self.outcome.value
+        return "declined"
 
     @property
     def unscored_because(self) -> str:

@@ -96,6 +96,7 @@ def rollout_record(rollout: Rollout, place: int | None) -> dict[str, Any]:
         "reason": rollout.reason,
         "completed": rollout.outcome is Outcome.COMPLETED,
         "reward": rollout.reward,
+        "unscored_kind": rollout.unscored_kind,
         "turn_rewards": None if rollout.turn_rewards is None else list(rollout.turn_rewards),
         "agent_fault": rollout.agent_fault,
         "traceback": rollout.tracebacks,
