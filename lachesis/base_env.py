@@ -438,7 +438,8 @@ class HermesAgentBaseEnv(AtroposBase):
         from lachesis.runs.summary import training_metrics
 
         if self.tracker.on:
-            metrics = {**(wandb_metrics or {}), **training_metrics(self.tracker.take()), **self.server.wandb_metrics()}
+            finished = training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
+            metrics = {**(wandb_metrics or {}), **finished, **self.server.wandb_metrics()}
             self.tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)
 
 

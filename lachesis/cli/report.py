@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     output = arguments.output or arguments.groups.with_suffix(".html")
     try:
         title = f"{groups[0]['environment']}: {groups[0]['model']}" if groups else str(arguments.groups)
-        write_report(output, title=title, groups=groups)
+        summary = write_report(output, title=title, groups=groups)
     except (KeyError, TypeError):
         raise LachesisError(
             f"{arguments.groups}: its lines are not groups; "
@@ -33,5 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         ) from None
     except OSError as error:
         raise LachesisError(f"{output}: cannot be written ({error.strerror}); choose another --output") from error
+    if alarm := summary.exclusion.alarm:
+        print(f"alarm: {alarm}", file=sys.stderr)
     print(output)
     return 0

@@ -261,7 +261,7 @@ class AtroposPlayer(HermesAgentBaseEnv):
 
         metrics = dict(wandb_metrics or {})
         if self.tracker.on:
-            metrics |= training_metrics(self.tracker.take())
+            metrics |= training_metrics(self.tracker.take()) | await self.tracker.exclusion_metrics()
         await own_groups.call_hook(self.stock, "wandb_log", metrics)
 
     def at_step(self, step: int, registration: Registration) -> None:

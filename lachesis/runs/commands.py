@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,13 @@ from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
+from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
 from lachesis.runs.failures import FailureBrake, RunStopped
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item
 from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import item_digest
-from lachesis.runs.pipeline import NextItem, Pipeline
+from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError, describe, token_engine
@@ -50,6 +52,8 @@ async def process(env: Environment) -> RunResult:
                 env.tracker.add(decision.content)
             env.curr_step += 1
             await env.wandb_log()
+        elif env.tracker.on and decision.record:  # for the rates of not being scored; the next log has them
+            env.tracker.add(decision.record)
 
     async with _tracking(env, "process"), env.running():
         return await _into_files(
@@ -60,6 +64,7 @@ async def process(env: Environment) -> RunResult:
             workers=env.max_num_workers,
             group_size=env.group_size_to_process,
             on_group=on_group,
+            exclusions=env.tracker.exclusions if env.tracker.on else None,
         )
 
 
@@ -135,6 +140,7 @@ async def _into_files(
     group_size: int,
     evaluation: bool = False,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
+    exclusions: Exclusions | None = None,
 ) -> RunResult:
     config = env.config
     started = time.monotonic()
@@ -148,12 +154,13 @@ async def _into_files(
         workers=workers,
         system=config.trajectory_system_prompt,
         console=env.console,
+        on_earlier=None if exclusions is None else partial(_note_earlier, exclusions),
     )
     brake = FailureBrake(env.console, config.max_failed_groups)
     pipeline = Pipeline(
         title=env.run_name,
         next_item=next_item,
-        play=partial(play_item, env, size=group_size, evaluation=evaluation),
+        play=_noting(partial(play_item, env, size=group_size, evaluation=evaluation), exclusions),
         sink=sink,
         console=env.console,
         brake=brake,
@@ -205,7 +212,10 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
-            play=partial(play_item, env, size=config.group_size, rounds=1 + config.max_infra_retries),
+            play=_noting(
+                partial(play_item, env, size=config.group_size, rounds=1 + config.max_infra_retries),
+                env.tracker.exclusions,
+            ),
             sink=sink,
             console=env.console,
             brake=FailureBrake(env.console, config.max_failed_groups),
@@ -214,7 +224,26 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             grace_period=config.grace_period,
         )
         await pipeline.run(signals=True)
-        return sink.result(pipeline)
+        exclusion = await asyncio.to_thread(env.tracker.exclusions.result)
+        return replace(sink.result(pipeline), exclusion=exclusion)
+
+
+def _noting(play: PlayItem[PlayedGroup], exclusions: Exclusions | None) -> PlayItem[PlayedGroup]:
+    """`play`, and every rollout of it is counted, also those of groups that are left out or played again."""
+    if exclusions is None:
+        return play
+
+    async def noted(item: Any, key: str) -> Sequence[PlayedGroup]:
+        groups = await play(item, key)
+        for group in groups:
+            exclusions.add(group.item_key, map(of_rollout, group.rollouts))
+        return groups
+
+    return noted
+
+
+def _note_earlier(exclusions: Exclusions, record: Mapping[str, Any]) -> None:
+    exclusions.add(record["item_key"], map(of_record, record["rollouts"]))
 
 
 def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:

@@ -38,6 +38,7 @@ class FileSink(Sink[PlayedGroup]):
         settings: the settings that decide the content; a second start must have the same.
         total: groups wanted, those of earlier starts included.
         system: the system turn of trajectories.
+        on_earlier: called, in a thread, with every group that an earlier start finished.
     """
 
     def __init__(
@@ -51,7 +52,9 @@ class FileSink(Sink[PlayedGroup]):
         workers: int,
         system: Literal["generated", "actual"],
         console: Console,
+        on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
+        self.on_earlier = on_earlier
         self.files = files
         self.environment = environment
         self.model = model
@@ -161,6 +164,8 @@ class FileSink(Sink[PlayedGroup]):
             for entry in read_lines(path)
         )
         for record in self.ledger.records():
+            if self.on_earlier is not None:
+                self.on_earlier(record)
             self._write_trajectories(record, known)
 
     def _unscored_groups(self) -> dict[str, dict[str, Any]]:

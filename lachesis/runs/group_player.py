@@ -13,7 +13,7 @@ from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
-from lachesis.runs.summary import BUILTIN_FIGURES
+from lachesis.runs.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.tasks import run_all
 
 
@@ -95,7 +95,7 @@ async def play_group(
 def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
     metrics = env.rollout_metrics(item, result, reward)
     for name in map(str, metrics):
-        if name in BUILTIN_FIGURES or name.startswith(("reward/", "outcome/")):
+        if name in BUILTIN_FIGURES or name.startswith(BUILTIN_PREFIXES):
             raise RewardError(
                 f"{env.run_name}: rollout_metrics returned {name!r}, which is the name of a built-in figure; rename it"
             )

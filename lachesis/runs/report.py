@@ -12,6 +12,7 @@ from typing import Any
 
 import jinja2
 
+from lachesis.runs.exclusion import item_of
 from lachesis.runs.summary import Summariser, Summary
 from lachesis.trajectories.exports import stored_messages
 
@@ -19,6 +20,8 @@ HISTOGRAM_BINS = 10
 TITLE_LENGTH = 110
 MAX_GROUPS = 1000
 """Groups whose trajectories are shown; a browser gives up on many more. The figures are about all of them."""
+MAX_ITEMS = 100
+"""Items with rollouts that were left out, of which the rates are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +67,8 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
         histogram=reward_histogram(summariser.rewards),
         outcomes=_bars(list(summary.outcomes.items())),
         tools=[(name, count, failed) for name, (count, failed) in sorted(tools.items())],
+        titles={item_of(view["key"]): view["title"] for view in shown},
+        max_items=MAX_ITEMS,
         groups=shown,
     )
     return html, summary

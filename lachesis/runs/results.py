@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lachesis.runs.exclusion import Exclusion
 from lachesis.runs.summary import Summary
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 
@@ -73,6 +74,7 @@ class RunResult:
         earlier = summary.items > self.played + self.failed_groups
         yield "items", f"{summary.items}" + (f" ({self.played} in this run)" if earlier else "")
         yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
+        yield from summary.exclusion.rows()
         yield "mean reward", str(summary.reward) if summary.scored else "none was scored"
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
@@ -95,6 +97,8 @@ class RunResult:
         yield "report", str(self.files.report)
 
     def warnings(self) -> Iterator[str]:
+        if alarm := self.summary.exclusion.alarm:
+            yield alarm
         if self.failed_groups:
             why = f" ({self.unscored_because})" if self.unscored_because else ""
             yield f"{self.failed_groups} of the groups had no scored rollout{why}; start again to play them"
@@ -137,6 +141,8 @@ class ServeResult:
     trouble: str
     reason: str
     """Why the run ended; empty while it goes on."""
+    exclusion: Exclusion = field(default_factory=Exclusion)
+    """Of this start. Empty while it goes on."""
 
     failed = False
 
@@ -169,6 +175,7 @@ class ServeResult:
         if self.maybe_doubled:
             yield "maybe doubled", f"{self.maybe_doubled}; group_overrides.group_id identifies them"
         yield "rollouts", f"{self.rollouts} in {self.groups} groups of this start"
+        yield from self.exclusion.rows()
         yield "tokens", f"{self.delivered_tokens} delivered, {self.undelivered_tokens} undelivered"
         yield "mean reward", "none was scored" if math.isnan(self.reward) else f"{self.reward:.3f}"
         if not math.isnan(self.steps_late):
@@ -178,7 +185,8 @@ class ServeResult:
         yield from ()
 
     def warnings(self) -> Iterator[str]:
-        yield from ()
+        if alarm := self.exclusion.alarm:
+            yield alarm
 
     def _refused(self) -> str:
         named = ", ".join(f"{reason} {count}" for reason, count in sorted(self.refused.items()))

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from lachesis.runs.exclusion import Exclusion, Exclusions, of_record
+
 Z95 = 1.959964
 
 BUILTIN_FIGURES = frozenset(
@@ -15,9 +17,13 @@ BUILTIN_FIGURES = frozenset(
         *("avg_reward", "avg_reward_low", "avg_reward_high", "items", "scored_rollouts", "left_out_rollouts"),
         *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
         *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
+        *("unscored_alarm", "unscored_items"),
     }
 )
 """Names that metrics of an environment cannot have: they are keys of W&B and of metrics.json."""
+
+BUILTIN_PREFIXES = ("reward/", "outcome/", "unscored/", "unscored_p/", "scored_by_rule/")
+"""Beginnings of such names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +64,8 @@ class Summary:
     """Completion tokens that the environment sampled beside its rollouts; in none of the other figures."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Means of reward components and of the environment's metrics, over the rollouts that have them."""
+    exclusion: Exclusion = field(default_factory=Exclusion)
+    """Which rollouts have no score, and whether that depends on something."""
 
 
 class Summariser:
@@ -68,10 +76,12 @@ class Summariser:
         self._outcomes: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
         self._metrics: dict[str, list[float]] = {}
+        self._exclusions = Exclusions()
 
     def add(self, group: Mapping[str, Any]) -> None:
         rollouts: list[Mapping[str, Any]] = group["rollouts"]
         self._rewards.append([rollout["reward"] for rollout in rollouts if rollout["reward"] is not None])
+        self._exclusions.add(group["item_key"], map(of_record, rollouts))
         self._totals.update(beside=(group.get("beside") or {}).get("completion_tokens", 0))
         for rollout in rollouts:
             self._outcomes[rollout["outcome"]] += 1
@@ -104,7 +114,8 @@ class Summariser:
         """Every reward that was given, in order."""
         return [reward for rewards in self._rewards for reward in rewards]
 
-    def summary(self) -> Summary:
+    def summary(self, *, tests: bool = True) -> Summary:
+        """The figures of all groups that were added; `tests`: with those of `Summary.exclusion`, which take time."""
         totals = self._totals
         count = totals["rollouts"] or 1
         return Summary(
@@ -122,6 +133,7 @@ class Summariser:
             discarded=totals["discarded"],
             beside=totals["beside"],
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
+            exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
         )
 
 
@@ -143,6 +155,8 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
         "eval/avg_tool_errors": summary.tool_errors,
     }
     metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
+    exclusion = summary.exclusion
+    metrics.update({f"eval/{name}": value for name, value in (exclusion.shares() | exclusion.test_metrics()).items()})
     metrics.update({f"eval/{name}": value for name, value in summary.metrics.items()})
     return metrics
 
@@ -151,7 +165,7 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
     """The metrics of the groups that were finished since the last log."""
     if not finished.groups:
         return {}
-    summary = finished.summary()
+    summary = finished.summary(tests=False)
     metrics: dict[str, Any] = {
         "train/total_rollouts": summary.rollouts,
         "train/items_rejected": summary.rollouts - summary.scored,
@@ -164,6 +178,7 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
     if summary.scored:
         metrics["train/avg_reward"] = summary.reward.mean
     metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"train/{name}": share for name, share in summary.exclusion.shares().items()})
     metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})
     return metrics
 

@@ -8,12 +8,15 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lachesis.errors import LachesisError
+from lachesis.runs.exclusion import WINDOW, Exclusion, Exclusions
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import Summariser
 from lachesis.trajectories.exports import stored_messages
 
 CONTENT_LIMIT, CALL_LIMIT, RESULT_LIMIT = 300, 200, 500
 """Characters of reasoning and text, of a call's arguments, and of a tool's result in the rollout table."""
+ITEM_LIMIT = 100
+"""Items in the table of those with rollouts that were left out."""
 
 
 class TrackingError(LachesisError, RuntimeError):
@@ -27,6 +30,10 @@ class Tracker:
     """
 
     def __init__(self) -> None:
+        self.exclusions = Exclusions(WINDOW)
+        """All rollouts that the run played; with W&B also those of earlier starts that are in its file of groups."""
+        self._shown: Exclusion | None = None
+        self._alarmed = False
         self._finished = Summariser()
         self._run: Any = None
         self._rollouts: list[tuple[str, float | None]] = []
@@ -73,6 +80,29 @@ class Tracker:
         """The groups since the last call; from now on others are collected."""
         taken, self._finished = self._finished, Summariser()
         return taken
+
+    async def exclusion_metrics(self) -> dict[str, Any]:
+        """Whether being left out depends on something, as of the last look (`Exclusions.latest`); W&B alerts once."""
+        if self._run is None:
+            return {}
+        import wandb
+
+        seen = await asyncio.to_thread(self.exclusions.latest)
+        metrics: dict[str, Any] = {f"train/{name}": value for name, value in seen.test_metrics().items()}
+        if seen is not self._shown and seen.items:
+            kinds = [*seen.unscored, *(f"scored: {rule}" for rule in seen.by_rule)]
+            rows = [
+                [each.key, each.rollouts, each.share]
+                + [each.unscored[kind] / each.rollouts for kind in seen.unscored]
+                + [each.by_rule[rule] / each.rollouts for rule in seen.by_rule]
+                for each in seen.items[:ITEM_LIMIT]
+            ]
+            metrics["train/unscored_items"] = wandb.Table(columns=["item", "rollouts", "left out", *kinds], data=rows)
+        if seen.alarm and not self._alarmed:
+            self._alarmed = True
+            self._run.alert(title="a biased selection of rollouts", text=seen.alarm)
+        self._shown = seen
+        return metrics
 
     def log(self, metrics: Mapping[str, Any], step: int, *, prefix: str | None = None) -> None:
         """Send the figures, if W&B is on."""

@@ -56,7 +56,7 @@ def read(page: str) -> Reader:
 
 SAFE_TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "section", "div", "p"),
-    *("span", "b", "i", "em", "details", "summary", "pre"),
+    *("span", "b", "i", "em", "details", "summary", "pre", "table", "tr", "th", "td"),
 }
 SAFE_ATTRIBUTES = {"lang", "charset", "name", "content", "class", "style", "id", "open"}
 

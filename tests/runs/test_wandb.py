@@ -21,7 +21,7 @@ from lachesis.runs.summary import training_metrics
 from lachesis.runs.wandb_tracking import Tracker
 from lachesis.testing.fake_server import FakeServer, ToolUser
 from tests.support.scripted_server import ScriptedServer
-from tests.support.small_envs import SortWords, lines, make, process, served, sorts, start
+from tests.support.small_envs import Fussy, SortWords, fussed, lines, make, process, served, sorts, start
 from tests.support.stock_run_api import StockRunApi, run_api
 from tests.support.training_runs import serving, trained, with_tokens
 
@@ -50,6 +50,12 @@ def logged(folder: Path) -> list[dict[str, Any]]:
     return steps
 
 
+def alerts(folder: Path) -> list[str]:
+    """The texts of the alerts of these runs."""
+    found = [parsed(each) for path in folder.glob("wandb/offline-run-*/*.wandb") for each in records(path.read_bytes())]
+    return [record.alert.text for record in found if record.HasField("alert")]
+
+
 def parsed(data: bytes) -> Any:
     from wandb.proto import wandb_internal_pb2
 
@@ -73,10 +79,20 @@ def records(log: bytes) -> Iterator[bytes]:
             record = b""
 
 
-async def test_process_and_evaluate_log_the_names_of_the_field(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs of W&B in this folder. It reads the environment once a process, unless it is torn down."""
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
     monkeypatch.setenv("WANDB_SILENT", "true")
+    yield
+    import wandb
+
+    wandb.teardown()
+
+
+@pytest.mark.usefixtures("offline")
+async def test_process_and_evaluate_log_the_names_of_the_field(tmp_path: Path) -> None:
     async with ScriptedServer(sorts) as server:
         env = make(SortWords, server, tmp_path, use_wandb=True, total_steps=2, eval_items=2)
         await env.process_manager()
@@ -91,6 +107,22 @@ async def test_process_and_evaluate_log_the_names_of_the_field(tmp_path: Path, m
     assert all(step >= TRAIN for step in train), TRAIN - train[0]
     assert any(step >= EVAL for step in names)
     assert {step["train/avg_reward"] for step in steps if "train/avg_reward" in step} == {"1"}
+
+
+@pytest.mark.usefixtures("offline")
+async def test_a_biased_selection_is_an_alert_also_of_what_an_earlier_start_played(tmp_path: Path) -> None:
+    async with ScriptedServer(fussed) as server:
+        given = {"group_size": 8, "enabled_toolsets": ["todo"]}
+        await make(Fussy, server, tmp_path, total_steps=6, **given).process_manager()
+        # 32 rollouts are too few for a look of their own.
+        await make(Fussy, server, tmp_path, total_steps=10, use_wandb=True, **given).process_manager()
+    steps = logged(tmp_path)
+    (alert,) = alerts(tmp_path)
+    assert alert.startswith("being left out depends on the item (p = 0.0005, correlation 0.")
+    assert steps[-1]["train/unscored_alarm"] == "1"
+    assert float(steps[-1]["train/unscored_p/item"]) < 0.01
+    assert {step.get("train/unscored/declined") for step in steps} == {"0.875", None}
+    assert any(name.startswith("train/unscored_items") for step in steps for name in step)
 
 
 class Group(dict[str, Any]):
@@ -117,6 +149,7 @@ def test_groups_are_counted_until_they_are_logged_and_none_is_kept() -> None:
     assert training_metrics(tracker.take()) == {}
 
 
+@pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("on", [True, False])
 async def test_the_record_of_a_served_group_is_made_for_w_and_b_only_and_beside_the_event_loop(
     tmp_path: Path, run_api: StockRunApi, monkeypatch: pytest.MonkeyPatch, on: bool
@@ -127,9 +160,6 @@ async def test_the_record_of_a_served_group_is_made_for_w_and_b_only_and_beside_
         threads.append(threading.get_ident())
         return group_record(*args, **given)
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setattr("lachesis.runs.commands.group_record", noted)
     async with run_api.wiped() as api, FakeServer(ToolUser()) as model:
         server = with_tokens(model, tmp_path)

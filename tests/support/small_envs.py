@@ -53,6 +53,26 @@ class ManyWords(SortWords):
         self.items = (f"{word} {number}" for number in itertools.count() for word in WORDS)
 
 
+class Fussy(SortWords):
+    """It scores only one rollout of a group that is about apples."""
+
+    name = "fussy"
+
+    async def setup(self):
+        self.items = iter(f"{word} {number}" for number in range(5) for word in ("apple", "pear"))
+
+    async def get_next_item(self):
+        return next(self.items, None)
+
+    async def compute_reward(self, item, result, ctx):
+        return None if "apple" in item and ctx.task_id.split("-")[2] != "0" else 1.0
+
+
+def fussed(request: dict[str, Any]) -> Answer:
+    """A model that needs a turn more for apples, and no sandbox."""
+    return call(("todo", {})) if "apple" in asked_words(request) and len(request["messages"]) < 3 else say("Done.")
+
+
 def asked_words(request: Mapping[str, Any]) -> list[str]:
     """The words of the item that a request is about."""
     prompt = next(message["content"] for message in request["messages"] if message["role"] == "user")
