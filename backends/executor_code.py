@@ -7,30 +7,12 @@ import functools
 import importlib.util
 import marshal
 import pkgutil
-import threading
-from typing import Callable, TypeVar
 
-T = TypeVar("T")
-
-_LOCK = threading.RLock()
+from backends.first_use import in_turn, parse
 
 
-def _once(compute: Callable[[], T]) -> Callable[[], T]:
-    """Compute a value at the first call, in one thread at a time.
-
-    Python 3.11 may raise `SystemError: AST constructor recursion depth mismatch` when two threads call `ast.parse`.
-    """
-    cached = functools.lru_cache(maxsize=None)(compute)  # Python 3.8: far machines run this as well
-
-    @functools.wraps(compute)
-    def locked() -> T:
-        with _LOCK:
-            return cached()
-
-    return locked
-
-
-@_once
+@in_turn
+@functools.lru_cache(maxsize=None)
 def source() -> bytes:
     """The file, for Python 3.8 or later: each module after those that it imports, without these imports.
 
@@ -43,7 +25,7 @@ def source() -> bytes:
             return
         text = (pkgutil.get_data("backends.executor", f"{name}.py") or b"").decode()
         lines = text.splitlines(keepends=True)
-        for node in reversed(ast.parse(text).body):
+        for node in reversed(parse(text).body):
             if isinstance(node, ast.ImportFrom) and node.level == 1:
                 assert node.module is not None, f"{name} imports the package itself"
                 add(node.module)
@@ -65,18 +47,20 @@ def _is_left_out(node: ast.stmt) -> bool:
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
-@_once
+@in_turn
+@functools.lru_cache(maxsize=None)
 def bytecode() -> bytes:
     """The file as a .pyc for the running interpreter, and no other version: it starts without compiling."""
     code = compile(source(), "executor.py", "exec", dont_inherit=True)
     return importlib.util.MAGIC_NUMBER + b"\0" * 12 + marshal.dumps(code)
 
 
-@_once
+@in_turn
+@functools.lru_cache(maxsize=None)
 def modules() -> tuple[str, ...]:
     """The modules of the standard library that it imports anywhere, sorted."""
     found = set()
-    for node in ast.walk(ast.parse(source())):
+    for node in ast.walk(parse(source())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:

@@ -5,21 +5,26 @@ from __future__ import annotations
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
+_quiet = threading.RLock()
+
 
 @contextmanager
 def quiet_imports() -> Iterator[None]:
-    """Imports inside log no warnings, transformers' that there is no PyTorch for example."""
-    level = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(level)
+    """Imports inside log no warnings, transformers' that there is no PyTorch for example. One thread at a time: the
+    second one would restore the level of the first."""
+    with _quiet:
+        level = logging.root.manager.disable
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(level)
 
 
 def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
@@ -94,9 +95,20 @@ _NO_FORMAT = dict.fromkeys(("hf", "beam", "responsetemplate"), _BY_CHECKPOINT)
 """Names in vLLM and SGLang that are not wire formats."""
 
 
-@cache
+_making = threading.RLock()
+
+
 def _registry() -> _Registry:
-    """The registry, made on first use: the lexers are most of the cost of importing the package."""
+    """The registry, made on first use: the lexers are most of the cost of importing the package.
+
+    By one thread: what another one had registered in a second registry would be lost.
+    """
+    with _making:
+        return _made_registry()
+
+
+@cache
+def _made_registry() -> _Registry:
     from tool_call_parsers.formats import FORMATS
 
     return _Registry(FORMATS)

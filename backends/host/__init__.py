@@ -2,7 +2,7 @@
 
 The same modules run on both sides. A far machine gets them as a zip file (`program`) and runs them with its own Python,
 so these use the standard library alone, and Python 3.8 or later. Of the project they import `backends.executor_code`,
-`backends.executor` and, of `backends.base`, the errors.
+`backends.first_use`, `backends.executor` and, of `backends.base`, the errors.
 
   machine        what this machine can do, and what a sandbox is started from
   bubblewrap     which bwrap works, its command line, and what is hidden of /proc

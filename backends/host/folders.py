@@ -9,12 +9,12 @@ import shutil
 import signal
 import stat
 import tempfile
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.base import BackendError
+from backends.first_use import in_turn
 
 from .cgroups import Cgroup
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 MARK = "LACHESIS_SANDBOX"
 """Variable with a sandbox' id: finds the processes of one without a PID namespace."""
-_lock = threading.Lock()
 _BUILDING = "building-"
 _UNUSED = 30 * 86_400.0
 """Seconds after which a cached folder that nobody has used is removed: longer than any sandbox lives."""
@@ -138,10 +137,10 @@ def _cache() -> Path:
             return root
     except (OSError, RuntimeError):
         pass
-    with _lock:
-        return Path(_own_cache().name)
+    return Path(_own_cache().name)
 
 
+@in_turn
 @functools.lru_cache(maxsize=None)
 def _own_cache() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="lachesis-cache-")

@@ -7,6 +7,8 @@ import io
 import zipfile
 from pathlib import Path
 
+from backends.first_use import in_turn
+
 _BACKENDS = Path(__file__).parents[1]
 _NEAR = {"program", "records", "sandboxes", "spawner"}
 _ERRORS = "class BackendError(Exception): pass\nclass BackendUnavailable(BackendError): pass\n"
@@ -24,11 +26,12 @@ far.main(sys.argv[1:])
 """
 
 
+@in_turn
 @functools.cache
 def program() -> bytes:
     """The zip file."""
     sources = [path for path in (_BACKENDS / "host").glob("*.py") if path.stem not in _NEAR]
-    sources += [*(_BACKENDS / "executor").glob("*.py"), _BACKENDS / "executor_code.py"]
+    sources += [*(_BACKENDS / "executor").glob("*.py"), _BACKENDS / "executor_code.py", _BACKENDS / "first_use.py"]
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("backends/__init__.py", "")

@@ -27,6 +27,7 @@ from typing import Any
 
 from backends import executor_code
 from backends.base import BackendUnavailable
+from backends.first_use import in_turn
 
 from . import elf
 from .folders import cached
@@ -130,6 +131,7 @@ def _digest(python: Path, bash: Path) -> str:
     return digest.hexdigest()[:20]
 
 
+@in_turn
 @functools.lru_cache(maxsize=None)
 def _own_code() -> bytes:
     return b"".join(pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "elf.py"))

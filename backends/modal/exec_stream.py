@@ -13,6 +13,7 @@ from typing import Any
 from backends import executor_code
 from backends.byte_stream import ByteStream, PumpedStream
 from backends.executor import relay as executor_relay
+from backends.first_use import in_turn
 
 from .calls import text_of
 
@@ -28,6 +29,7 @@ RELAY = (
 )
 
 
+@in_turn
 @cache
 def _program() -> str:
     packed = base64.b64encode(zlib.compress(executor_code.source(), 9)).decode()

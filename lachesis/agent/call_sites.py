@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
+from backends.first_use import in_turn, parse
+
 _TAKERS = frozenset(
     (
         *("Task", "as_completed", "create_task", "ensure_future", "gather", "run_coroutine_threadsafe"),
@@ -78,18 +80,12 @@ def _look(frame: FrameType, called: CodeType) -> bool | None:
 _INLINE = ("<listcomp>", "<setcomp>", "<dictcomp>")
 
 
-def _parsed(source: str) -> ast.Module:
-    try:
-        return ast.parse(source)
-    except SystemError:  # Python 3.11, if memory is collected meanwhile and a finalizer prints a traceback
-        return ast.parse(source)
-
-
+@in_turn
 @functools.lru_cache(maxsize=32)
 def _tree(source: str) -> ast.Module | None:
     """Every node has its `parent`."""
     try:
-        tree = _parsed(source)
+        tree: ast.Module = parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return None
     for node in ast.walk(tree):
@@ -98,6 +94,7 @@ def _tree(source: str) -> ast.Module | None:
     return tree
 
 
+@in_turn
 @functools.lru_cache(maxsize=32)
 def _calls(source: str) -> dict[tuple[int | None, int | None], ast.Call]:
     """The calls in a file by line and column, in bytes, of their end."""

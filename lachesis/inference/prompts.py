@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +24,7 @@ from lachesis.inference.template_cases import USUAL, Pattern
 from lachesis.inference.template_report import Extension, Finding, TemplateReport, WhenUnextendable
 from lachesis.inference.template_validator import TemplateValidator
 from lachesis.inference.text_encoder import TextEncoder
+from lachesis.once import once_property
 from lachesis.trajectories import ChatResponse, Node, SampledTokens, TokenPrefix
 
 if TYPE_CHECKING:
@@ -101,14 +102,14 @@ class PromptBuilder:
         self._first_ids = lru_cache(maxsize=_FIRST_KEPT)(self._encode_first)
         """Ids of a whole conversation: the rollouts of a group begin alike."""
 
-    @cached_property
+    @once_property
     def template_report(self) -> TemplateReport:
         """How the template continues conversations; validated on first use."""
         source = blake2b(self._template.source.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
         findings = tuple(self._validator.find(pattern) for pattern in USUAL)
         return TemplateReport(source, findings, self._validator.shows_tools(), self.when_unextendable)
 
-    @cached_property
+    @once_property
     def end_of_turn(self) -> tuple[int, ...]:
         """Ids that end a turn: the tokenizer's end of sequence, and the tokens with which the template ends turns.
 
@@ -120,7 +121,7 @@ class PromptBuilder:
         ids = [self._encoder.added[text] for text in texts if text in self._encoder.added]
         return tuple(dict.fromkeys((*self._known_ends, *ids)))
 
-    @cached_property
+    @once_property
     def _validator(self) -> TemplateValidator:
         ends = [self._text_of(token_id) for token_id in self._known_ends]
         return TemplateValidator(self._template, self._encoder.added.keys(), [text for text in ends if text])

@@ -16,6 +16,7 @@ from fractions import Fraction
 from itertools import zip_longest
 from typing import Any
 
+from backends.first_use import parse
 from lachesis.trajectories.messages import Message, ToolCall
 
 UNKNOWN_PROBLEM = "I do not know this problem."
@@ -84,7 +85,7 @@ def evaluate(expression: str) -> Fraction | None:
     if len(expression) > 400:
         return None
     try:
-        return _value(ast.parse(expression.strip(), mode="eval").body)
+        return _value(parse(expression.strip(), mode="eval").body)
     except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
 

@@ -19,6 +19,7 @@ from typing import Annotated
 from pydantic import Field
 
 from backends.base import Process
+from backends.first_use import in_turn
 from lachesis.tools.terminal import MAX_TIMEOUT, OUTPUT_CHARS
 from lachesis.tools.text import HeadTail
 from lachesis.tools.tool_registry import ToolFailure, tool
@@ -28,6 +29,7 @@ _NOTE_CHARS = 500
 _READ = 65_536
 
 
+@in_turn
 @functools.cache
 def _driver() -> str:
     return Path(__file__).with_name("repl_driver.py").read_text(encoding="utf-8")

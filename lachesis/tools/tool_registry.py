@@ -7,7 +7,6 @@ diverge. A `ToolRegistry` is an immutable mapping; there is no global one.
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from lachesis.errors import LachesisError
+from lachesis.once import once_property
 from lachesis.tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
 from lachesis.tools.tool_session import ToolSession
 
@@ -61,7 +61,7 @@ class Tool:
     max_result_chars: int
     check: Callable[[], str | None] | None = field(default=None, repr=False)
 
-    @functools.cached_property
+    @once_property
     def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:
         return arguments_model(self.name, self.declared)  # at first use, which keeps the import of tools fast
 
