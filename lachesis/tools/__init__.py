@@ -2,7 +2,7 @@
 
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.dispatch import ToolResult, call_tool, call_tools, handle_function_call
-from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry, ToolUnavailable, tool
+from lachesis.tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry, ToolUnavailable, tool
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
 from lachesis.tools.toolsets import (
     TOOLSETS,
@@ -18,6 +18,7 @@ __all__ = [
     "TOOLSETS",
     "SessionClosed",
     "Tool",
+    "ToolCrashed",
     "ToolFailure",
     "ToolRegistry",
     "ToolResult",

@@ -1,7 +1,9 @@
 """Dispatch of tool calls: from the call that the model wrote to the text that it reads.
 
-Mistakes of the model or of the tool are returned as text. Failures of the infrastructure (`BackendError`) are raised
-unchanged: the loop ends the rollout as `infra_error` and retries it, so that no model is trained on our failures.
+What a tool raises on purpose is returned as text: `ToolFailure`, bad arguments, its time limit, and the exceptions that
+it declares. Failures of the infrastructure (`BackendError`) are raised unchanged: the loop ends the rollout as
+`infra_error` and retries it. Everything else is an error of the environment, raised as `ToolCrashed`: the rollout is
+not scored, and the run shows the traceback. So no model is trained on our failures.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from lachesis.tasks import run_all
 from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
-from lachesis.tools.tool_registry import Tool, ToolFailure, ToolRegistry
-from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions
+from lachesis.tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry
+from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions, UnusablePath
 
 Arguments = Mapping[str, Any] | str | None
 """The arguments of a call: an object, or JSON text, possibly invalid."""
@@ -32,8 +34,8 @@ class ToolResult:
     content: str
     """The text that the model reads."""
     error: str | None = None
-    """Why the call failed: unknown tool, bad arguments, time limit, `ToolFailure` or another exception. A command that
-    exits with 1 is not a failed call."""
+    """Why the call failed: unknown tool, bad arguments, time limit, `ToolFailure` or an exception that the tool
+    declares. A command that exits with 1 is not a failed call."""
     duration: float = 0.0
     """Seconds of wall-clock time, including the start of a sandbox."""
     truncated: bool = False
@@ -61,10 +63,12 @@ async def call_tool(
         allowed: Names of the tools that the rollout announced; None allows all tools of the registry.
 
     Raises:
-        BackendError: the infrastructure failed, also where a tool wrapped the error or raised it from a task group.
+        BackendError: the infrastructure failed, also where a tool raised another error for that, or from a task group.
+        ToolCrashed: the tool raised what it does not declare, or returned what has no JSON.
         asyncio.CancelledError: the caller was cancelled; the tool is cancelled as well.
     """
     began = time.perf_counter()
+    tool: Tool | None = None
     try:
         tool = _find(name, registry, allowed)
         keywords = validate(tool.name, tool.model, arguments)
@@ -75,14 +79,13 @@ async def call_tool(
         text = value if isinstance(value, str) else to_json(value)
     except BackendError:
         raise
-    except (BadArguments, ToolFailure, SessionClosed) as error:
-        return _failed(str(error), began)
-    except _TimeLimit:
-        return _failed(f"{tool.name} was stopped after its time limit of {tool.time_limit:g} s", began)
     except Exception as error:
         if (infrastructure := _infrastructure(error)) is not None:
             raise infrastructure from error
-        return _failed(f"{type(error).__name__}: {error}", began)
+        message = _on_purpose(error, tool)
+        if message is None:
+            raise ToolCrashed(tool.name if tool is not None else str(name), error) from error
+        return _failed(message, began)
     content, elided = cap_text(valid_utf8(text), tool.max_result_chars)
     return ToolResult(content, None, time.perf_counter() - began, truncated=elided > 0)
 
@@ -100,7 +103,7 @@ async def call_tools(
     it and before all calls after it, so that a turn has the effect of its calls one by one.
 
     Raises:
-        BackendError: as in `call_tool`; concurrent calls of the failing one are cancelled.
+        BackendError, ToolCrashed: as in `call_tool`; concurrent calls of the failing one are cancelled.
     """
     results: list[ToolResult] = []
     for batch in _batches(calls, registry):
@@ -122,7 +125,7 @@ async def handle_function_call(
     """`call_tool` for callers that identify a rollout by its task id. Returns a string, errors included.
 
     Raises:
-        BackendError: the infrastructure failed. No other error is raised.
+        BackendError, ToolCrashed: as in `call_tool`. No other error is raised.
     """
     try:
         session = sessions.get(task_id)
@@ -183,12 +186,29 @@ async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:
 
 
 def _infrastructure(error: BaseException) -> BackendError | None:
-    """The BackendError that `error` is, wraps (`raise ... from`) or contains, if any."""
+    """The BackendError that `error` is, contains, or was raised for, if any."""
     if isinstance(error, BackendError):
         return error
     if isinstance(error, BaseExceptionGroup):
         return next((found for each in error.exceptions if (found := _infrastructure(each)) is not None), None)
-    return None if error.__cause__ is None else _infrastructure(error.__cause__)
+    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None if earlier is None else _infrastructure(earlier)
+
+
+def _on_purpose(error: BaseException, tool: Tool | None) -> str | None:
+    """What the model reads about the error; None where it is not for the model."""
+    if isinstance(error, BadArguments | ToolFailure | SessionClosed | UnusablePath):
+        return str(error)
+    if tool is None:
+        return None
+    if isinstance(error, _TimeLimit):
+        return f"{tool.name} was stopped after its time limit of {tool.time_limit:g} s"
+    if isinstance(error, tool.errors):
+        return f"{type(error).__name__}: {error}"
+    if isinstance(error, BaseExceptionGroup):
+        messages = [_on_purpose(each, tool) for each in error.exceptions]
+        return None if None in messages else "; ".join(filter(None, messages))
+    return None
 
 
 def _batches(calls: Sequence[tuple[str, Arguments]], registry: ToolRegistry) -> Iterator[list[tuple[str, Arguments]]]:

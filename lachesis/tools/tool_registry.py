@@ -15,6 +15,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel
 
+from backends.base import BackendError
 from lachesis.errors import LachesisError
 from lachesis.once import once_property
 from lachesis.tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
@@ -31,6 +32,30 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 
 class ToolFailure(Exception):
     """Raised by a tool that cannot do its work. The model reads the message."""
+
+
+class ToolCrashed(LachesisError, RuntimeError):
+    """A tool raised something that it does not declare: an error of the environment, which no model reads.
+
+    `__cause__` is what it raised.
+    """
+
+    def __init__(self, tool: str, error: BaseException) -> None:
+        super().__init__(
+            f"the tool {tool!r} raised {type(error).__name__}: {error}; the model reads a ToolFailure only, or what is "
+            f"declared with @tool(errors=...)"
+        )
+        self.tool = tool
+        """The name of the tool."""
+
+    def __reduce__(self) -> Any:
+        return _crashed, (str(self), self.tool)
+
+
+def _crashed(message: str, tool: str) -> ToolCrashed:
+    crashed = ToolCrashed.__new__(ToolCrashed, message)
+    crashed.args, crashed.tool = (message,), tool
+    return crashed
 
 
 class ToolUnavailable(LachesisError, LookupError):
@@ -60,6 +85,8 @@ class Tool:
     """Seconds; None where the tool limits its time itself."""
     max_result_chars: int
     check: Callable[[], str | None] | None = field(default=None, repr=False)
+    errors: tuple[type[Exception], ...] = ()
+    """Exceptions of which the model reads the text, beside `ToolFailure`."""
 
     @once_property
     def _derived(self) -> tuple[type[BaseModel], dict[str, Any]]:
@@ -101,13 +128,15 @@ def tool(
     time_limit: float | None = 60.0,
     max_result_chars: int = MAX_RESULT_CHARS,
     check: Callable[[], str | None] | None = None,
+    errors: Iterable[type[Exception]] = (),
 ) -> Callable[[Callable[..., Awaitable[Any]]], Tool]:
     """Turn an async function into a tool.
 
     The first paragraph of its docstring becomes the description of the tool, the Google-style `Args:` section those of
     the parameters. A parameter annotated `ToolSession` receives the session of the rollout and is not in the schema.
     The function returns a string, or a value that pydantic can convert to JSON. It raises `ToolFailure` with a message
-    for the model.
+    for the model. Any other exception that is not in `errors` is an error of the environment: the rollout gets no
+    score, and the run shows the traceback.
 
     Args:
         toolset: The toolset of the tool.
@@ -117,6 +146,7 @@ def tool(
         time_limit: Seconds after which a call is cancelled, without the time to start the sandbox.
         max_result_chars: Longer results lose their middle.
         check: Called without arguments; returns why the tool cannot work on this machine, or None.
+        errors: Exceptions that the model's own arguments can cause: it reads their type and text.
 
     Raises:
         TypeError: the function cannot be a tool; the message names the change to make.
@@ -140,6 +170,14 @@ def tool(
             hints = get_type_hints(function, include_extras=True)
         except NameError as error:
             raise TypeError(f"tool {label!r}: its annotations must be importable names ({error})") from error
+        declared_errors = tuple(errors)
+        for kind in declared_errors:
+            usable = isinstance(kind, type) and issubclass(kind, Exception)
+            if not usable or issubclass(BackendError, kind) or issubclass(kind, BackendError):
+                raise TypeError(
+                    f"tool {label!r}: errors= takes exceptions such as ValueError, not {kind!r}: a failure of the "
+                    "infrastructure is never an answer for the model"
+                )
         session_parameter = next((key for key, hint in hints.items() if hint is ToolSession and key != "return"), None)
         description, documented = parse_docstring(label, inspect.getdoc(function))
         declared = read_parameters(label, function, hints, documented, skip=session_parameter)
@@ -154,6 +192,7 @@ def tool(
             time_limit=time_limit,
             max_result_chars=max_result_chars,
             check=check,
+            errors=declared_errors,
         )
 
     return decorate

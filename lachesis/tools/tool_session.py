@@ -28,6 +28,10 @@ class SessionClosed(LachesisError, RuntimeError):
     """The rollout of the session has ended."""
 
 
+class UnusablePath(ValueError):
+    """A path of the model that names no file. The model reads the message."""
+
+
 class ToolSession:
     """The tools' side of one rollout."""
 
@@ -115,7 +119,7 @@ class ToolSession:
         """
         sandbox = await self.sandbox()
         if "\0" in path:
-            raise ValueError("a path cannot contain a NUL character")
+            raise UnusablePath("a path cannot contain a NUL character")
         if path == "~" or path.startswith("~/"):
             if self._home is None:
                 done = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # the agent may export another

@@ -1,9 +1,10 @@
-"""Every mistake of a model or a tool becomes text; only failures of the infrastructure are raised."""
+"""What a tool raises on purpose becomes text; failures of the infrastructure and of the tool itself are raised."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import sys
 import time
 from typing import Annotated, Any, Literal
@@ -14,7 +15,17 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, Field
 
 from backends.base import BackendError, Sandbox, SandboxLost
-from lachesis.tools import ToolFailure, ToolRegistry, ToolResult, ToolSession, call_tool, call_tools, tool
+from lachesis.tools import (
+    ToolCrashed,
+    ToolFailure,
+    ToolRegistry,
+    ToolResult,
+    ToolSession,
+    call_tool,
+    call_tools,
+    tool,
+)
+from lachesis.tools.tool_session import UnusablePath
 
 
 class Entry(BaseModel):
@@ -35,14 +46,26 @@ async def echo(
     return {"text": text, "count": count, "flag": flag, "mode": mode, "entries": keys, "maybe": maybe}
 
 
-@tool(toolset="test")
+@tool(toolset="test", errors=(ArithmeticError, KeyError))
 async def fail(kind: str) -> str:
     """Fail in a way of your choice."""
     match kind:
         case "fail":
             raise ToolFailure("not today")
         case "bug":
+            raise SystemError("AST constructor recursion depth mismatch")
+        case "declared":
             raise ZeroDivisionError("division by zero")
+        case "declared group":
+            raise ExceptionGroup("several", [ToolFailure("not today"), ExceptionGroup("inner", [KeyError("k")])])
+        case "mixed group":
+            raise ExceptionGroup("several", [ToolFailure("not today"), TypeError("a bug")])
+        case "host file":
+            raise FileNotFoundError(2, "No such file or directory", "/etc/of-the-host")
+        case "late":
+            raise TimeoutError
+        case "path":
+            raise UnusablePath("a path cannot contain a NUL character")
         case "exit":
             sys.exit(3)
         case "cancel":
@@ -54,6 +77,16 @@ async def fail(kind: str) -> str:
                 raise SandboxLost("it is gone")
             except SandboxLost as error:
                 raise RuntimeError("could not") from error
+        case "hidden":
+            try:
+                raise SandboxLost("it is gone")
+            except SandboxLost:
+                raise ToolFailure("try again later")  # noqa: B904  # what a careless tool does
+        case "declared for it":
+            try:
+                raise SandboxLost("it is gone")
+            except SandboxLost as error:
+                raise KeyError("no sandbox") from error
         case "group":
             raise ExceptionGroup("several", [ValueError("x"), ExceptionGroup("inner", [SandboxLost("it is gone")])])
         case "surrogate":
@@ -203,21 +236,45 @@ async def test_a_tool_that_is_not_available_says_why(session: ToolSession) -> No
     ("kind", "message"),
     [
         ("fail", "not today"),
-        ("bug", "ZeroDivisionError: division by zero"),
-        ("exit", "RuntimeError: the tool raised SystemExit(3)"),
-        ("cancel", "RuntimeError: the tool cancelled itself"),
-        ("unserialisable", "PydanticSerializationError"),
+        ("declared", "ZeroDivisionError: division by zero"),
+        ("declared group", "not today; KeyError: 'k'"),
+        ("path", "a path cannot contain a NUL character"),
     ],
 )
-async def test_a_mistake_of_a_tool_becomes_text(session: ToolSession, kind: str, message: str) -> None:
-    assert problem(await run(session, "fail", {"kind": kind})).startswith(message)
+async def test_what_a_tool_raises_on_purpose_or_declares_becomes_text(
+    session: ToolSession, kind: str, message: str
+) -> None:
+    assert problem(await run(session, "fail", {"kind": kind})) == message
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("bug", "SystemError: AST constructor recursion depth mismatch"),
+        ("mixed group", "ExceptionGroup: several"),
+        ("host file", "FileNotFoundError: "),
+        ("late", "TimeoutError: "),
+        ("exit", "RuntimeError: the tool raised SystemExit(3)"),
+        ("cancel", "RuntimeError: the tool cancelled itself"),
+        ("unserialisable", "PydanticSerializationError: "),
+    ],
+)
+async def test_everything_else_is_an_error_with_the_name_of_the_tool(
+    session: ToolSession, kind: str, message: str
+) -> None:
+    with pytest.raises(ToolCrashed) as caught:
+        await run(session, "fail", {"kind": kind})
+    assert str(caught.value).startswith(f"the tool 'fail' raised {message}")
+    assert caught.value.tool == "fail" and caught.value.__cause__ is not None
+    copied = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copied), copied.tool) == (str(caught.value), "fail")
 
 
 async def test_text_that_no_tokenizer_takes_is_repaired(session: ToolSession) -> None:
     assert (await run(session, "fail", {"kind": "surrogate"})).content == "a?b"
 
 
-@pytest.mark.parametrize("kind", ["lost", "wrapped", "group"])
+@pytest.mark.parametrize("kind", ["lost", "wrapped", "hidden", "declared for it", "group"])
 async def test_infrastructure_errors_are_raised_as_their_own_kind(session: ToolSession, kind: str) -> None:
     with pytest.raises(SandboxLost, match="it is gone"):
         await run(session, "fail", {"kind": kind})
@@ -324,7 +381,7 @@ def test_an_unsafe_call_runs_alone_and_in_order(kinds: list[bool]) -> None:
 
 
 async def test_bad_calls_of_a_turn_do_not_stop_the_others(session: ToolSession) -> None:
-    calls: list[tuple[str, Any]] = [("echo", {"text": "a"}), ("nope", {}), ("echo", "null"), ("fail", {"kind": "bug"})]
+    calls: list[tuple[str, Any]] = [("echo", {"text": "a"}), ("nope", {}), ("echo", "null"), ("fail", {"kind": "fail"})]
     results = await call_tools([*calls, ("echo", {"text": "b"})], session, registry=REGISTRY)
     assert [result.error is None for result in results] == [True, False, False, False, True]
 

@@ -6,11 +6,13 @@ import json
 import resource
 import subprocess
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, Field
 
+from backends import BackendError, SandboxLost
+from lachesis.errors import LachesisError
 from lachesis.tools import BUILTIN_TOOLS, Tool, ToolRegistry, ToolSession, tool
 
 
@@ -199,3 +201,15 @@ def test_importing_tools_takes_little_more_than_importing_its_dependencies() -> 
     programs = ("pass", "import asyncio, json, pydantic.main", "import lachesis.tools")
     nothing, parts, whole = (min(seconds(program) for _ in range(5)) for program in programs)
     assert whole - nothing < 3 * (parts - nothing), "what it takes in seconds depends on the machine"
+
+
+@pytest.mark.parametrize(
+    "kind", [BackendError, SandboxLost, Exception, LachesisError, ValueError("x"), KeyboardInterrupt]
+)
+def test_a_tool_declares_exceptions_that_no_failure_of_the_infrastructure_is(kind: Any) -> None:
+    with pytest.raises(TypeError, match="never an answer for the model"):
+
+        @tool(toolset="x", errors=[kind])
+        async def careless() -> str:
+            """Do something."""
+            return ""
