@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+INSIDE = "the error of a system call inside the sandbox"
+"""A note (`__notes__`) of each `OSError` that an executor reported: none of them is an error of this machine."""
 MAX_OUTPUT = 1_000_000
 """Bytes of stdout, and of stderr, that `Sandbox.exec` keeps by default."""
 

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from lachesis.tasks import has_failed
 
-from .base import BackendError, SandboxLost
+from .base import INSIDE, BackendError, SandboxLost
 from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
@@ -82,6 +82,8 @@ class Connection:
         self._token = b""
         self._known = False  # whether the executor has the token
         self._delivery = Delivery()
+        self._cut_at: float | None = None
+        self._interrupted = 0.0
         self._unanswered = 0  # pings
         self._ticks = 0
         self._ticker: asyncio.TimerHandle | None = None
@@ -135,6 +137,13 @@ class Connection:
         """Why the connection is lost, None while it is not."""
         return self._lost
 
+    @property
+    def interrupted(self) -> float:
+        """Seconds so far without a stream. 0 where streams pass through a process inside, which can break them."""
+        if self._sealed:
+            return 0.0
+        return self._interrupted + (0.0 if self._cut_at is None else time.monotonic() - self._cut_at)
+
     async def guard(self, call: Coroutine[Any, Any, T]) -> T:
         """The result of `call`, which uses the sandbox in another way than by requests. A lease may refuse it."""
         return await call
@@ -175,7 +184,9 @@ class Connection:
             return header, data
         if error["errno"] is None:
             raise BackendError(f"the executor failed at {op!r}: {error['message']}")
-        raise OSError(error["errno"], error["message"], error["path"])
+        reported = OSError(error["errno"], error["message"], error["path"])
+        reported.add_note(INSIDE)
+        raise reported
 
     def post(self, op: str, **fields: Any) -> None:
         """Send a message without an answer: `cancel`, `drop`, `shutdown`. Does nothing on a lost connection."""
@@ -281,6 +292,7 @@ class Connection:
             with contextlib.suppress(Exception):
                 self._attachment.stream.abort()
             self._attachment = None
+            self._cut_at = time.monotonic()
 
     # attaching
 
@@ -379,6 +391,9 @@ class Connection:
         self._delivery.forget(received)
         self._known = True
         self._attachment = attachment
+        if self._cut_at is not None:
+            self._interrupted += time.monotonic() - self._cut_at
+            self._cut_at = None
         self._unanswered = 0
         for frame in self._delivery.retained:
             attachment.write(frame)

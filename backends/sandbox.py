@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import errno
 import itertools
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Mapping
@@ -24,6 +25,7 @@ from .base import (
     OutputChunk,
     Process,
     ProcessStatus,
+    SandboxExhausted,
     SandboxLost,
     SandboxSpec,
 )
@@ -134,6 +136,11 @@ class ExecutorSandbox:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}{' (lost)' if self._connection.lost else ''}>"
 
+    @property
+    def interrupted(self) -> float:
+        """Seconds so far for which its connection was broken, through no fault of what runs inside."""
+        return self._connection.interrupted
+
     async def exec(
         self,
         command: str,
@@ -163,7 +170,7 @@ class ExecutorSandbox:
                 **({"fresh": True} if fresh else {}),
             )
         except OSError as error:  # errors of the command are in its result
-            raise BackendError(f"sandbox {self.id} cannot run commands: {error}") from error
+            raise self._without_room("run commands", error) from error
         return ExecResult(
             exit_code=header["exit_code"],
             stdout=data[: header["stdout"]],
@@ -218,8 +225,13 @@ class ExecutorSandbox:
                 "start", command=command, cwd=cwd, env=dict(env or {}), terminal=terminal
             )
         except OSError as error:
-            raise BackendError(f"sandbox {self.id} cannot start processes: {error}") from error
+            raise self._without_room("start processes", error) from error
         return ExecutorProcess(self._connection, header["process"], command)
+
+    def _without_room(self, what: str, error: OSError) -> BackendError:
+        """The executor is out of memory, processes or open files, as far as the machine is not out of the last."""
+        kind = BackendError if error.errno == errno.ENFILE else SandboxExhausted
+        return kind(f"sandbox {self.id} cannot {what}: {error}")
 
     async def processes(self) -> list[Process]:
         header, _ = await self._connection.request("processes")
@@ -304,6 +316,10 @@ class _LeasedConnection:
     @property
     def lost(self) -> str | None:
         return self._connection.lost
+
+    @property
+    def interrupted(self) -> float:
+        return self._connection.interrupted
 
     async def guard(self, call: Coroutine[Any, Any, T]) -> T:
         return await self._lease.run(call)

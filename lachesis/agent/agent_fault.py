@@ -47,3 +47,13 @@ for _number in errno.errorcode:
     if (_builtin := type(OSError(_number, ""))) not in (OSError, TimeoutError):
         _kinds[_number] = _both(_builtin)
 _kinds[errno.EINVAL] = _both(ValueError)  # also what a path that cannot be one raises
+
+
+def agent_faults(error: BaseException | None) -> list[AgentFault]:
+    """The faults that `error` is, was raised from, or is a group of. Empty where it has any other cause as well."""
+    if error is None or isinstance(error, AgentFault):
+        return [] if error is None else [error]
+    if isinstance(error, BaseExceptionGroup):
+        found = [agent_faults(each) for each in error.exceptions]
+        return [fault for faults in found for fault in faults] if all(found) else []
+    return agent_faults(error.__cause__)

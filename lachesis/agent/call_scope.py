@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from backends import BackendError
+from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.blocked_loop import BlockedLoop
 from lachesis.agent.driven import Driven
 from lachesis.agent.reward import RewardError
@@ -164,6 +165,8 @@ class CallScope:
     """Those that began inside."""
     failed: set[_Task] = field(default_factory=set)
     """Those in which a call raised an error. Kept, since nobody else may."""
+    faults: list[AgentFault] = field(default_factory=list)
+    """Faults of the agent in tasks that nobody waited for."""
     _left: list[str] = field(default_factory=list)
 
     @contextlib.contextmanager
@@ -183,11 +186,11 @@ class CallScope:
         """Every later call is `RewardIsOver`, and so are those that threads wait for: the threads then end."""
         self.over = True
         self._left = [problem for call in self.calls if (problem := call.problem()) is not None]
-        self._left += [
-            task.problem()
-            for task in {*self.tasks, *self.failed}
-            if task.forgotten and (task.uses_context or self._has_context(task))
-        ]
+        for task in {*self.tasks, *self.failed}:
+            if task.forgotten and (task.uses_context or self._has_context(task)):
+                faults = agent_faults(task.exception()) if task.done() and not task.cancelled() else []
+                self.faults += faults
+                self._left += [] if faults else [task.problem()]
         self.failed.clear()
         for future in tuple(self.waiting):
             future.cancel()

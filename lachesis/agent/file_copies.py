@@ -20,6 +20,15 @@ def files_below(folder: Path) -> Replies:
     return Replies(Reply.written(path.stat().st_size) for path in files)
 
 
+def members(folder: Path, inside: str) -> list[tuple[str, str]]:
+    """The folders (d) and the files (f) of `folder`, below the path `inside` of a sandbox."""
+    found = [("d", inside)]
+    for path in sorted(folder.rglob("*")):
+        is_folder = path.is_dir() and not path.is_symlink()
+        found.append(("d" if is_folder else "f", f"{inside}/{path.relative_to(folder).as_posix()}"))
+    return found
+
+
 async def chunks(path: Path) -> AsyncIterator[bytes]:
     file = await in_own_thread(lambda: path.open("rb"))
     try:

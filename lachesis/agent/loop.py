@@ -14,7 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from backends import BackendError
+from backends import BackendError, SandboxExhausted
+from lachesis.agent.clock import RolloutClock, WaitedTooLong
 from lachesis.agent.open_runs import note_failure
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
@@ -63,7 +64,9 @@ class LoopLimits:
     max_total_tokens: int | None = None
     """Completion tokens over all turns, as the server counts them."""
     max_seconds: float | None = None
-    """Wall-clock time of the whole loop."""
+    """The agent's own time: commands as they run, and answered completions."""
+    max_waiting: float | None = None
+    """Seconds that servers and sandboxes may take beside that."""
     max_resamples: int = 3
     """How often one turn is sampled again when nothing usable came."""
     max_faulty_turns: int = 3
@@ -192,14 +195,20 @@ class _Rollout:
         self.api_calls = 0
         self.seconds_in_model = 0.0
         self.seconds_in_tools = 0.0
+        limits = loop.limits
+        self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, getattr(execute, "waited", None))
 
     async def play(self) -> AgentResult:
         error: Exception | None = None
-        deadline = asyncio.timeout(self.loop.limits.max_seconds)
+        deadline = asyncio.timeout(None)
         try:
             async with deadline:
-                while True:
-                    await self.turn()
+                self.clock.start(deadline)
+                try:
+                    while True:
+                        await self.turn()
+                finally:
+                    self.clock.stop()
         except _Ended as end:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
@@ -207,12 +216,18 @@ class _Rollout:
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began
+        except SandboxExhausted as ended:
+            outcome, reason = Outcome.AGENT_FAULT, str(ended)
         except (InferenceError, BackendError) as broken:
             outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
         except TimeoutError:
             if not deadline.expired():
                 raise
-            outcome, reason = Outcome.TIMEOUT, f"the rollout took longer than {self.loop.limits.max_seconds:g} s"
+            if self.clock.used_up:
+                outcome, reason = Outcome.TIMEOUT, self.time_is_over()
+            else:
+                outcome, reason = Outcome.INFRA_ERROR, self.clock.waited_too_long
+                error = WaitedTooLong(reason)
         if len(self.history) > self.answered_length:
             self.rewind(self.answered_length, f"unfinished turn: {reason}")
         return AgentResult(
@@ -228,6 +243,8 @@ class _Rollout:
             api_calls=self.api_calls,
             seconds_in_model=self.seconds_in_model,
             seconds_in_tools=self.seconds_in_tools,
+            seconds_own=self.clock.own,
+            seconds_waiting=self.clock.waiting,
             error=error,
             server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
         )
@@ -247,8 +264,13 @@ class _Rollout:
         await self.run_tools(message, check)
         self.settle(check)
 
+    def time_is_over(self) -> str:
+        return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own"
+
     def check_budgets(self) -> None:
         limits = self.loop.limits
+        if self.clock.used_up:
+            raise _Ended(Outcome.TIMEOUT, self.time_is_over())
         if self.turns >= self.loop.max_turns:
             raise _Ended(Outcome.MAX_TURNS, f"{self.turns} turns without a final answer")
         if limits.max_tool_calls is not None and self.tool_calls >= limits.max_tool_calls:
@@ -268,6 +290,7 @@ class _Rollout:
         loop = self.loop
         attempts = 0
         while True:
+            self.clock.ask()
             response = await self.server.chat(
                 self.request,
                 tools=loop.tool_schemas or None,
@@ -276,9 +299,12 @@ class _Rollout:
                 extra_body=loop.extra_body,
                 split=loop.split,
             )
+            self.clock.answered(response.latency)
             self.count(response)
             response = response.with_new_call_ids(self.call_ids)
             self.append(response)
+            if self.clock.used_up:
+                raise _Ended(Outcome.TIMEOUT, self.time_is_over())
             check = check_turn(response, loop.required_arguments)
             if check.flaw not in RESAMPLED:
                 return response, check
@@ -302,7 +328,9 @@ class _Rollout:
             if self.execute is None:
                 raise RuntimeError("a tool was called although none was offered")
             started = time.monotonic()
+            self.clock.run()
             done = await self.execute(allowed)
+            self.clock.settle()
             self.seconds_in_tools += time.monotonic() - started
             results = {call.id: result for call, result in zip(allowed, done, strict=True)}
             self.tool_calls += len(allowed)

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Outcome(StrEnum):
-    """Why a rollout stopped. Only outcomes that the model itself caused are scored."""
+    """Why a rollout stopped. All but `INFRA_ERROR` are the agent's own doing, and are scored."""
 
     COMPLETED = "completed"
     """The model ended with an answer."""
@@ -16,15 +16,15 @@ class Outcome(StrEnum):
     """The prompt no longer fits the model, the token budget is used up, or the answer was cut off by its limit."""
     MODEL_ERROR = "model_error"
     """The model wrote nothing usable, also when sampled again; the rollout is at its last valid state."""
-    INFRA_ERROR = "infra_error"
-    """A server or a sandbox failed, also after new starts. Says nothing about the model: never scored."""
     TIMEOUT = "timeout"
-    """The wall-clock budget is used up. A slow machine looks the same as a slow model: never scored."""
+    """The agent used up its time with its commands and completions. Scored as `score_of_timeout` says."""
+    AGENT_FAULT = "agent_fault"
+    """The agent used up what its sandbox has, which ended the sandbox. Scored as `score_of_agent_fault` says."""
+    INFRA_ERROR = "infra_error"
+    """A server or a sandbox failed or took too long, also after new starts. Says nothing about the model: never
+    scored."""
 
     @property
     def scored(self) -> bool:
-        """Whether the rollout gets a reward."""
-        return self in _SCORED
-
-
-_SCORED = frozenset({Outcome.COMPLETED, Outcome.MAX_TURNS, Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR})
+        """Whether the rollout says something about the model."""
+        return self is not Outcome.INFRA_ERROR

@@ -89,6 +89,10 @@ class AgentResult:
     """Completions that were sampled, rolled-back ones included."""
     seconds_in_model: float = 0.0
     seconds_in_tools: float = 0.0
+    seconds_own: float = 0.0
+    """The agent's own time: commands as they ran, and completions that were answered."""
+    seconds_waiting: float = 0.0
+    """What servers and sandboxes took: starts, queues, failed requests and their pauses, restored connections."""
     error: Exception | None = None
     """What broke, when the outcome is infra_error."""
     reward: Reward | None = None

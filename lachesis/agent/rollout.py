@@ -17,14 +17,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
-from lachesis.agent.scorer import Scorer
-from lachesis.agent.tool_calls import in_session
+from lachesis.agent.scorer import Scored, Scorer
+from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
 from lachesis.inference import InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
@@ -41,6 +41,10 @@ MODEL_SERVER = "model_server"
 
 _REPEATS = (RequestRejected, PromptError)
 """The server would reject the same request again, and the template the same conversation."""
+
+
+FixedScore: TypeAlias = float | Literal["leave_out"]
+"""A score that the settings decide. A rollout that is left out has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class Rollout:
     outcome: Outcome
     reason: str
     reward: float | None
-    """None when the rollout is left out: the infrastructure failed, time ran out, or the reward raised."""
+    """None when the rollout is left out: the infrastructure failed, the reward raised, or a setting says so."""
     result: AgentResult | None
     """None when not even the agent's first request could be made."""
     traceback: str | None = None
@@ -98,7 +102,8 @@ class Rollout:
     """The components of its reward and the environment's own figures."""
     turn_rewards: Sequence[float] | None = None
     left_out: str = ""
-    """Why it has no reward, where it was not left to a reward function: groups that an environment collected itself."""
+    """Why it has no reward, where it was not left to a reward function: a setting, or an environment that collected the
+    group itself."""
     agent_fault: str = ""
     """What the agent broke in its own sandbox, where that decided the score."""
     reward_calls: Sequence[RewardCall] = ()
@@ -109,7 +114,14 @@ class Rollout:
     @property
     def may_pass(self) -> bool:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
-        return not self.outcome.scored and self.traceback is None and not isinstance(self.error, _REPEATS)
+        broken = not self.outcome.scored or self.error is not None
+        return broken and self.traceback is None and not isinstance(self.error, _REPEATS)
+
+    @property
+    def left_to_agent(self) -> bool:
+        """Whether it has no reward by what the agent did, and by the settings for that: nothing has to be repaired."""
+        own = bool(self.agent_fault) or (self.outcome is Outcome.TIMEOUT and self.error is None)
+        return own and self.reward is None and self.traceback is None
 
     @property
     def tracebacks(self) -> str | None:
@@ -132,17 +144,15 @@ class Rollout:
         if self.reward is not None:
             return ""
         if self.agent_fault:
-            return "agent_fault"
+            return Outcome.AGENT_FAULT.value
         if self.traceback is not None:
             return "environment"
-        if self.left_out:
-            return "dropped"
         if self.outcome is Outcome.INFRA_ERROR:
             failed = isinstance(self.error, InferenceError) and not isinstance(self.error, _REPEATS)
             return MODEL_SERVER if failed else self.outcome.value
-        if self.outcome is Outcome.TIMEOUT:
+        if self.outcome in (Outcome.TIMEOUT, Outcome.AGENT_FAULT):
             return self.outcome.value
-        return "declined"
+        return "dropped" if self.left_out else "declined"
 
     @property
     def unscored_because(self) -> str:
@@ -185,6 +195,13 @@ class Rollout:
         )
 
 
+def _with_fixed(rollout: Rollout, score: FixedScore | Literal["reward"], why: str, setting: str) -> Rollout:
+    """The rollout with the score of a setting in place of a reward."""
+    if isinstance(score, str):
+        return replace(rollout.rewarded(None), left_out=f"{why} ({setting}: {score})")
+    return rollout.rewarded(Reward(score))
+
+
 class Agent(Protocol):
     """What plays one rollout, up to its reward: `HermesAgentLoop`, or a program."""
 
@@ -205,6 +222,8 @@ class RolloutPlayer:
     scorer: Scorer
     budget: ResultBudget = field(default_factory=ResultBudget)
     """Of tool results."""
+    score_of_timeout: FixedScore | Literal["reward"] = "reward"
+    score_of_agent_fault: FixedScore = 0.0
 
     async def play(
         self,
@@ -224,8 +243,10 @@ class RolloutPlayer:
         `score_group`.
 
         Args:
-            spec: the sandbox of this rollout, where it differs from the run's.
+            spec: the sandbox of this rollout, where it differs from the run's. It lives as long as the run's at least.
         """
+        if spec is not None:
+            spec = replace(spec, lifetime=max(spec.lifetime, self.sessions.spec.lifetime))
         started = time.monotonic()
         rollout_id = uuid.uuid4().hex
         names = [schema["function"]["name"] for schema in tools]
@@ -241,34 +262,35 @@ class RolloutPlayer:
             context: ToolContext | None = None
             held: HeldSandbox | None = None
             result: AgentResult | None = None
-            reward: Reward | None = None
-            trace: str | None = None
+            scored: Scored[Reward | None] = Scored()
             try:
                 loop = self.make_loop(
                     self.server.for_rollout(),
                     tools,
                     task_id=task_id,
                     temperature=temperature,
-                    execute=in_session(session, self.registry, names, self.budget),
+                    execute=SessionCalls(session, self.registry, names, self.budget),
                     split=split,
                 )
                 with failed_requests():  # the outcome tells of these
                     result = await loop.run(messages)
                 outcome, reason, error = result.outcome, result.reason, result.error
-                if outcome.scored:
+                if outcome is Outcome.AGENT_FAULT:
+                    scored = Scored(faults={0: reason})
+                elif outcome.scored and not self._is_fixed(outcome):
                     context = ToolContext(
                         session,
                         self.registry,
                         open_verifier=functools.partial(self.sessions.open, verifier_id, spec=spec),
                     )
                     with failed_requests() as failed:
-                        reward, trace = await self.scorer.score(item, result, context)
+                        scored = await self.scorer.score(item, result, context)
                     if failed:
-                        reward = trace = None
+                        scored = Scored()
                         outcome, error = Outcome.INFRA_ERROR, next(iter(failed.values()))
                         reason = f"a request of the reward failed: {error}"
-                    result.reward = reward
-                    if reward is not None and self.scorer.compute_group_reward is not None:
+                    result.reward = scored.value
+                    if scored.value is not None and self.scorer.compute_group_reward is not None:
                         held = HeldSandbox(context, release)
                         if (of_group := _held.get()) is not None:
                             of_group.append(held)
@@ -283,7 +305,7 @@ class RolloutPlayer:
                 break
             retried_after.append(reason)
             lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0
-        return Rollout(
+        rollout = Rollout(
             rollout_id=rollout_id,
             item_key=item_key,
             index=index,
@@ -291,7 +313,7 @@ class RolloutPlayer:
             reason=reason,
             reward=None,
             result=result,
-            traceback=trace,
+            traceback=scored.traceback,
             error=error,
             attempts=attempts,
             retried_after=tuple(retried_after),
@@ -299,7 +321,22 @@ class RolloutPlayer:
             seconds=time.monotonic() - started,
             reward_calls=context.calls if context is not None else (),
             held=held,
-        ).rewarded(reward)
+        ).rewarded(scored.value)
+        if scored.faults:
+            return self._at_fault(rollout, scored.faults[0])
+        if self._is_fixed(outcome):
+            return _with_fixed(rollout, self.score_of_timeout, reason, "score_of_timeout")
+        return rollout
+
+    def _is_fixed(self, outcome: Outcome) -> bool:
+        """Whether a setting decides the score, and no reward."""
+        return outcome is Outcome.AGENT_FAULT or (outcome is Outcome.TIMEOUT and self.score_of_timeout != "reward")
+
+    def _at_fault(self, rollout: Rollout, fault: str) -> Rollout:
+        found = replace(rollout, agent_fault=fault)
+        return _with_fixed(
+            found, self.score_of_agent_fault, f"the agent broke its sandbox: {fault}", "score_of_agent_fault"
+        )
 
     async def score_group(self, item: Any, rollouts: Sequence[Rollout]) -> list[Rollout]:
         """The rollouts with the rewards of `compute_group_reward`, which replace those that they have.
@@ -307,34 +344,57 @@ class RolloutPlayer:
         Rollouts without a reward stay without one, and the function does not see them. If a sandbox or a model server
         fails during the call, no rollout of the group has a reward, and another attempt may succeed.
         """
-        places = [at for at, rollout in enumerate(rollouts) if rollout.reward is not None and rollout.result]
-        scored = [(rollouts[at], result) for at in places if (result := rollouts[at].result) is not None]
         finished = list(rollouts)
-        if self.scorer.compute_group_reward is None or not scored:
+        places = [
+            at
+            for at, rollout in enumerate(rollouts)
+            if rollout.reward is not None
+            and rollout.result
+            and not (rollout.agent_fault or self._is_fixed(rollout.outcome))
+        ]
+        if self.scorer.compute_group_reward is None:
             return finished
-        contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in scored]
+        while places:
+            faults = await self._score_together(item, finished, places)
+            for at, fault in faults.items():
+                finished[at] = self._at_fault(finished[at], fault)
+            if not faults:
+                break
+            places = [at for at in places if at not in faults]  # the others are compared without these
+        return [replace(rollout, held=None) for rollout in finished]
+
+    async def _score_together(self, item: Any, finished: list[Rollout], places: Sequence[int]) -> dict[int, str]:
+        """Put the rewards of the group into the rollouts at `places`, or return the faults of agents by place."""
+        group = [(finished[at], result) for at in places if (result := finished[at].result) is not None]
+        contexts = [rollout.held.context if rollout.held is not None else None for rollout, _ in group]
         changed: list[Rollout]
+        faults: dict[int, str] = {}
         try:
             with failed_requests() as failed:
-                rewards, trace = await self.scorer.score_group(item, [result for _, result in scored], contexts)
+                scored = await self.scorer.score_group(item, [result for _, result in group], contexts)
             for failure in failed.values():
                 raise failure
         except (BackendError, InferenceError) as broken:
             reason = f"the group could not be scored: {broken}"
             changed = [
                 replace(rollout.rewarded(None), outcome=Outcome.INFRA_ERROR, reason=reason, error=broken)
-                for rollout, _ in scored
+                for rollout, _ in group
             ]
         else:
-            given = rewards if rewards is not None else [None] * len(scored)
-            changed = [
-                replace(rollout.rewarded(reward), traceback=trace or rollout.traceback)
-                for (rollout, _), reward in zip(scored, given, strict=True)
-            ]
+            if scored.faults:
+                faults = {places[at]: fault for at, fault in scored.faults.items()}
+                changed = [rollout for rollout, _ in group]
+            else:
+                given = scored.value if scored.value is not None else [None] * len(group)
+                changed = [
+                    replace(rollout.rewarded(reward), traceback=scored.traceback or rollout.traceback)
+                    for (rollout, _), reward in zip(group, given, strict=True)
+                ]
         for at, rollout, context in zip(places, changed, contexts, strict=True):
-            calls = context.calls if context is not None else rollout.reward_calls
-            finished[at] = replace(rollout, reward_calls=calls, held=None)
-        return finished
+            finished[at] = replace(rollout, reward_calls=context.calls if context is not None else rollout.reward_calls)
+            if faults and context is not None:
+                context.repeat()
+        return faults
 
     async def release(self, *task_ids: str) -> None:
         """Close the rollout's sandboxes, also when the rollout is cancelled: nothing of it may remain."""

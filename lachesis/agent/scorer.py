@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from backends import BackendError
+from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.call_scope import CallScope
 from lachesis.agent.driven import Driven
 from lachesis.agent.result import AgentResult
@@ -19,6 +20,19 @@ from lachesis.agent.tool_context import ToolContext
 from lachesis.tasks import cancel_requests
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored(Generic[T_co]):
+    """What a reward function came to: a value, or why there is none."""
+
+    value: T_co | None = None
+    traceback: str | None = None
+    """Of the environment's error."""
+    faults: Mapping[int, str] = field(default_factory=dict)
+    """By the place of the context: what the agent did that kept the function from its value."""
+
 
 REWARD_THREADS = 64
 """Plain `def` rewards that may run at once."""
@@ -41,8 +55,8 @@ class Scorer:
     """Seconds for one call."""
     threads: RewardThreads = field(default_factory=lambda: RewardThreads(REWARD_THREADS))
 
-    async def score(self, item: Any, result: AgentResult, context: ToolContext) -> tuple[Reward | None, str | None]:
-        """The reward, or the traceback of the environment's error.
+    async def score(self, item: Any, result: AgentResult, context: ToolContext) -> Scored[Reward | None]:
+        """The reward of one rollout.
 
         Raises:
             BackendError: the sandbox failed during the reward, even if the reward caught that.
@@ -58,8 +72,8 @@ class Scorer:
 
     async def score_group(
         self, item: Any, results: Sequence[AgentResult], contexts: Sequence[ToolContext | None]
-    ) -> tuple[list[Reward | None] | None, str | None]:
-        """The rewards of a group's rollouts, in their order, or the traceback; raises as `score` does."""
+    ) -> Scored[list[Reward | None]]:
+        """The rewards of a group's rollouts, in their order; raises as `score` does."""
         function = self.compute_group_reward
         if function is None:
             raise RuntimeError("the environment has no compute_group_reward")
@@ -75,8 +89,9 @@ class Scorer:
 
     async def _guarded(
         self, call: Callable[[], Coroutine[Any, Any, T]], contexts: Sequence[ToolContext | None], scope: CallScope
-    ) -> tuple[T | None, str | None]:
+    ) -> Scored[T]:
         before = cancel_requests()
+        inside_before = [context.seconds_inside if context is not None else 0.0 for context in contexts]
         for context in contexts:
             if context is not None:
                 context.enter(scope)
@@ -92,17 +107,43 @@ class Scorer:
             raise error if isinstance(error, asyncio.CancelledError) else asyncio.CancelledError
         if isinstance(error, BackendError):
             raise error
+        faults: dict[int, str] = {}
         if limit.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
             error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
+            faults = self._late(contexts, inside_before)
+        elif error is not None:
+            faults = _at_fault(agent_faults(error), contexts)
         if error is None or scope.stuck is not None:
             error = scope.problem()
-        trace = None
-        if error is not None:
-            given, trace = None, "".join(traceback.format_exception(error))
+            faults = {}
+        if error is None and scope.faults:
+            faults = _at_fault(scope.faults, contexts)
         for failure in (scope.failure, *(context.failure for context in contexts if context is not None)):
             if failure is not None:
                 raise failure
-        return given, trace
+        if faults:
+            return Scored(faults=faults)
+        if error is not None:
+            return Scored(traceback="".join(traceback.format_exception(error)))
+        return Scored(given)
+
+    def _late(self, contexts: Sequence[ToolContext | None], before: Sequence[float]) -> dict[int, str]:
+        """Whose commands used up the time of a reward that was late; empty where it was the reward's own work.
+
+        What runs inside is the agent's code, which else could keep a reward from its end by sleeping.
+        """
+        taken = {
+            at: context.seconds_inside - begun
+            for at, (context, begun) in enumerate(zip(contexts, before, strict=True))
+            if context is not None
+        }
+        if sum(taken.values()) < self.timeout / 2:
+            return {}
+        return {
+            at: f"calls of the reward took {seconds:.1f} s inside, of reward_timeout = {self.timeout:g} s"
+            for at, seconds in taken.items()
+            if seconds >= self.timeout / (2 * len(taken))
+        }
 
     async def _call(self, scope: CallScope, function: RewardFunction, *args: Any) -> Any:
         if not scope.plain:
@@ -112,6 +153,17 @@ class Scorer:
             return given
         scope.plain = False  # a decorator around an `async def`
         return await given
+
+
+def _at_fault(faults: Sequence[AgentFault], contexts: Sequence[ToolContext | None]) -> dict[int, str]:
+    """The faults by the places of their contexts. Empty where one belongs to none of these."""
+    found: dict[int, str] = {}
+    for fault in faults:
+        places = [at for at, context in enumerate(contexts) if context is not None and context.at_fault(fault)]
+        if not places:
+            return {}
+        found.setdefault(places[0], str(fault))
+    return found
 
 
 def _is_plain(function: RewardFunction) -> bool:

@@ -4,46 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from lachesis.agent.open_runs import open_run
+from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.tools import ToolRegistry, ToolResult, ToolSession, call_tools
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import ToolCall
 
 ExecuteTools: TypeAlias = Callable[[Sequence[ToolCall]], Awaitable[Sequence[ToolResult]]]
-"""Runs the calls of one turn, concurrently where that is safe; results in the order of the calls."""
+"""Runs the calls of one turn, concurrently where that is safe; results in the order of the calls. It may have a method
+`waited`: seconds so far that the calls spent waiting for the infrastructure."""
 
 
-def in_session(
-    session: ToolSession, registry: ToolRegistry, names: Collection[str], budget: ResultBudget
-) -> ExecuteTools:
+@dataclass(frozen=True, slots=True)
+class SessionCalls:
     """Runs calls of the tools `names` in one session, with results within the budget."""
 
-    async def execute(calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+    session: ToolSession
+    registry: ToolRegistry
+    names: Collection[str]
+    budget: ResultBudget
+
+    async def __call__(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
         wanted = [(call.name, call.arguments) for call in calls]
-        results = await call_tools(wanted, session, registry=registry, allowed=names)
-        return await budget.apply([(call.id, call.name) for call in calls], results, session)
+        results = await call_tools(wanted, self.session, registry=self.registry, allowed=self.names)
+        return await self.budget.apply([(call.id, call.name) for call in calls], results, self.session)
 
-    return execute
+    def waited(self) -> float:
+        """Seconds so far that the session waited for the infrastructure."""
+        return self.session.waited
 
 
-def in_open_run(task_id: str, names: Collection[str], budget: ResultBudget) -> ExecuteTools:
-    """The same in the session that the task has, or gets at the first call, in the open run.
+@dataclass(frozen=True, slots=True)
+class OpenRunCalls:
+    """The same in the session that the task has, or gets at the first call, in an open run."""
 
+    run: OpenRun
+    task_id: str
+    names: Collection[str]
+    budget: ResultBudget
+
+    async def __call__(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
+        session = self.run.session(self.task_id)
+        done = SessionCalls(session, self.run.registry, self.names, self.budget)(calls)
+        if asyncio.get_running_loop() is self.run.loop:
+            return await done
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(done, self.run.loop))
+
+    def waited(self) -> float:
+        """Seconds so far that the session waited for the infrastructure."""
+        sessions = self.run.sessions
+        return sessions.get(self.task_id).waited if self.task_id in sessions else 0.0
+
+
+def in_open_run(task_id: str, names: Collection[str], budget: ResultBudget) -> OpenRunCalls:
+    """
     Raises:
         NoOpenRun: no run is open.
     """
-    run = open_run(task_id)
-
-    async def execute(calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        done = in_session(run.session(task_id), run.registry, names, budget)(calls)
-        if asyncio.get_running_loop() is run.loop:
-            return await done
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(_awaited(done), run.loop))
-
-    return execute
-
-
-async def _awaited(results: Awaitable[Sequence[ToolResult]]) -> Sequence[ToolResult]:
-    return await results
+    return OpenRunCalls(open_run(task_id), task_id, names, budget)

@@ -7,20 +7,24 @@ import contextlib
 import errno
 import functools
 import json
+import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from backends import BackendError, Sandbox
+from backends import BackendError, Sandbox, SandboxExhausted
+from backends.base import INSIDE
 from backends.lease import LeaseOver
+from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blocking_calls import result_of, running_loop
 from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
-from lachesis.agent.file_copies import chunks, files_below, place, size, write_local
+from lachesis.agent.file_copies import chunks, files_below, members, place, size, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
@@ -35,6 +39,20 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE)
 """Errors of this machine in every method."""
 _OURS = (errno.ENOSPC, errno.EDQUOT, *_NO_FILES)
 """Errors of this machine where files are copied out. Reading the agent's files in a sandbox never raises them."""
+_UPLOADS, _DOWNLOADS = ("upload_file", "upload_dir"), ("download_file", "download_dir")
+_RUN = ("terminal", "call_tool", "search")
+"""Methods that run commands."""
+_IN_THE_WAY = frozenset((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENOENT, errno.ENOTEMPTY))
+_CLEAR = """set -f; IFS=/
+while builtin read -r -d '' kind && builtin read -r -d '' path; do
+  at=
+  for part in ${path%/*}; do
+    [ -z "$part" ] || { at="$at/$part"; [ -d "$at" ] || rm -f -- "$at"; }
+  done
+  if [ "$kind" = f ]; then [ ! -d "$path" ] || rm -rf -- "$path"; [ -e "$path" ] || rm -f -- "$path"
+  else [ -d "$path" ] || rm -f -- "$path"; fi
+done"""
+"""Removes what stands where a folder (d) or a file (f) is to be written; reads pairs of a kind and a path."""
 
 
 P = ParamSpec("P")
@@ -108,18 +126,23 @@ async def _noted(
     kwargs: Any,
 ) -> T:
     """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
-    begin, problem = time.monotonic(), ""
+    begin, problem, method = time.monotonic(), "", function.__name__
     for scope in scopes:
         scope.used()
+    self._shared.begin()
+    own = self._is_verifier and not self._has_run and method in ("write_file", *_UPLOADS)
+    self._has_run = self._has_run or method in _RUN
     try:
         try:
             with outside_scopes():
                 return await function(self, *args, **kwargs)
-        except OSError as error:
-            ours = _OURS if function.__name__ in ("download_file", "download_dir") else _NO_FILES
-            if error.errno in ours:
-                raise BackendError(f"{function.__name__} failed on this machine: {error}") from error
-            raise
+        except (OSError, SandboxExhausted) as error:
+            whose = _blamed(method, error, _local_path(method, args, kwargs), own=own)
+            if whose is error:
+                raise
+            if isinstance(whose, AgentFault):
+                whose.place = self._shared
+            raise whose from error
     except BaseException as error:
         cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
         if not cleaned_up:
@@ -130,9 +153,55 @@ async def _noted(
         problem = f"{type(error).__name__}: {error}"
         raise
     finally:
+        self._shared.end()
         arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
         seconds = round(time.monotonic() - begin, 4)
-        self._shared.calls.append(RewardCall(function.__name__, tuple(arguments), seconds, problem[:500]))
+        self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500]))
+
+
+def _blamed(
+    method: str, error: OSError | SandboxExhausted, local: str | None, *, own: bool
+) -> OSError | BackendError | AgentFault:
+    """The error as that of whoever is at fault: the agent, this machine (`BackendError`), or the environment.
+
+    Args:
+        local: the path on this machine that the method was given.
+        own: whether the reward writes into a sandbox in which nothing of the agent's has run.
+    """
+    if isinstance(error, AgentFault) or (isinstance(error, TimeoutError) and error.errno is None):
+        return error
+    if isinstance(error, SandboxExhausted):
+        fault = AgentFault(errno.ENOMEM, str(error))
+    else:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if INSIDE not in getattr(error, "__notes__", ()):
+            if error.errno in _NO_FILES or (full and method in (*_DOWNLOADS, "seal")):
+                return BackendError(f"{method} failed on this machine: {error}")
+            if method in ("seal", "cleanup"):  # what they meet inside is no error
+                return error
+            refused = method in _DOWNLOADS and error.errno in (errno.EFBIG, errno.EPERM, errno.EIO)
+            if local is not None and not refused and _is_below(error.filename, local):
+                return error
+        if own and not full:
+            return error
+        fault = AgentFault.of(error)
+    fault.method = method
+    return fault
+
+
+def _local_path(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
+    """The path on this machine among the arguments of a method."""
+    if method not in (*_UPLOADS, *_DOWNLOADS):
+        return None
+    place = 0 if method in _UPLOADS else 1
+    given = args[place] if len(args) > place else kwargs.get("local_path", kwargs.get("local_dir"))
+    return None if given is None else os.fspath(given)
+
+
+def _is_below(path: object, local: str) -> bool:
+    """Whether an error of the file system is about the path `local` on this machine, or does not say what about."""
+    named = Path(os.fsdecode(path)) if isinstance(path, str | bytes) else Path()
+    return not named.is_absolute() or named.is_relative_to(Path(local).absolute())
 
 
 @dataclass(slots=True)
@@ -143,6 +212,28 @@ class _Shared:
     failure: BackendError | None = None
     scope: CallScope | None = None
     """For threads, which may have no context variables."""
+    repeated: bool = False
+    """The reward of the group is called again, without a rollout at fault: `seal` gives what it gave before."""
+    sessions: list[ToolSession] = field(default_factory=list)
+    _active: int = 0
+    _since: float = 0.0
+    _busy: float = 0.0
+
+    def begin(self) -> None:
+        if not self._active:
+            self._since = time.monotonic()
+        self._active += 1
+
+    def end(self) -> None:
+        self._active -= 1
+        if not self._active:
+            self._busy += time.monotonic() - self._since
+
+    @property
+    def inside(self) -> float:
+        """Seconds in which a call worked in a sandbox that was there."""
+        busy = self._busy + (time.monotonic() - self._since if self._active else 0.0)
+        return busy - sum(session.waited for session in self.sessions)
 
 
 class ToolContext:
@@ -190,9 +281,14 @@ class ToolContext:
         self._registry = registry or BUILTIN_TOOLS
         self._open_verifier = open_verifier
         self._shared = shared or self._session.state(_Shared)
+        if self._session not in self._shared.sessions:
+            self._shared.sessions.append(self._session)
+        self._is_verifier = shared is not None
+        self._has_run = False
         if (scope := current_scope() or self._shared.scope) is not None:
             self.enter(scope)
         self._sealed = False
+        self._sealed_into: tuple[list[str], ToolContext] | None = None
 
     def __await__(self) -> Generator[Any, Any, ToolContext]:
         yield from ()
@@ -206,6 +302,19 @@ class ToolContext:
     def failure(self) -> BackendError | None:
         """The first failure of the infrastructure that a method met."""
         return self._shared.failure
+
+    @property
+    def seconds_inside(self) -> float:
+        """Seconds in which calls worked inside, without those that sandboxes took to start."""
+        return self._shared.inside
+
+    def repeat(self) -> None:
+        """The reward is called again: `seal` of the same paths gives the same verifier."""
+        self._shared.repeated = True
+
+    def at_fault(self, fault: AgentFault) -> bool:
+        """Whether the agent of this context's rollout is the one at fault."""
+        return fault.place is self._shared
 
     @property
     def calls(self) -> tuple[RewardCall, ...]:
@@ -231,6 +340,7 @@ class ToolContext:
         whatever it exported. A command that takes longer than `timeout` seconds is killed and has exit code 124 and an
         `error`; so has output of more than `MAX_TERMINAL_OUTPUT` bytes, whose middle is missing.
         """
+        _require_characters(command, "command")
         sandbox = await self._sandbox()
         done = await sandbox.exec(command, timeout=timeout, fresh=True, max_output=MAX_TERMINAL_OUTPUT)
         problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
@@ -263,16 +373,18 @@ class ToolContext:
 
     @_answering(Reply.failed)
     async def write_file(self, path: str, content: str | bytes) -> Reply:
-        """Write a file whole, making missing parent folders."""
-        data = content.encode() if isinstance(content, str) else content
-        await (await self._sandbox()).write_bytes(await self._path(path), data)
+        """Write a file whole, making missing parent folders. Text with half of a surrogate pair gets a `?` there."""
+        data = content.encode(errors="replace") if isinstance(content, str) else content
+        sandbox, inside = await self._sandbox(), await self._path(path)
+        await self._put(partial(sandbox.write_bytes, inside, data), lambda: [("f", inside)])
         return Reply.written(len(data))
 
     @_answering(Reply.failed)
     async def upload_file(self, local_path: str | Path, remote_path: str) -> Reply:
         """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
         local = Path(local_path)
-        await (await self._sandbox()).write_chunks(await self._path(remote_path), chunks(local))
+        sandbox, inside = await self._sandbox(), await self._path(remote_path)
+        await self._put(lambda: sandbox.write_chunks(inside, chunks(local)), lambda: [("f", inside)])
         return Reply.written(local.stat().st_size)
 
     @_answering(Reply.failed)
@@ -284,7 +396,8 @@ class ToolContext:
     @_answering(Replies.failed)
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
         """Copy a folder of this machine, with everything below it, into the sandbox; one reply for each file."""
-        await (await self._sandbox()).upload_dir(local_dir, await self._path(remote_dir))
+        sandbox, inside = await self._sandbox(), await self._path(remote_dir)
+        await self._put(lambda: sandbox.upload_dir(local_dir, inside), lambda: members(Path(local_dir), inside))
         return await in_own_thread(files_below, Path(local_dir))
 
     @_answering(Replies.failed)
@@ -360,10 +473,12 @@ class ToolContext:
         Raises:
             BackendError: a sandbox failed, as in any method.
         """
+        wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
+        if self._shared.repeated and self._sealed_into is not None and self._sealed_into[0] == wanted:
+            return self._sealed_into[1]
         self._require_open()
         if self._open_verifier is None:
             raise Sealed("this context is already the one of a verifier sandbox; it cannot be sealed again")
-        wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
         agents = await self._sandbox()
         await agents.stop_processes()
         folder = Path(tempfile.mkdtemp(prefix="lachesis-seal-"))
@@ -381,6 +496,7 @@ class ToolContext:
             # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
             await in_own_thread(shutil.rmtree, folder, ignore_errors=True)
         verifier.missing, verifier.refused = missing, refused
+        self._sealed_into = wanted, verifier
         return verifier
 
     async def _take(
@@ -432,7 +548,34 @@ class ToolContext:
         return await self._session.sandbox()
 
     async def _path(self, path: str) -> str:
+        if "\0" in path:
+            raise AgentFault(errno.EINVAL, "a path cannot contain a NUL character", path)
+        _require_characters(path, "path")
         return await self._session.path(path)
+
+    async def _put(self, write: Callable[[], Awaitable[None]], wanted: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        """Write into the sandbox. In a verifier, what stands in the way is replaced: it can be the agent's artifact.
+
+        Args:
+            wanted: the folders (d) and files (f) that are written, as absolute paths inside.
+        """
+        try:
+            await write()
+        except OSError as error:
+            if not self._is_verifier or error.errno not in _IN_THE_WAY or INSIDE not in getattr(error, "__notes__", ()):
+                raise
+            listed = "".join(f"{kind}\0{path}\0" for kind, path in wanted())
+            sandbox = await self._sandbox()
+            await sandbox.exec(_CLEAR, timeout=60, stdin=listed.encode(errors="surrogateescape"), fresh=True)
+            await write()
+
+
+def _require_characters(text: str, what: str) -> None:
+    """Raises `AgentFault` for half of a surrogate pair: the model can write one, and nothing inside can take it."""
+    try:
+        text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:
+        raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is no character") from None
 
 
 def _brief(value: Any) -> str:

@@ -265,7 +265,8 @@ def _failed(recording: Recording, item_key: str, failure: BaseException) -> list
     """The rollouts of an item on which the environment raised, or took too long."""
     rollout = Rollout.broken(item_key, 0, failure)
     if isinstance(failure, _TooLate):
-        rollout = replace(rollout, outcome=Outcome.TIMEOUT, reason=str(failure), traceback=None)
+        why = str(failure)
+        rollout = replace(rollout, outcome=Outcome.TIMEOUT, reason=why, left_out=why, error=failure, traceback=None)
     if recording.completions:
         rollout = replace(rollout, result=result_of(recording.completions, rollout.outcome, rollout.reason))
     return [rollout, *_unfinished(recording.rollouts.values())]

@@ -39,6 +39,8 @@ class LeftOut:
     """The infrastructure broke it, which says nothing about the item: play it again."""
     declined: bool = False
     """The environment itself made no group of the item, as it may: nothing failed."""
+    left_to_agents: bool = False
+    """Its rollouts have no reward by what their agents did, and by the settings for that: nothing failed."""
     unscored_because: str = ""
     """Why the last rollout without a reward has none."""
     tracebacks: Sequence[str] = ()

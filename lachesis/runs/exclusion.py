@@ -48,6 +48,7 @@ MAX_DRAWS = 1999
 _ENOUGH_DRAWS = 20
 """Random choices as uneven as the real one after which p is known well enough."""
 QUANTITIES = ("turns", "tool calls", "completion tokens", "seconds")
+"""Of the seconds the agent's own: in commands and answered completions."""
 WINDOW = 20_000
 """Latest rollouts that the tests of a run in progress are about."""
 _FIRST_LOOK = 64
@@ -68,8 +69,9 @@ def of_rollout(rollout: Rollout) -> Seen:
     result = rollout.result
     quantities = None
     if result is not None and result.api_calls:
-        seconds = result.seconds_in_model + result.seconds_in_tools
-        quantities = (result.turns_used, result.tool_calls, result.tokens.completion_tokens, seconds)
+        tokens = result.tokens.completion_tokens
+        # In the precision of its record.
+        quantities = (result.turns_used, result.tool_calls, tokens, round(result.seconds_own, 3))
     by_rule = _by_rule(rollout.reward, rollout.outcome.value, rollout.agent_fault)
     return Seen(rollout.unscored_kind, by_rule, quantities)
 
@@ -83,12 +85,12 @@ def of_record(rollout: Mapping[str, Any]) -> Seen:
         kind = rollout.get("unscored_kind") or guess
     quantities = None
     if rollout.get("api_calls", rollout["turns"]):
-        seconds = rollout.get("seconds_in_model", 0.0) + rollout.get("seconds_in_tools", 0.0)
+        seconds = rollout.get("seconds_own", 0.0)
         quantities = (rollout["turns"], rollout["tool_calls"], rollout.get("completion_tokens", 0), seconds)
     return Seen(kind, _by_rule(rollout["reward"], rollout["outcome"], rollout.get("agent_fault", "")), quantities)
 
 
-_UNSCORED = ("infra_error", "timeout")
+_UNSCORED = ("infra_error", "timeout", "agent_fault")
 
 
 def _by_rule(reward: float | None, outcome: str, agent_fault: str) -> str:

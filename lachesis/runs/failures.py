@@ -144,7 +144,7 @@ class FailureBrake:
         if any(reward is not None for reward in decision.rewards):
             self._in_a_row = 0
             return
-        if isinstance(decision, LeftOut) and decision.declined:
+        if isinstance(decision, LeftOut) and (decision.declined or decision.left_to_agents):
             return
         self._in_a_row += 1
         if self._in_a_row >= self._most:

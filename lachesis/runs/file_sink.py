@@ -113,6 +113,7 @@ class FileSink(Sink[PlayedGroup]):
             "declined" if group.declined else "unscored",
             group.declined or "no rollout has a reward",
             declined=bool(group.declined),
+            left_to_agents=group.left_to_agents,
             rewards=group.rewards,
             record=record,
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",

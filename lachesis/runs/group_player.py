@@ -44,6 +44,11 @@ class PlayedGroup:
         return [rollout for rollout in self.rollouts if rollout.reward is not None]
 
     @property
+    def left_to_agents(self) -> bool:
+        """Whether agents, and nothing else, kept it from every score."""
+        return bool(self.rollouts) and all(rollout.left_to_agent for rollout in self.rollouts)
+
+    @property
     def rewards(self) -> list[float | None]:
         return [rollout.reward for rollout in self.rollouts]
 

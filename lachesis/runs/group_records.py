@@ -130,6 +130,8 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
         "uncounted_requests": result.tokens.uncounted_requests,
         "seconds_in_model": round(result.seconds_in_model, 3),
         "seconds_in_tools": round(result.seconds_in_tools, 3),
+        "seconds_own": round(result.seconds_own, 3),
+        "seconds_waiting": round(result.seconds_waiting, 3),
         "tool_calls": result.tool_calls,
         "tool_stats": {name: count.to_dict() for name, count in result.tool_counts.items()},
         "tool_errors": [

@@ -79,7 +79,9 @@ async def run_resources(
         await env.setup()
         open_run.after_setup = dict(os.environ)
         _note_without_effect(env)
-        sessions.spec = replace(sessions.spec, lifetime=float(config.terminal_lifetime))  # `setup` may have set it
+        limits = loop_limits(config, training=training)
+        lifetime = sandbox_lifetime(config, limits)  # `setup` may have set it
+        sessions.spec = replace(sessions.spec, lifetime=lifetime)
         stack.push_async_callback(env.teardown)
         if server is None:
             server = await start_servers(
@@ -92,13 +94,15 @@ async def run_resources(
         if isinstance(server, TokenServer):
             await _check_template(env, server)
         player = RolloutPlayer(
-            make_loop=_loop_of_run(config, training=training),
+            make_loop=_loop_of_run(config, limits),
             max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
             registry=env.tools,
             scorer=Scorer(env.run_name, env.compute_reward, env.compute_group_reward, timeout=config.reward_timeout),
             budget=config.build_budget_config(),
+            score_of_timeout=config.score_of_timeout,
+            score_of_agent_fault=config.score_of_agent_fault,
         )
         yield server, player
 
@@ -174,10 +178,7 @@ def _check_model_names(env: Environment, server: Router | TokenServer, listed: S
         env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _loop_of_run(config: HermesAgentEnvConfig, *, training: bool) -> partial[HermesAgentLoop]:
-    seconds = config.rollout_timeout
-    if training and config.worker_timeout > 0:  # a rollout of `serve` ends itself before the group is given up
-        seconds = min(float(config.worker_timeout), seconds or float(config.worker_timeout))
+def _loop_of_run(config: HermesAgentEnvConfig, limits: LoopLimits) -> partial[HermesAgentLoop]:
     return partial(
         HermesAgentLoop,
         max_turns=config.max_agent_turns,
@@ -185,14 +186,48 @@ def _loop_of_run(config: HermesAgentEnvConfig, *, training: bool) -> partial[Her
         extra_body=config.extra_body,
         ephemeral_system_prompt=config.ephemeral_system_prompt,
         prefill_messages=config.prefill_messages,
-        limits=LoopLimits(
-            max_tool_calls=config.max_tool_calls,
-            max_total_tokens=config.rollout_token_budget,
-            max_seconds=seconds,
-            max_resamples=config.max_resamples,
-            max_faulty_turns=config.max_faulty_turns,
-        ),
+        limits=limits,
     )
+
+
+def loop_limits(config: HermesAgentEnvConfig, *, training: bool) -> LoopLimits:
+    """The budgets of a rollout.
+
+    Without `rollout_timeout`, the agent's time ends before the sandbox does: a sandbox that ends itself under an agent
+    which is busy would look like one that failed.
+    """
+    seconds = config.rollout_timeout
+    if seconds is None:
+        seconds = max(config.terminal_lifetime / 2, config.terminal_lifetime - config.reward_timeout)
+    if training and config.worker_timeout > 0:  # a rollout of `serve` ends itself before the group is given up
+        seconds = min(float(config.worker_timeout), seconds)
+    return LoopLimits(
+        max_tool_calls=config.max_tool_calls,
+        max_total_tokens=config.rollout_token_budget,
+        max_seconds=seconds,
+        max_waiting=seconds,  # as long again: a server that hangs holds no rollout for ever
+        max_resamples=config.max_resamples,
+        max_faulty_turns=config.max_faulty_turns,
+    )
+
+
+def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
+    """Seconds that a sandbox has to live: `terminal_lifetime`, or longer where the agent's time and the reward's are.
+
+    The agent could otherwise keep its sandbox busy until it ends.
+    """
+    own = float(config.terminal_lifetime)
+    if config.rollout_timeout is None or limits.max_seconds is None:
+        return own + (limits.max_waiting or 0.0)
+    needed = limits.max_seconds + config.reward_timeout
+    if own < needed:
+        log.warning(
+            "env.terminal_lifetime %g s is less than env.rollout_timeout %g s and env.reward_timeout %g s together: "
+            "sandboxes live for these %g s, and for the time that servers take",
+            *(own, limits.max_seconds, config.reward_timeout, needed),
+        )
+    # Twice the reward's time: that of the group comes after it.
+    return max(own, limits.max_seconds + (limits.max_waiting or 0.0) + 2 * config.reward_timeout + 60.0)
 
 
 async def _check_template(env: Environment, server: TokenServer) -> None:

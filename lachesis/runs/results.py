@@ -79,6 +79,7 @@ class RunResult:
         yield "turns", f"{summary.turns:.2f} a rollout"
         yield "tool calls", f"{summary.tool_calls:.2f} a rollout, {summary.tool_errors:.2f} failed"
         yield "outcomes", ", ".join(f"{name} {count}" for name, count in summary.outcomes.items()) or "none"
+        yield "time", f"{summary.seconds_own:.1f} s a rollout, and {summary.seconds_waiting:.1f} s of waiting"
         if summary.discarded:
             yield "rolled back", f"{summary.discarded} completions"
         if summary.beside:

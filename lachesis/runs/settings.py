@@ -183,7 +183,9 @@ class HermesAgentEnvConfig(RemovedSettings):
     terminal_timeout: int = Field(
         default=120, ge=1, description="Seconds that a command may take unless the call says more."
     )
-    terminal_lifetime: int = Field(default=3600, ge=1, description="Seconds after which a sandbox ends itself.")
+    terminal_lifetime: int = Field(
+        default=3600, ge=1, description="Seconds after which a sandbox ends itself; longer where a rollout needs it."
+    )
     terminal_image: str | None = Field(
         default=None, description="Image of the sandboxes, as the backend names images; null is the backend's default."
     )

@@ -17,6 +17,7 @@ BUILTIN_FIGURES = frozenset(
         *("avg_reward", "avg_reward_low", "avg_reward_high", "items", "scored_rollouts", "left_out_rollouts"),
         *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
         *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
+        *("agent_faults", "avg_seconds_own", "avg_seconds_waiting"),
         *("unscored_alarm", "unscored_items"),
     }
 )
@@ -60,6 +61,11 @@ class Summary:
     uncounted_requests: int
     discarded: int
     """Completions that were rolled back."""
+    agent_faults: int = 0
+    """Rollouts whose score was decided by what the agent broke in its own sandbox."""
+    seconds_own: float = 0.0
+    """Mean per rollout of the agent's own time; the same of the time that servers and sandboxes took."""
+    seconds_waiting: float = 0.0
     beside: int = 0
     """Completion tokens that the environment sampled beside its rollouts; in none of the other figures."""
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -75,6 +81,7 @@ class Summariser:
         self._rewards: list[list[float]] = []
         self._outcomes: Counter[str] = Counter()
         self._totals: Counter[str] = Counter()
+        self._seconds = [0.0, 0.0]
         self._metrics: dict[str, list[float]] = {}
         self._exclusions = Exclusions()
 
@@ -95,7 +102,10 @@ class Summariser:
                 completion_tokens=rollout.get("completion_tokens", 0),
                 uncounted_requests=rollout.get("uncounted_requests", 0),
                 discarded=_completions(rollout["discarded"]),
+                agent_faults=bool(rollout.get("agent_fault")),
             )
+            for place, name in enumerate(("seconds_own", "seconds_waiting")):
+                self._seconds[place] += rollout.get(name, 0.0)
             for name, value in rollout["metrics"].items():
                 self._metrics.setdefault(name, []).append(value)
 
@@ -131,6 +141,9 @@ class Summariser:
             completion_tokens=totals["completion_tokens"],
             uncounted_requests=totals["uncounted_requests"],
             discarded=totals["discarded"],
+            agent_faults=totals["agent_faults"],
+            seconds_own=self._seconds[0] / count,
+            seconds_waiting=self._seconds[1] / count,
             beside=totals["beside"],
             metrics={name: sum(values) / len(values) for name, values in sorted(self._metrics.items())},
             exclusion=self._exclusions.result() if tests else self._exclusions.rates(),
@@ -153,6 +166,9 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
         "eval/avg_tool_calls": summary.tool_calls,
         "eval/tool_use_rate": summary.tool_use_rate,
         "eval/avg_tool_errors": summary.tool_errors,
+        "eval/agent_faults": summary.agent_faults,
+        "eval/avg_seconds_own": summary.seconds_own,
+        "eval/avg_seconds_waiting": summary.seconds_waiting,
     }
     metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
     exclusion = summary.exclusion
@@ -174,6 +190,9 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
         "train/tool_use_rate": summary.tool_use_rate,
         "train/tool_errors_count": finished.tool_errors,
         "train/discarded_completions": summary.discarded,
+        "train/agent_faults": summary.agent_faults,
+        "train/avg_seconds_own": summary.seconds_own,
+        "train/avg_seconds_waiting": summary.seconds_waiting,
     }
     if summary.scored:
         metrics["train/avg_reward"] = summary.reward.mean

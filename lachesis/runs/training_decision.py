@@ -69,6 +69,7 @@ def decide_for_training(group: PlayedGroup, config: HermesAgentEnvConfig, traine
         and all(rollout.traceback is None for rollout in left_out),
         unscored_because=why,
         tracebacks=group.tracebacks,
+        left_to_agents=group.left_to_agents,
     )
 
 

@@ -55,6 +55,8 @@ class ToolSession:
         self.start_ended = float("-inf")
         """When the last start of the sandbox ended, on the clock of the event loop. Time limits begin then."""
         self._create = create
+        self._start_began: float | None = None
+        self._starting_took = 0.0
         self._home: str | None = None
         self._starting: asyncio.Task[Sandbox] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -74,6 +76,16 @@ class ToolSession:
         """Raises `SessionClosed` after `close`."""
         if self.closed:
             raise SessionClosed(f"the session of task {self.task_id!r} is closed")
+
+    @property
+    def waited(self) -> float:
+        """Seconds so far that it waited for the infrastructure: starts of its sandbox, and restored connections."""
+        waited = self._starting_took
+        if self._start_began is not None:
+            waited += asyncio.get_running_loop().time() - self._start_began
+        if self.started and self._starting is not None:
+            waited += getattr(self._starting.result(), "interrupted", 0.0)
+        return waited
 
     async def sandbox(self) -> Sandbox:
         """The sandbox of the rollout, created at first use.
@@ -102,6 +114,7 @@ class ToolSession:
             await asyncio.wait({self._starting})
 
     async def _start(self) -> Sandbox:
+        self._start_began = began = asyncio.get_running_loop().time()
         try:
             return await self._create()
         except LachesisError:
@@ -111,6 +124,8 @@ class ToolSession:
             raise BackendError(f"{what}: {type(error).__name__}: {error}") from error
         finally:
             self.start_ended = asyncio.get_running_loop().time()
+            self._start_began = None
+            self._starting_took += self.start_ended - began
 
     async def path(self, path: str) -> str:
         """`path` as an absolute path in the sandbox. A relative path starts at the working folder of the sandbox.

@@ -335,14 +335,14 @@ async def test_a_lost_sandbox_is_infra_error_and_leaves_a_valid_conversation() -
     assert "unfinished turn" in result.history.discarded[0].reason
 
 
-async def test_the_wall_clock_budget_is_a_timeout_and_unscored() -> None:
+async def test_an_agent_that_is_busy_at_the_end_of_its_time_is_a_timeout() -> None:
     async def forever(calls: Sequence[ToolCall]) -> list[ToolResult]:
         await asyncio.sleep(60)
         return []
 
     result, _ = await play([call(("echo", {"text": "a"}))], execute=forever, limits=LoopLimits(max_seconds=0.3))
-    assert result.outcome is Outcome.TIMEOUT
-    assert not result.outcome.scored
+    assert result.outcome is Outcome.TIMEOUT and result.outcome.scored
+    assert "longer than 0.3 s" in result.reason and result.seconds_own >= 0.3 > result.seconds_waiting
     validate_messages(result.messages, complete=False)
 
 

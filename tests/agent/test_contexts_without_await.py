@@ -49,9 +49,9 @@ def finished() -> AgentResult:
 
 
 async def scored(reward: Any, ctx: ToolContext, timeout: float = 60) -> tuple[float | None, str]:
-    """The score and the traceback of a reward `(item, result, ctx)`."""
-    given, trace = await Scorer("env", reward, timeout=timeout).score(None, finished(), ctx)
-    return given.value if given is not None else None, trace or ""
+    """The score of a reward `(item, result, ctx)`, and the traceback or the fault of the agent."""
+    found = await Scorer("env", reward, timeout=timeout).score(None, finished(), ctx)
+    return found.value.value if found.value is not None else None, found.traceback or "".join(found.faults.values())
 
 
 async def test_results_have_the_old_shapes_and_the_new_ones(ctx: ToolContext, tmp_path: Path) -> None:

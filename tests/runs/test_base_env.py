@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -220,16 +221,18 @@ async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_pat
             return 0.0
 
     result = await process(Hangs, tmp_path, does_nothing, group_size=1, reward_timeout=4)
-    (late,) = rollouts(result.files.failures)
-    assert late["reward"] is None
-    assert "reward_timeout = 4 s" in late["traceback"]
-    assert result.summary.reward.mean == 1.0
+    (late,) = [rollout for rollout in rollouts(result.files.groups) if rollout["agent_fault"]]
+    assert late["reward"] == 0.0, "what runs in the sandbox is the agent's: it cannot keep its score from being given"
+    assert "of reward_timeout = 4 s" in late["agent_fault"]
+    assert sorted(rollout["reward"] for rollout in rollouts(result.files.groups)) == [0.0, 1.0]
     assert unwound == ["RewardIsOver"]
 
     (tmp_path / "sleeps").mkdir()
     began = time.monotonic()
     settings = {"total_steps": 1, "group_size": 1, "reward_timeout": 0.5}
-    await process(Sleeps, tmp_path / "sleeps", does_nothing, **settings)
+    result = await process(Sleeps, tmp_path / "sleeps", does_nothing, **settings)
+    (slow,) = rollouts(result.files.failures)
+    assert slow["reward"] is None and "reward_timeout = 0.5 s" in slow["traceback"], "the reward's own time"
     assert time.monotonic() - began < 200, "nobody waits for the thread"
 
 
@@ -334,13 +337,16 @@ async def test_failure_is_not_zero_what_stays_broken_is_left_out_and_counted(tmp
 async def test_a_sandbox_that_dies_under_a_reward_which_hides_it_is_no_zero(tmp_path: Path) -> None:
     class Hides(SortWords):
         async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            await ctx.terminal("true")
+            for pid in sandboxes():
+                os.kill(pid, signal.SIGKILL)
             try:
                 await ctx.terminal("sleep 100")
             except Exception:
                 return 0.0
             return 1.0
 
-    settings = {"total_steps": 1, "group_size": 1, "terminal_lifetime": 1, "max_infra_retries": 1}
+    settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 1}
     result = await process(Hides, tmp_path, does_nothing, **settings)
     (rollout,) = rollouts(result.files.failures)
     assert (rollout["reward"], rollout["outcome"], rollout["attempts"]) == (None, "infra_error", 2)

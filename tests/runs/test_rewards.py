@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from contextlib import suppress
@@ -339,13 +341,16 @@ async def test_a_reward_may_survive_the_failure_of_its_own_tasks(tmp_path: Path)
 async def test_a_sandbox_that_dies_under_a_group_reward_is_no_zero(tmp_path: Path) -> None:
     class Hides(SortWords):
         async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:
+            await ctxs[0].terminal("true")
+            for pid in sandboxes():
+                os.kill(pid, signal.SIGKILL)
             try:
                 await ctxs[0].terminal("sleep 100")
             except Exception:
                 return [0.0] * len(results)
             return [1.0] * len(results)
 
-    result = await process(Hides, tmp_path, does_nothing, total_steps=1, terminal_lifetime=1)
+    result = await process(Hides, tmp_path, does_nothing, total_steps=1)
     found = rollouts(result.files.failures)
     assert [(rollout["reward"], rollout["outcome"]) for rollout in found] == [(None, "infra_error")] * 2
     assert all("the group could not be scored" in rollout["reason"] for rollout in found)

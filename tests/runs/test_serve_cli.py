@@ -248,7 +248,11 @@ REFUSED = replace(BROKEN, error=TemplateError("the chat template", "it takes one
         (REFUSED, False, "how it ended"),
         (BROKEN, True, "how it ended"),
         (replace(BROKEN, error=ServerUnavailable("http://m/v1", "status 503", 7)), True, "how it ended"),
-        (replace(BROKEN, outcome=Outcome.TIMEOUT), True, "how it ended"),
+        (
+            replace(BROKEN, outcome=Outcome.TIMEOUT, left_out="left out by its setting"),
+            False,
+            "left out by its setting",
+        ),
     ],
 )
 def test_only_what_may_pass_by_itself_is_played_again(rollout: Rollout, again: bool, message: str) -> None:

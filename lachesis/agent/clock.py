@@ -1,0 +1,119 @@
+"""The time of one rollout, measured apart: what the agent used, and what it waited for.
+
+The agent's own time is the time of its commands as they run, and of completions that were answered. Waiting is all that
+the infrastructure took: a sandbox that is made, a connection that is restored, a queue for a slot of a server, failed
+requests and the pauses after them. A request in flight may be a long completion or a server that hangs. Which of them
+is not guessed: it goes on beyond the agent's time, and becomes its own time when it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from lachesis.errors import LachesisError
+
+
+class WaitedTooLong(LachesisError):
+    """Servers and sandboxes took more time than a rollout may wait."""
+
+
+def _never() -> float:
+    return 0.0
+
+
+class RolloutClock:
+    """Measures one rollout, and ends it at its limits.
+
+    Args:
+        limit: seconds of the agent's own time; None is no limit.
+        patience: seconds of waiting; None is no limit.
+        waited: seconds so far that commands spent waiting for the infrastructure.
+    """
+
+    def __init__(self, limit: float | None, patience: float | None, waited: Callable[[], float] | None = None) -> None:
+        self.own = 0.0
+        """Seconds of the agent's own, settled."""
+        self.waiting = 0.0
+        self._limit, self._patience, self._waited = limit, patience, waited or _never
+        self._since: float | None = None
+        """When the request or the commands in flight began."""
+        self._commands = False
+        self._waited_before = 0.0
+        self._timeout: asyncio.Timeout | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ask(self) -> None:
+        """A request begins."""
+        self._since, self._commands = time.monotonic(), False
+
+    def answered(self, latency: float) -> None:
+        """It was answered; the attempt that succeeded took `latency` seconds."""
+        assert self._since is not None
+        spent = time.monotonic() - self._since
+        own = min(max(0.0, latency), spent)
+        self.own += own
+        self.waiting += spent - own
+        self._since = None
+
+    def run(self) -> None:
+        """Commands begin."""
+        self._waited_before = self._waited()
+        self._since, self._commands = time.monotonic(), True
+
+    def settle(self) -> None:
+        """What is in flight has ended: commands, or a request without an answer."""
+        self.own, self.waiting = self.now()
+        self._since = None
+
+    def now(self) -> tuple[float, float]:
+        """The agent's own time and its waiting, with what is in flight."""
+        if self._since is None:
+            return self.own, self.waiting
+        spent = time.monotonic() - self._since
+        own = max(0.0, spent - (self._waited() - self._waited_before)) if self._commands else 0.0
+        return self.own + own, self.waiting + spent - own
+
+    @property
+    def used_up(self) -> bool:
+        """Whether the agent's own time is over."""
+        return self._limit is not None and self.own >= self._limit
+
+    @property
+    def waited_too_long(self) -> str:
+        """What to say where the rollout waited for too long; empty where it did not."""
+        if self._patience is None or self.waiting < self._patience:
+            return ""
+        return (
+            f"servers and sandboxes took {self.waiting:.1f} s of {self.own + self.waiting:.1f} s, and a rollout waits "
+            f"for {self._patience:g} s"
+        )
+
+    def start(self, timeout: asyncio.Timeout) -> None:
+        """Let `timeout` expire when a limit is reached."""
+        self._timeout = timeout
+        self._look()
+
+    def stop(self) -> None:
+        """End the watch, and settle what is in flight."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timeout = None
+        self.settle()
+
+    def _look(self) -> None:
+        """Now, and again at the first moment at which a limit can be reached."""
+        if self._timeout is None:
+            return
+        left = min(
+            (limit - used for limit, used in zip((self._limit, self._patience), self.now(), strict=True) if limit),
+            default=None,
+        )
+        if left is None:
+            return
+        loop = asyncio.get_running_loop()
+        if left <= 0:
+            self._timeout.reschedule(loop.time())
+        else:
+            self._timer = loop.call_later(left + 0.001, self._look)
