@@ -25,7 +25,7 @@ from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
-from lachesis.tools import ToolResult
+from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (
     ChatResponse,
@@ -145,8 +145,8 @@ class HermesAgentLoop:
         """Play one rollout from `messages` on.
 
         Raises only cancellation and programming errors, for example `MessageError` where `messages` is not a valid
-        conversation. Without `execute` also `NoOpenRun`, and the `InferenceError` or `BackendError` of a broken
-        infrastructure.
+        conversation. Without `execute` also `NoOpenRun`, the `InferenceError` or `BackendError` of a broken
+        infrastructure, and `ToolCrashed`.
         """
         execute = self.execute
         if execute is None and self.tool_schemas:
@@ -216,6 +216,10 @@ class _Rollout:
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began
+        except ToolCrashed as crashed:
+            asked = crashed.__cause__  # a tool may ask a model server itself
+            error = asked if isinstance(asked, InferenceError) else crashed
+            outcome, reason = Outcome.INFRA_ERROR, str(error)
         except SandboxExhausted as ended:
             outcome, reason = Outcome.AGENT_FAULT, str(ended)
         except (InferenceError, BackendError) as broken:

@@ -94,7 +94,7 @@ class AgentResult:
     seconds_waiting: float = 0.0
     """What servers and sandboxes took: starts, queues, failed requests and their pauses, restored connections."""
     error: Exception | None = None
-    """What broke, when the outcome is infra_error."""
+    """What broke, when the outcome is infra_error: the infrastructure, or a tool (`ToolCrashed`)."""
     reward: Reward | None = None
     """Of `compute_reward`, once that has run."""
     server_state: dict[str, Any] | None = None

@@ -30,7 +30,7 @@ from lachesis.inference import InferenceError, RequestRejected, Router, TokenSer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
 from lachesis.inference.failed_requests import failed_requests
-from lachesis.tools import ToolRegistry, ToolSessions
+from lachesis.tools import ToolCrashed, ToolRegistry, ToolSessions
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import TokenSample
 
@@ -275,7 +275,9 @@ class RolloutPlayer:
                 with failed_requests():  # the outcome tells of these
                     result = await loop.run(messages)
                 outcome, reason, error = result.outcome, result.reason, result.error
-                if outcome is Outcome.AGENT_FAULT:
+                if isinstance(error, ToolCrashed):
+                    scored = Scored(traceback="".join(traceback.format_exception(error)))
+                elif outcome is Outcome.AGENT_FAULT:
                     scored = Scored(faults={0: reason})
                 elif outcome.scored and not self._is_fixed(outcome):
                     context = ToolContext(
@@ -301,7 +303,7 @@ class RolloutPlayer:
                     await release()
             if outcome is not Outcome.INFRA_ERROR or attempts > self.max_infra_retries:
                 break
-            if isinstance(error, _REPEATS):
+            if isinstance(error, (*_REPEATS, ToolCrashed)):
                 break
             retried_after.append(reason)
             lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0

@@ -20,6 +20,7 @@ import numpy
 import pytest
 from rich.console import Console
 
+from lachesis.inference import ServerUnavailable
 from lachesis.run_folder import RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.atropos import ScoredDataGroup
@@ -32,6 +33,7 @@ from lachesis.runs.item_keys import ItemError, item_digest, plain
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import RunFiles
 from lachesis.runs.server_settings import ServerConfig
+from lachesis.tools import ToolRegistry, tool
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ManyWords,
@@ -525,3 +527,79 @@ def _unheld() -> list[str]:
             if b"bwrap" in command[0] and int(parent) in (1, os.getpid()) and state not in "ZX":
                 found.append(b" ".join(command).decode())
     return found
+
+
+# Tools.
+
+
+@tool(toolset="bells", errors=(KeyError,))
+async def ring(bell: str) -> str:
+    """Ring a bell."""
+    match bell:
+        case "cracked":
+            raise KeyError(bell)
+        case "rusty":
+            raise SystemError("AST constructor recursion depth mismatch")
+    return "dong"
+
+
+class Bells(SortWords):
+    """An environment with a tool that has a bug."""
+
+    tools = ToolRegistry([ring])
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        return 1.0
+
+
+async def test_a_bug_of_a_tool_is_no_answer_and_no_score_and_is_shown_with_the_name_of_the_tool(
+    tmp_path: Path,
+) -> None:
+    bells = itertools.cycle(["fine", "cracked", "rusty", "fine"])
+    asked: list[str] = []
+
+    def rings(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] != "tool":
+            return call(("ring", {"bell": next(bells)}))
+        asked.append(request["messages"][-1]["content"])
+        return say("Done.")
+
+    result = await process(
+        Bells, tmp_path, rings, total_steps=1, group_size=4, enabled_toolsets=["bells"], max_infra_retries=2
+    )
+    assert sorted(asked) == ["dong", "dong", '{"error": "KeyError: \'cracked\'"}'], "no model reads of the bug"
+    played = rollouts(result.files.groups)
+    (broken,) = [rollout for rollout in played if rollout["reward"] is None]
+    assert (broken["unscored_kind"], broken["attempts"]) == ("environment", 1)
+    assert "SystemError: AST constructor" in broken["traceback"]
+    assert ".ToolCrashed: the tool 'ring' raised SystemError" in broken["traceback"].strip().splitlines()[-1]
+    assert broken["completion_tokens"] > 0, "what it sampled is counted"
+    assert sorted(rollout["reward"] for rollout in played if rollout is not broken) == [1.0, 1.0, 1.0]
+    assert result.failed and result.exceptions == 1
+    shown = (tmp_path / "console.txt").read_text()
+    assert "exception in the environment" in shown
+    assert "in ring" in shown and "the tool 'ring' raised SystemError" in shown
+
+
+@tool(toolset="bells")
+async def ask() -> str:
+    """Ask another model, whose server is down."""
+    raise ServerUnavailable("http://judge", "connection refused", "start it")
+
+
+class Asks(Bells):
+    """An environment with a tool that needs a model server."""
+
+    tools = ToolRegistry([ask])
+
+
+async def test_a_model_server_that_fails_under_a_tool_is_infrastructure(tmp_path: Path) -> None:
+    def asks(_: dict[str, Any]) -> Any:
+        return call(("ask", {}))
+
+    result = await process(
+        Asks, tmp_path, asks, total_steps=1, group_size=1, enabled_toolsets=["bells"], max_infra_retries=1
+    )
+    (lost,) = [rollout for group in lines(result.files.failures) for rollout in group["rollouts"]]
+    assert (lost["outcome"], lost["unscored_kind"], lost["attempts"]) == ("infra_error", "model_server", 2)
+    assert lost["traceback"] is None

@@ -54,6 +54,7 @@ def handle_function_call(
     Raises:
         NoOpenRun: no run is open.
         BackendError: the sandbox failed.
+        ToolCrashed: the tool raised what it does not declare.
     """
     task = task_id or "default"
     run = open_run(task)
