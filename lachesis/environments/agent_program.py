@@ -61,10 +61,13 @@ class AgentProgramEnv(RecordedEnv):
         ANTHROPIC_BASE_URL                 the endpoint
         OPENAI_API_KEY, ANTHROPIC_API_KEY  the key of the rollout
         LACHESIS_MODEL                     the model's name; the endpoint accepts any
-        LACHESIS_PROMPT_FILE               a file with the text of `format_prompt`
+        LACHESIS_PROMPT_FILE               a file with the text of `format_prompt`, in UTF-8
         LACHESIS_PROMPT                    the same text, up to 100,000 bytes
         LACHESIS_MESSAGES_FILE             a file with `initial_messages` as JSON
         LACHESIS_SYSTEM_PROMPT             the setting `system_prompt`, if there is one
+
+    Lone surrogates, which have no UTF-8, are U+FFFD in these texts, as in the prompts of models; the JSON has them as
+    escapes.
 
     The rollout is `completed` when the program ends, whatever its exit code: `result.program` tells the reward. It is
     `max_turns` or `context_exhausted` when the endpoint refused to go on, `timeout` after `rollout_timeout`, and
@@ -206,7 +209,7 @@ async def _write_prompt(sandbox: Sandbox, messages: Sequence[Mapping[str, Any]])
     for name, (file, content) in files.items():
         path = f"{folder}/{file}"
         try:
-            await sandbox.write_bytes(path, content.encode(errors="surrogatepass"))
+            await sandbox.write_bytes(path, content.encode())
         except OSError as error:
             raise BackendError(f"the prompt cannot be written to {path} in sandbox {sandbox.id}: {error}") from error
         variables[name] = path
@@ -214,11 +217,11 @@ async def _write_prompt(sandbox: Sandbox, messages: Sequence[Mapping[str, Any]])
 
 
 def _text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
-    """The text of the last message of a role."""
+    """The text of the last message of a role, without lone surrogates."""
     content = next((message["content"] for message in reversed(messages) if message["role"] == role), None)
     if isinstance(content, list):
-        return "".join(part.get("text") or "" for part in content)
-    return content or ""
+        content = "".join(part.get("text") or "" for part in content)
+    return (content or "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def _shown(output: bytes, elided: int) -> str:

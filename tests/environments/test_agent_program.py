@@ -213,6 +213,13 @@ async def test_what_a_program_sampled_is_sent_to_the_trainer(tmp_path: Path, run
     assert all(len(sample.spans) == 2 for sample in samples)
 
 
+ASK_ONCE = (
+    'python3 -c "import json, os, urllib.request as u; k = os.environ; '
+    "u.urlopen(u.Request(k['OPENAI_BASE_URL'] + '/chat/completions', "
+    "json.dumps({'model': 'm', 'messages': [{'role': 'user', 'content': 'hi'}]}).encode()))\""
+)
+
+
 async def test_a_prompt_of_any_size_reaches_the_program(tmp_path: Path) -> None:
     class Long(SortsByProgram):
         def format_prompt(self, item: Any) -> str:
@@ -223,13 +230,34 @@ async def test_a_prompt_of_any_size_reaches_the_program(tmp_path: Path) -> None:
 
     command = (
         'echo -n "$(wc -c < "$LACHESIS_PROMPT_FILE") ${LACHESIS_PROMPT-unset} $LACHESIS_SYSTEM_PROMPT "; '
-        f"python3 {AGENT} --crash-after 0 2> /dev/null; "
-        'python3 -c "import json, os, urllib.request as u; k = os.environ; '
-        "u.urlopen(u.Request(k['OPENAI_BASE_URL'] + '/chat/completions', "
-        "json.dumps({'model': 'm', 'messages': [{'role': 'user', 'content': 'hi'}]}).encode()))\""
+        f"python3 {AGENT} --crash-after 0 2> /dev/null; {ASK_ONCE}"
     )
     async with FakeServer("Done.") as model:
         env = make(tmp_path, with_tokens(model, tmp_path), Long, command=command, system_prompt="Be brief.")
+        env.get_next_item = _one("b a")
+        await env.process_manager()
+    assert lines(tmp_path / "groups.jsonl")[0]["scores"] == [1.0, 1.0]
+
+
+async def test_a_prompt_with_half_of_a_surrogate_pair_reaches_the_program_as_utf_8(tmp_path: Path) -> None:
+    class Halved(SortsByProgram):
+        def format_prompt(self, item: Any) -> str:
+            return "\ud83d and \U0001f600 of " + super().format_prompt(item)
+
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            text = super().format_prompt(item)
+            beginnings = "\ufffd and \U0001f600 of ", "\ufffd and \U0001f600 of ", "\ud83d and \U0001f600 of "
+            return float(json.loads(result.program.stdout) == [beginning + text for beginning in beginnings])
+
+    shown = (
+        "import json, os, pathlib as p; k = os.environ; "
+        "f = p.Path(k['LACHESIS_PROMPT_FILE']).read_text('utf-8'); "
+        "m = json.loads(p.Path(k['LACHESIS_MESSAGES_FILE']).read_text('utf-8')); "
+        "print(json.dumps([k['LACHESIS_PROMPT'], f, m[-1]['content']]))"
+    )
+    async with FakeServer("Done.") as model:
+        command = f'python3 -X utf8 -c "{shown}"; {ASK_ONCE}'
+        env = make(tmp_path, with_tokens(model, tmp_path), Halved, command=command)
         env.get_next_item = _one("b a")
         await env.process_manager()
     assert lines(tmp_path / "groups.jsonl")[0]["scores"] == [1.0, 1.0]
