@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lachesis.collecting.matching import Matcher
 from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
@@ -325,3 +327,36 @@ async def test_a_request_after_the_item_is_refused(tmp_path: Path) -> None:
         await env.process_manager()
         with pytest.raises(RuntimeError, match="after the groups of its item were returned"):
             await env.stock.task
+
+
+async def test_two_players_at_once_in_one_process_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Two know their items by the conversations that were encoded for them; the first ends while the others play."""
+    async with fake() as server:
+        players = [
+            player(stock.RawIdsEnv, server, tmp_path / "short", "--env.total_steps", "1"),
+            player(stock.RawIdsEnv, server, tmp_path / "long", "--env.total_steps", "4"),
+            player(stock.TurnsEnv, server, tmp_path / "turns", "--env.total_steps", "3"),
+        ]
+        await asyncio.gather(*(each.process_manager() for each in players))
+    for name, count, spans in (("short", 1, 1), ("long", 4, 1), ("turns", 3, 3)):
+        groups = groups_of(tmp_path / name)
+        assert len(groups) == count
+        totals = verify_records(groups)
+        assert totals.ok, totals.problems
+        scored = [rollout for group in groups for rollout in group["rollouts"] if rollout["reward"] is not None]
+        assert len(scored) == 3 * count and not failures_of(tmp_path / name)
+        assert totals.delivered == sum(rollout["completion_tokens"] for rollout in scored), "no token of the other one"
+        assert [len(sample["spans"]) for group in groups for sample in group["samples"]] == [spans] * 3 * count
+
+
+async def test_samples_are_matched_beside_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    match = Matcher.match
+
+    def noted(self: Matcher, *given: Any) -> Any:
+        threads.append(threading.get_ident())
+        return match(self, *given)
+
+    monkeypatch.setattr(Matcher, "match", noted)
+    await played(stock.ChatEnv, tmp_path)
+    assert len(threads) == 2 and threading.get_ident() not in threads
