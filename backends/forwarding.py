@@ -75,7 +75,7 @@ async def forwarded(
             except BaseException as error:
                 connection.post("drop", transfer=number)
                 if isinstance(error, BackendError | OSError):
-                    return  # the sandbox is gone, which whoever uses it finds out
+                    return  # the sandbox is gone, which its next user finds out
                 raise
             if accepted["refused"] and not forward.refused:
                 log.warning("%s: its programs opened too many connections at once; some were reset", title)

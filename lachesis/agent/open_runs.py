@@ -140,8 +140,8 @@ def opened(run: OpenRun) -> Iterator[None]:
 
 
 def note_failure(task_id: str, error: Exception) -> None:
-    """Keep the first failure of the infrastructure that a task met, where a run is open: whoever made the task by hand
-    may catch the error and make a score of it."""
+    """Keep the first failure of the infrastructure that a task met, where a run is open: code that made the task by
+    hand may catch the error and make a score of it."""
     note_failed(task_id, error)
     with suppress(NoOpenRun):
         open_run(task_id).failures.setdefault(task_id, error)

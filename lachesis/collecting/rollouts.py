@@ -69,8 +69,8 @@ def result_of(
 def history_of(completions: Sequence[Completion]) -> MessageHistory:
     """A conversation that ends with the last completion, and holds each of the others once.
 
-    What an earlier completion continued stands on the path to it; the others are branches that were left. An assistant
-    message that is none of these completions is context, and not sampled.
+    The messages that an earlier completion continued are on the path to it; the others are branches that were left. An
+    assistant message that is none of these completions is context, and not sampled.
     """
     history = MessageHistory()
     left = list(completions)

@@ -50,7 +50,7 @@ class RecordingEndpoint(AsyncService):
         server: a `TokenServer`, whose completions come with their exact tokens (Phase 2), or a `Router` (Phase 1).
         host, port: the address. Port 0 is a free port.
         ping_interval: seconds between the signs of life of a stream that waits for the model.
-        retry_after: seconds that clients are told to wait after a failure of the model server.
+        retry_after: seconds in the header Retry-After after a failure of the model server.
     """
 
     def __init__(

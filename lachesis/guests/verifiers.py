@@ -133,10 +133,10 @@ class VerifiersEnv(GuestEnv):
         if isinstance(error, InvalidModelResponseError):
             return Verdict(Outcome.MODEL_ERROR, str(error), state=state)
         if isinstance(error, InfraError):
-            return Verdict(Outcome.INFRA_ERROR, _told(error), error=error, state=state)
+            return Verdict(Outcome.INFRA_ERROR, _error_chain(error), error=error, state=state)
         if error is not None:
             failure = error if isinstance(error, Exception) else GuestFailed(str(error))
-            return Verdict(Outcome.COMPLETED, _told(error), failure=failure, state=state)
+            return Verdict(Outcome.COMPLETED, _error_chain(error), failure=failure, state=state)
         if condition not in _OUTCOMES and state.get("is_truncated"):
             return Verdict(Outcome.CONTEXT_EXHAUSTED, f"{condition}, after an answer was cut off", state=state)
         return Verdict(_OUTCOMES.get(condition, Outcome.COMPLETED), condition, state=state)
@@ -202,7 +202,7 @@ def load(module: str, arguments: Mapping[str, Any]) -> Any:
 
 
 def _module(name: str) -> str:
-    """The name of the module that a file, a hub id or a module's name stands for."""
+    """The name of the module that a file, a hub id or a module's name refers to."""
     return Path(name).stem if name.endswith(".py") else name.rpartition("/")[2].replace("-", "_")
 
 
@@ -211,7 +211,7 @@ def _reward(state: Mapping[str, Any]) -> Reward:
     return Reward(state["reward"], {name: value for name, value in metrics.items() if math.isfinite(value)})
 
 
-def _told(error: Any) -> str:
+def _error_chain(error: Any) -> str:
     """The error and its causes, in one line."""
     parts = []
     while isinstance(error, BaseException):
