@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lachesis.environments.agent_program import AgentProgramEnv
 from lachesis.errors import SettingsError
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.trajectories import verify_records
+from tests.support import training_runs
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ManyWords, asked_words, lines, rollouts, sandboxes
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api
@@ -54,27 +54,11 @@ def sorts(ask: Ask) -> str:
 
 
 def make(folder: Path, server: ServerConfig, env_cls: type[SortsByProgram] = SortsByProgram, **settings: Any) -> Any:
-    chosen = {
-        "total_steps": 1,
-        "group_size": 2,
-        "max_infra_retries": 0,
-        "data_path_to_save_groups": str(folder / "groups.jsonl"),
-        "data_dir_to_save_evals": str(folder / "eval"),
-        **settings,
-    }
-    env = env_cls(env_cls.env_config_cls(**chosen), [server])
-    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
-    return env
+    return training_runs.environment(env_cls, folder, server, **settings)
 
 
 async def played(folder: Path, policy: Any = sorts, faults: tuple[str, ...] = (), **settings: Any) -> Any:
-    """The rollouts of `process` over a server with tokens, as they were written, scored or not."""
-    async with FakeServer(policy, faults=faults) as model:
-        server = with_tokens(model, folder).model_copy(update={"max_retries": 0})
-        await make(folder, server, **settings).process_manager()
-    found = rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
-    assert found
-    return found
+    return await training_runs.played(SortsByProgram, folder, policy, faults, **settings)
 
 
 async def test_every_token_that_a_program_samples_is_delivered_exactly(tmp_path: Path) -> None:

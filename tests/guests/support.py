@@ -15,15 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from lachesis.guests.guest_env import GuestEnv
-from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
 from lachesis.trajectories import verify_records
-from tests.support.small_envs import ROOT, lines, rollouts
+from tests.support.small_envs import ROOT, lines
 from tests.support.stock_run_api import StockRunApi, Trainer
-from tests.support.training_runs import proven, take, with_tokens
+from tests.support.training_runs import environment as make
+from tests.support.training_runs import played, proven, take, with_tokens, written
+
+__all__ = ["played", "written"]
 
 EXAMPLES = Path(__file__).parent / "examples"
 
@@ -34,40 +35,6 @@ def needed(guest: str, package: str) -> None:
         importlib.import_module(package)
     else:
         pytest.importorskip(package, reason=f"{package} is not installed; `make test-guests` has it")
-
-
-def make(env_cls: type[GuestEnv], folder: Path, server: ServerConfig, **settings: Any) -> Any:
-    chosen = {
-        "total_steps": 1,
-        "group_size": 2,
-        "max_infra_retries": 0,
-        "eval_items": 3,
-        "data_path_to_save_groups": str(folder / "groups.jsonl"),
-        "data_dir_to_save_evals": str(folder / "eval"),
-        **settings,
-    }
-    env = env_cls(env_cls.env_config_cls(**chosen), [server])
-    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
-    return env
-
-
-async def played(
-    env_cls: type[GuestEnv], folder: Path, policy: Any, faults: Any = (), fake: Any = None, **settings: Any
-) -> list[dict[str, Any]]:
-    """The rollouts of `process` over a server with tokens, as they were written, scored or not."""
-    folder.mkdir(exist_ok=True)
-    async with FakeServer(policy, faults=faults, **(fake or {})) as model:
-        server = with_tokens(model, folder).model_copy(update={"max_retries": 0})
-        env = make(env_cls, folder, server, **settings)
-        await env.process_manager()
-    found = written(folder)
-    assert len(found) == env.config.total_steps * env.config.group_size
-    return found
-
-
-def written(folder: Path) -> list[dict[str, Any]]:
-    """Every rollout that `process` wrote, those of groups without a score too."""
-    return rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
 
 
 async def served(

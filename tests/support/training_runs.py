@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.console import Console
 
+from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import FakeServer
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import TokenSample, verify
-from tests.support.small_envs import ManyWords
+from tests.support.small_envs import ManyWords, rollouts
 from tests.support.stock_run_api import StockRunApi, Trainer
 
 
@@ -86,3 +87,38 @@ def proven(trainer: Trainer) -> list[TokenSample]:
             assert verify(sample) == []
             samples.append(sample)
     return samples
+
+
+def environment(env_cls: type[HermesAgentBaseEnv], folder: Path, server: ServerConfig, **settings: Any) -> Any:
+    """An environment over a server, with small settings and its output in `folder`."""
+    chosen = {
+        "total_steps": 1,
+        "group_size": 2,
+        "max_infra_retries": 0,
+        "eval_items": 3,
+        "data_path_to_save_groups": str(folder / "groups.jsonl"),
+        "data_dir_to_save_evals": str(folder / "eval"),
+        **settings,
+    }
+    env = env_cls(env_cls.env_config_cls(**chosen), [server])
+    env.console = Console(file=(folder / "console.txt").open("a"), width=200)
+    return env
+
+
+async def played(
+    env_cls: type[HermesAgentBaseEnv], folder: Path, policy: Any, faults: Any = (), fake: Any = None, **settings: Any
+) -> list[dict[str, Any]]:
+    """The rollouts of `process` over a server with tokens, as they were written, scored or not."""
+    folder.mkdir(exist_ok=True)
+    async with FakeServer(policy, faults=faults, **(fake or {})) as model:
+        server = with_tokens(model, folder).model_copy(update={"max_retries": 0})
+        env = environment(env_cls, folder, server, **settings)
+        await env.process_manager()
+    found = written(folder)
+    assert len(found) == env.config.total_steps * env.config.group_size
+    return found
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    """Every rollout that `process` wrote, those of groups without a score too."""
+    return rollouts(folder / "groups.jsonl") + rollouts(folder / "groups.failed.jsonl")
