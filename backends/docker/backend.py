@@ -314,7 +314,7 @@ class _Creation:
                 self.route.close()
 
     async def still_there(self) -> None:
-        """Raise `SandboxLost` with the reason if the container has ended."""
+        """Raise `SandboxLost` or `SandboxExhausted` with the reason if the container has ended."""
         try:
             async with asyncio.timeout(5.0), client(self.engine, self.facts.api) as docker:
                 status, _, body = await request(docker, "GET", f"containers/{self.id}/json")
@@ -328,7 +328,7 @@ class _Creation:
                 events = [json.loads(line) for line in body.splitlines() if line.strip()]
         except Exception:  # the engine does not answer
             return
-        raise SandboxLost(containers.ending(events, self.spec))
+        raise containers.ending(events, self.spec)
 
     # the container
 

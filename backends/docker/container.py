@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.base import (
+    BackendUnavailable,
+    SandboxExhausted,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    disk_in_memory,
+)
 
 from .client import EngineInfo
 
@@ -263,7 +270,7 @@ def is_missing_source(message: str) -> bool:
     return "bind source path does not exist" in text or ("statfs" in text and "no such file" in text)
 
 
-def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
+def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> SandboxLost:
     """Why a container ended, from the engine's events."""
     exit_code, out_of_memory, killed = None, False, False
     for event in events:
@@ -273,10 +280,11 @@ def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
         if action in ("die", "died"):
             exit_code = ((event.get("Actor") or {}).get("Attributes") or {}).get("exitCode")
     if exit_code is None:
-        return "its container is gone"
+        return SandboxLost("its container is gone")
     if out_of_memory and str(exit_code) == "137" and not killed:
-        limit = f" (memory_bytes is {spec.memory_bytes})" if spec.memory_bytes else ""
-        return f"it ran out of memory as a whole{limit}"
+        if spec.memory_bytes is None:
+            return SandboxLost("it ran out of memory as a whole")
+        return SandboxExhausted(f"it ran out of memory as a whole (memory_bytes is {spec.memory_bytes})")
     if killed:
-        return f"its container was killed or removed from outside (exit code {exit_code})"
-    return f"its container ended (exit code {exit_code})"
+        return SandboxLost(f"its container was killed or removed from outside (exit code {exit_code})")
+    return SandboxLost(f"its container ended (exit code {exit_code})")

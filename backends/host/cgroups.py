@@ -189,14 +189,17 @@ class Cgroup:
                 found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
         return found - {0}  # 0: one that this PID namespace cannot see
 
-    def out_of_memory(self) -> int:
-        """How many processes the kernel has killed because of the memory limit."""
+    def starved(self) -> bool:
+        """Whether the kernel has killed processes because of the memory limit."""
         for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError, IndexError):
                     words = (folder / name).read_text().split()
-                    return int(words[words.index("oom_kill") + 1])
-        return 0
+                    killed = int(words[words.index("oom_kill") + 1])
+                    # Version 2 tells these apart from those that were killed because the machine had no memory.
+                    if killed and not ("oom" in words and killed > int(words[words.index("oom") + 1])):
+                        return True
+        return False
 
     def kill(self, patience: float = 5.0) -> bool:
         """Kill all its processes, also a fork bomb. Returns whether none is left."""

@@ -19,7 +19,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.base import BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.base import (
+    BackendError,
+    BackendUnavailable,
+    SandboxExhausted,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    disk_in_memory,
+)
 from backends.connection import PATIENCE, Connection, asyncio_stream
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
@@ -81,8 +89,8 @@ def sandbox_name(id: str, spec: SandboxSpec) -> str:
     return f"sandbox {id}" + (f" ({labels})" if labels else "")
 
 
-def executor_death(code: int | None, last_words: str, starved: bool) -> str:
-    """Describes the end of an executor.
+def executor_death(code: int | None, last_words: str, starved: bool) -> SandboxLost:
+    """The error that describes the end of an executor, a `SandboxExhausted` if the memory limit was its end.
 
     Args:
         code: its exit code, negative for a signal.
@@ -96,7 +104,11 @@ def executor_death(code: int | None, last_words: str, starved: bool) -> str:
     else:
         how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name
     text = f"its executor died ({how})" + (f": {last_words}" if last_words else "")
-    return text + (", after the kernel had killed processes for want of memory (memory_bytes)" if starved else "")
+    if not starved:
+        return SandboxLost(text)
+    text += ", after the kernel had killed processes for want of memory (memory_bytes)"
+    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter where bubblewrap reports it
+    return SandboxExhausted(text) if killed else SandboxLost(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +313,10 @@ class HostSandbox(ExecutorSandbox):
             self._threads.submit(_finish, launched)
             raise
         self.last_words = _tail(launched.errors)
-        starved = launched.group.out_of_memory() > 0
+        starved = launched.group.starved()
         await asyncio.wrap_future(self._threads.submit(_finish, launched))
-        if reason is None:
-            reason = executor_death(launched.child.code, self.last_words, starved)
-        self._connection.fail(f"{launched.name} is gone: {reason}")
+        lost = SandboxLost(reason) if reason else executor_death(launched.child.code, self.last_words, starved)
+        self._connection.fail(f"{launched.name} is gone: {lost}", type(lost))
 
 
 def _discard(launching: Future[_Launched]) -> None:

@@ -195,7 +195,7 @@ class SshBackend:
                 except ConnectionRefusedError:
                     await asyncio.wait([death], timeout=0.5)
                     if death.done() or not (await (await link.hub()).request("alive", id=id))["alive"]:
-                        raise SandboxLost(_cause(death)) from None
+                        raise _cause(death) from None
                     raise
 
             try:
@@ -239,12 +239,12 @@ class SshBackend:
             return await (await link.hub()).request("create", **request)
 
 
-def _cause(death: asyncio.Future[dict[str, Any]]) -> str:
+def _cause(death: asyncio.Future[dict[str, Any]]) -> SandboxLost:
     """Why a sandbox has ended, as its supervisor reports it."""
     event: dict[str, Any] = death.result() if death.done() else {"code": 0, "log": ""}
     if event["code"]:
         return executor_death(event["code"], event["log"], event["starved"])
-    return "its executor has ended" + (f": {event['log']}" if event["log"] else "")
+    return SandboxLost("its executor has ended" + (f": {event['log']}" if event["log"] else ""))
 
 
 class SshSandbox(ExecutorSandbox):
