@@ -14,6 +14,8 @@ from backends.base import (
     SandboxSpec,
     disk_in_memory,
 )
+from backends.executor.kernel import STARVED
+from backends.host.spawn_server import IPC_LIMITS
 
 from .client import EngineInfo
 
@@ -198,6 +200,8 @@ def container(
     }
     if options.runtime:
         host["Runtime"] = options.runtime
+    elif not facts.rootless:  # it may not write them
+        host["Sysctls"] = dict(IPC_LIMITS)
     bounded = spec.disk_bytes is not None or spec.memory_bytes is not None
     in_memory = disk_in_memory(spec, file_systems=1 + len(scratch))
     if bounded:
@@ -281,7 +285,7 @@ def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> SandboxLos
             exit_code = ((event.get("Actor") or {}).get("Attributes") or {}).get("exitCode")
     if exit_code is None:
         return SandboxLost("its container is gone")
-    if out_of_memory and str(exit_code) == "137" and not killed:
+    if out_of_memory and str(exit_code) in ("137", str(STARVED)) and not killed:
         if spec.memory_bytes is None:
             return SandboxLost("it ran out of memory as a whole")
         return SandboxExhausted(f"it ran out of memory as a whole (memory_bytes is {spec.memory_bytes})")

@@ -13,6 +13,7 @@ from .background import Background
 from .carried import Connected, Listener
 from .files import Upload, read_file
 from .framing import failure, log_error
+from .ipc import remove_ipc
 from .jobs import Exec
 from .loop import Loop
 from .output import Spill
@@ -161,6 +162,7 @@ class Executor:
             job.abandoned = True
         self.prewarmed.discard()
         kill_tree(os.getpid())
+        remove_ipc()
         self.session.send({"id": header["id"]})
 
     def op_read(self, header: Header, _: bytes) -> None:

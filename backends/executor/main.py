@@ -13,7 +13,7 @@ import struct
 import sys
 
 from .executor import Executor
-from .kernel import FILES, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SECCOMP, libc
+from .kernel import FILES, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SECCOMP, STARVED, libc
 from .processes import kill_tree
 from .programs import find_bash
 from .relay import relay
@@ -73,6 +73,10 @@ def main() -> None:
     try:
         executor.loop.run()
         executor.session.say_goodbye()
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        sys.exit(STARVED)
     finally:
         if not is_init:  # the kernel does this at the end of a PID namespace
             kill_tree(os.getpid())

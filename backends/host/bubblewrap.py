@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .plan import Disk, Request
 from .runtime import RUNTIME
+from .spawn_server import CAP_SYS_ADMIN, holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -109,7 +110,8 @@ class Bubblewrap:
             files: path inside -> descriptor of its contents.
         """
         arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
-        arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += ["--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += [] if holds(CAP_SYS_ADMIN) else ["--unshare-ipc"]  # else it is started in one with limits
         arguments += [] if request.network else ["--unshare-net"]
         arguments += ["--disable-userns"] if self.disable_userns else []
         arguments += ["--hostname", "sandbox", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--as-pid-1"]

@@ -29,6 +29,7 @@ from backends.base import (
     disk_in_memory,
 )
 from backends.connection import PATIENCE, Connection, asyncio_stream
+from backends.executor.kernel import STARVED
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 
@@ -107,8 +108,8 @@ def executor_death(code: int | None, last_words: str, starved: bool) -> SandboxL
     if not starved:
         return SandboxLost(text)
     text += ", after the kernel had killed processes for want of memory (memory_bytes)"
-    killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter where bubblewrap reports it
-    return SandboxExhausted(text) if killed else SandboxLost(text)
+    killed = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter where bubblewrap reports it
+    return SandboxExhausted(text) if code in (*killed, STARVED) else SandboxLost(text)
 
 
 @dataclass(frozen=True, slots=True)
