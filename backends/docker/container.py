@@ -16,6 +16,7 @@ from backends.base import (
 )
 from backends.executor.kernel import STARVED
 from backends.host.spawn_server import IPC_LIMITS
+from backends.limits import DISK, MEMORY, with_defaults
 
 from .client import EngineInfo
 
@@ -23,6 +24,7 @@ LABEL = "lachesis."
 ID, OWNER = f"{LABEL}id", f"{LABEL}owner"
 PIDS = 1024
 """The default limit of processes, against fork bombs."""
+LIMITS = ("cpus", "memory_bytes", "pids")
 _SHM_BYTES = 64 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -49,6 +51,8 @@ class Image:
     user: str
     volumes: tuple[str, ...]
     has_healthcheck: bool = False
+    size: int = 0
+    """In bytes."""
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
@@ -62,6 +66,7 @@ class Image:
             user=str(config.get("User") or ""),
             volumes=tuple(config.get("Volumes") or ()),
             has_healthcheck=bool(config.get("Healthcheck")),
+            size=int(inspected.get("Size") or 0),
         )
 
 
@@ -150,6 +155,7 @@ _MASKED = [
     "/proc/vmallocinfo",
 ]
 _READ_ONLY = [
+    "/dev",  # a disk in memory beside those that have a limit; /dev/shm and devices stay writable
     "/proc/bus",
     "/proc/fs",
     "/proc/irq",
@@ -176,12 +182,12 @@ def container(
     mounts: Sequence[Mapping[str, Any]],
     labels: Mapping[str, str],
     scratch: Sequence[str],
-    quota: bool,
+    quota: int | None,
 ) -> dict[str, Any]:
     """The configuration of a container that runs `command`, the executor.
 
     The engine creates `workdir` for root. `scratch` are folders in memory, each limited to `disk_bytes`; if there are
-    any, the rest is read-only. With `quota` the engine limits the root file system.
+    any, the rest is read-only. `quota` is the engine's limit of the root file system.
 
     Raises:
         BackendUnavailable: the engine cannot enforce the spec.
@@ -202,21 +208,20 @@ def container(
         host["Runtime"] = options.runtime
     elif not facts.rootless:  # it may not write them
         host["Sysctls"] = dict(IPC_LIMITS)
-    bounded = spec.disk_bytes is not None or spec.memory_bytes is not None
-    in_memory = disk_in_memory(spec, file_systems=1 + len(scratch))
-    if bounded:
-        host["ShmSize"] = min(_SHM_BYTES, in_memory)
-    if spec.disk_bytes is not None and image.volumes:
+    in_memory = min(spec.disk_bytes or DISK, (spec.memory_bytes or MEMORY) // 2)
+    if scratch:
+        in_memory = disk_in_memory(spec, file_systems=1 + len(scratch))
+    host["ShmSize"] = min(_SHM_BYTES, in_memory)
+    if spec.disk_bytes and image.volumes:
         raise BackendUnavailable(
             f"disk_bytes cannot be enforced for this image: it declares volumes ({', '.join(image.volumes)}), "
             "which cannot be limited; leave disk_bytes out, or use an image without VOLUME"
         )
     if scratch:
-        size = f",size={in_memory}" if bounded else ""
         host["ReadonlyRootfs"] = True
-        host["Tmpfs"] = dict.fromkeys(scratch, f"rw,exec,nosuid,nodev,mode=1777{size}")
+        host["Tmpfs"] = dict.fromkeys(scratch, f"rw,exec,nosuid,nodev,mode=1777,size={in_memory}")
     elif quota:
-        host["StorageOpt"] = {"size": str(spec.disk_bytes)}
+        host["StorageOpt"] = {"size": str(quota)}
     config: dict[str, Any] = {
         "Image": image.id,
         "Entrypoint": list(command),
@@ -237,6 +242,25 @@ def container(
     return config
 
 
+def enforced(facts: EngineInfo) -> list[str]:
+    """The `LIMITS` that the engine can enforce."""
+    works = (facts.cpu_limit, facts.memory_limit, facts.pids_limit)
+    return [field for field, can in zip(LIMITS, works, strict=True) if can]
+
+
+def limited(spec: SandboxSpec, facts: EngineInfo, *, file_systems: int) -> SandboxSpec:
+    """`spec` with the defaults of its `LIMITS`; see `with_defaults`."""
+    return with_defaults(spec, enforced(facts), processors=facts.cpus, pids=PIDS, file_systems=file_systems)
+
+
+def default_disk(image: Image, facts: EngineInfo) -> int | None:
+    """`disk_bytes` of a spec that leaves it open: what the engine's storage can limit without any loss."""
+    driver, _, backing = facts.storage.partition(" on ")
+    if driver in ("btrfs", "zfs"):  # they count the image as well
+        return image.size + DISK
+    return DISK if (driver, backing) == ("overlay2", "xfs") else None
+
+
 def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:
     """The limits of processor time, memory (without swap) and processes."""
     host: dict[str, Any] = {}
@@ -249,17 +273,20 @@ def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:
     if spec.pids is not None:
         _require(facts.pids_limit, "pids", facts)
     if facts.pids_limit:
-        host["PidsLimit"] = spec.pids or PIDS
+        host["PidsLimit"] = spec.pids or -1
     return host
 
 
 def _require(works: bool, field: str, facts: EngineInfo) -> None:
     if not works:
-        why = "a rootless engine needs cgroup v2 with delegation" if facts.rootless else "its cgroups do not allow it"
-        raise BackendUnavailable(
-            f"{field} cannot be enforced by this engine ({facts.product} {facts.version}): {why}; leave {field} out, "
-            "or use an engine whose `docker info` shows no warning about it"
-        )
+        why, step = why_not(facts)
+        raise BackendUnavailable(f"{field} cannot be enforced by this engine: {why}; leave {field} out, or {step}")
+
+
+def why_not(facts: EngineInfo) -> tuple[str, str]:
+    """Why an engine enforces no limits, and the next step."""
+    why = "a rootless engine needs cgroup v2 with delegation" if facts.rootless else "its cgroups do not allow it"
+    return f"{facts.product} {facts.version}: {why}", "use an engine whose `docker info` shows no warning about it"
 
 
 def is_quota_rejected(message: str) -> bool:

@@ -29,11 +29,7 @@ def remove_ipc(*, orphans: bool = False) -> None:
     """
     if is_shared_ipc():
         return
-    for kind, remove in (
-        ("shm", lambda number: libc.shmctl(number, IPC_RMID, None)),
-        ("msg", lambda number: libc.msgctl(number, IPC_RMID, None)),
-        ("sem", lambda number: libc.semctl(number, 0, IPC_RMID)),
-    ):
+    for kind in ("shm", "msg", "sem"):
         with contextlib.suppress(OSError), open("/proc/sysvipc/" + kind) as file:
             names = next(file).split()  # key, id and more. Rows are read one by one: there may be no memory
             rows = (dict(zip(names, map(int, line.split()))) for line in file)
@@ -42,4 +38,4 @@ def remove_ipc(*, orphans: bool = False) -> None:
                 users = [row[name] for name in ("cpid", "lspid", "lrpid") if row.get(name)]
                 used = row.get("nattch") or any(os.path.exists("/proc/%d" % pid) for pid in users)
                 if not (orphans and used):
-                    remove(row[names[1]])
+                    getattr(libc, kind + "ctl")(row[names[1]], IPC_RMID, IPC_RMID)  # semctl has the command third

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PIDS = 2048
 """`SandboxSpec.pids` where none is given, on machines that can enforce it."""
+FIELDS = ("cpus", "memory_bytes", "pids")
 
 _PARENT = "lachesis"
 _PERIOD = 100_000
@@ -70,13 +71,25 @@ class Cgroups:
         """Whether groups can be made that only list and end processes."""
         return bool(self.parents) if self.version == 2 else _TRACKER in self.parents
 
+    def enforced(self, *, countable: bool) -> list[str]:
+        """The fields of `SandboxSpec` that `allot` can enforce, with its `countable`."""
+        counted = ["pids"] if countable and _counts_processes_per_namespace() else []
+        return [name for name, controller in _FIELDS.items() if controller in self.parents or name in counted]
+
+    def why_not(self, fields: Iterable[str]) -> str:
+        """Why fields of `SandboxSpec` cannot be enforced."""
+        missing = (_FIELDS[field] for field in fields)
+        reasons = (self.refused.get(each, f"there is no cgroup controller {each!r}") for each in missing)
+        return "; ".join(dict.fromkeys(reasons))
+
     def require(self, limits: Limits) -> None:
         """Raises `BackendUnavailable` naming the first field of `limits` that cannot be enforced here."""
         for name, controller in _FIELDS.items():
             if getattr(limits, name) is not None and controller not in self.parents:
-                reason = self.refused.get(controller, f"there is no cgroup controller {controller!r}")
                 step = f"{next_step(self)}; or leave it out"
-                raise BackendUnavailable(f"{name} cannot be enforced on this machine: {reason}. Next step: {step}")
+                raise BackendUnavailable(
+                    f"{name} cannot be enforced on this machine: {self.why_not([name])}. Next step: {step}"
+                )
 
     def group(self, name: str, limits: Limits) -> Cgroup:
         """The group that `create` would make.
@@ -103,10 +116,8 @@ class Cgroups:
             BackendUnavailable: one of the limits cannot be enforced here.
         """
         counted = None
-        if "pids" in self.parents:
-            limits = replace(limits, pids=limits.pids or PIDS)
-        elif countable and _counts_processes_per_namespace():
-            limits, counted = replace(limits, pids=None), limits.pids or PIDS
+        if "pids" not in self.parents and countable and _counts_processes_per_namespace():
+            limits, counted = replace(limits, pids=None), limits.pids
         needed = limits.controllers() or (tracked and self.tracks)
         return self.group(name, limits) if needed else Cgroup(()), limits, counted
 

@@ -141,6 +141,7 @@ class Hub:
         facts: Message = {"system": os.uname().sysname, "bash": shutil.which("bash") or ""}
         if facts["system"] != "Linux" or not facts["bash"]:
             return facts
+        facts["file_systems"] = 0
         facts["detail"] = ["Python " + ".".join(map(str, sys.version_info[:3]))]
         if request["walled"]:
             bwrap = shutil.which(request["bwrap"]) if request["bwrap"] else ""
@@ -154,9 +155,13 @@ class Hub:
             facts["file_systems"] = self.machine.bwrap.file_systems
             facts["detail"].append(detail)
         available = self.available()
-        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False)[2]
+        enforced = facts["enforced"] = available.enforced(countable=request["walled"])
+        facts["why_not"] = available.why_not(field for field in cgroups.FIELDS if field not in enforced)
+        facts["next_step"] = cgroups.next_step(available)
+        facts["processors"] = os.cpu_count() or 1
+        counted = "pids" in enforced and "pids" not in available.parents
         limits = "limits: " + cgroups.describe(available)
-        facts["detail"].append(limits + (", pids without a cgroup" if counted is not None else ""))
+        facts["detail"].append(limits + (", pids without a cgroup" if counted else ""))
         return dict(facts, detail=", ".join(facts["detail"]), fix="")
 
     def op_probe(self, request: Message) -> Message:

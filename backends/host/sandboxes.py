@@ -30,6 +30,7 @@ from backends.base import (
 )
 from backends.connection import PATIENCE, Connection, asyncio_stream
 from backends.executor.kernel import STARVED
+from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 
@@ -55,12 +56,12 @@ def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts
         BackendUnavailable: isolation is off, and the spec has a field that needs it.
     """
     for name in () if walled else ("image", "disk_bytes"):
-        if getattr(spec, name) is not None:
+        if getattr(spec, name):
             raise BackendUnavailable(
                 f"{name} cannot be honoured without isolation: commands use the machine's own file system. Next step: "
                 f"leave {name} out, or use isolation 'bubblewrap' (`sandbox: bubblewrap`)"
             )
-    size = disk_in_memory(spec, file_systems=file_systems)
+    size = disk_in_memory(spec, file_systems=file_systems) if walled else 1
     limits = (spec.cpus, spec.memory_bytes, spec.pids)
     return Request(walled, size, spec.image, spec.workdir, spec.network, *limits, tuple(mounts))
 
@@ -117,6 +118,8 @@ class _Launched:
     """A started process, and everything that is removed with it."""
 
     plan: Plan
+    spec: SandboxSpec
+    """With its default limits."""
     record: Record
     name: str
     child: Child
@@ -136,6 +139,7 @@ class HostSandboxes:
                 are then found by the variable `folders.MARK`.
         """
         self.spawner = Spawner()
+        self._missing = MissingDefaults(backend)
         self._backend, self._marked = backend, marked
         # Starting takes processor time. More threads would finish no sooner, and slow down the event loop.
         self._starting = ThreadPoolExecutor(2 + 2 * (os.cpu_count() or 1), "lachesis-start")
@@ -173,21 +177,28 @@ class HostSandboxes:
             os.close(null)
 
     async def create(
-        self, spec: SandboxSpec, plan: Callable[[str, int | None], Plan], *, detail: str, countable: bool = False
+        self,
+        spec: SandboxSpec,
+        plan: Callable[[str, SandboxSpec, int | None], Plan],
+        *,
+        detail: str,
+        countable: bool = False,
+        file_systems: Callable[[], int] = lambda: 1,
     ) -> HostSandbox:
         """A sandbox that is ready for commands.
 
         Args:
-            plan: called in a worker thread with the id and the number of processes that RLIMIT_NPROC has to limit, if
-                any. It may block, and write into `records.folder(id)`.
+            plan: called in a worker thread with the id, the spec with its default limits, and the number of processes
+                that RLIMIT_NPROC has to limit, if any. It may block, and write into `records.folder(id)`.
             detail: one line for listings.
             countable: whether `plan` can set RLIMIT_NPROC inside a user namespace.
+            file_systems: called in a worker thread: how many file systems in memory it will have.
 
         Raises:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable))
+        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable, file_systems))
         try:
             launched = await asyncio.wrap_future(launching)
             reader, writer = await asyncio.open_unix_connection(sock=launched.stream)
@@ -198,7 +209,7 @@ class HostSandboxes:
         if spec.network or self._marked:
             sandbox.shared_network = "this machine"
         try:
-            await sandbox.begin(spec)
+            await sandbox.begin(launched.spec)
         except BackendError as error:
             await sandbox.close()
             reason = sandbox.last_words or str(error)
@@ -218,9 +229,20 @@ class HostSandboxes:
     # In worker threads: everything below blocks.
 
     def _launch(
-        self, id: str, spec: SandboxSpec, make_plan: Callable[[str, int | None], Plan], detail: str, countable: bool
+        self,
+        id: str,
+        asked: SandboxSpec,
+        make_plan: Callable[[str, SandboxSpec, int | None], Plan],
+        detail: str,
+        countable: bool,
+        file_systems: Callable[[], int],
     ) -> _Launched:
         available = self.available()
+        can = available.enforced(countable=countable)
+        missing = [field for field in cgroups.FIELDS if field not in can]
+        self._missing.warn(asked, missing, available.why_not(missing), cgroups.next_step(available))
+        processors = os.cpu_count() or 1
+        spec = with_defaults(asked, can, processors=processors, pids=cgroups.PIDS, file_systems=file_systems())
         limits = cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids)
         group, limits, counted = available.allot(id, limits, countable=countable, tracked=self._marked)
         groups = tuple(map(str, group.folders))
@@ -229,7 +251,7 @@ class HostSandboxes:
             records.prepare()
             undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id, counted)
+            plan = make_plan(id, spec, counted)
             joined = available.create(id, limits).open() if groups else []
             for fd in joined:
                 passed.callback(os.close, fd)
@@ -263,7 +285,7 @@ class HostSandboxes:
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
+        return _Launched(plan, spec, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
 
     def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
         removed = []

@@ -90,8 +90,9 @@ class SingularityBackend:
     Everything inside may be written to; the image stays as it is. Files of a root folder that belong to another user
     or group than the one that makes the sandbox can only be read.
 
-    `cpus`, `memory_bytes` and `pids` (2048 unless given) need cgroups that this process may write to. `disk_bytes` is
-    1 GiB unless given, in memory; `memory_bytes` includes the files.
+    `cpus` (2), `memory_bytes` (2 GiB) and `pids` (2048) need cgroups that this process may write to; where it may not,
+    there are no such defaults, which a warning says. `disk_bytes` is 1 GiB unless given, in memory; `memory_bytes`
+    includes the files.
     """
 
     name = "singularity"
@@ -156,7 +157,7 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
+        sandbox = await self._host.create(spec, lambda _, limited, __: self._plan(limited, image), detail=reference)
         try:
             await _name_user(sandbox)
         except BaseException:
