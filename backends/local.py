@@ -91,13 +91,14 @@ class LocalBackend:
         except BackendUnavailable as error:
             raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
 
-    def _plan(self, id: str, spec: SandboxSpec, counted: int | None) -> Plan:
+    def _plan(self, id: str, spec: SandboxSpec, arguments: list[str], counted: int | None) -> Plan:
         folder = records.folder(id) / "files"
         if not self._walled:
             request = request_of(spec, walled=False)
-            return self._machine.plan(id, folder, request, arguments=[str(folder)])
+            return self._machine.plan(id, folder, request, arguments=[*arguments, str(folder)])
         request = request_of(spec, walled=True, file_systems=self._file_systems(), mounts=self._mounts)
-        return self._machine.plan(id, folder, request, counted=counted)
+        passed = 1 if arguments else 0
+        return self._machine.plan(id, folder, request, arguments=arguments, passed=passed, counted=counted)
 
     async def sandboxes(self) -> list[SandboxInfo]:
         return await self._host.sandboxes()

@@ -27,6 +27,7 @@ from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
 
 if TYPE_CHECKING:
     from .framing import Header
+    from .groups import CommandGroup
     from .output import Capped
     from .transfers import OpenTransfer
 
@@ -39,10 +40,10 @@ ENDED = 1 << 25
 class Executor:
     """Serves requests until the loop ends."""
 
-    def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
+    def __init__(self, bash: str, oom: tuple[int, bytes] | None, group: CommandGroup | None = None) -> None:
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
-        self.shells = Shells(self.loop, bash, oom)
+        self.shells = Shells(self.loop, bash, oom, group)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
         self.memory: int | None = None

@@ -36,6 +36,10 @@ _PERIOD = 100_000
 _LEAST_QUOTA = 1_000
 _FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
 """Field of `SandboxSpec` -> controller."""
+_COMMANDS, _EXECUTOR = "commands", "executor"
+"""Groups below the one of a sandbox that has a memory limit. In version 1, the executor is in the upper one itself."""
+_ROOM = 32 << 20
+"""Bytes of the memory limit that commands cannot take from the executor."""
 _TRACKER = "pids"
 """The controller of version 1 that lists and ends the processes of a group: its limit stops a fork bomb."""
 
@@ -99,7 +103,12 @@ class Cgroups:
         """
         self.require(limits)
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
-        return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
+        folders = tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted)))
+        if limits.memory_bytes is None:
+            return Cgroup(folders)
+        own = self.parents["memory"] / _PARENT / name
+        below = (own / _COMMANDS, own / _EXECUTOR) if self.version == 2 else (own / _COMMANDS,)
+        return Cgroup(below + folders)
 
     def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> tuple[Cgroup, Limits, int | None]:
         """How the limits of a new sandbox are enforced.
@@ -130,7 +139,7 @@ class Cgroups:
         """
         group = self.group(name, limits)
         try:
-            for folder in group.folders:
+            for folder in reversed(group.folders):  # those below the others are first
                 self._make(folder)
             self._limit(name, limits)
         except OSError as error:
@@ -141,9 +150,11 @@ class Cgroups:
     def _make(self, folder: Path) -> None:
         for attempt in range(10):  # removing another process' last sandbox removes the parent
             try:
-                folder.parent.mkdir(exist_ok=True)
+                below = folder.name in (_COMMANDS, _EXECUTOR)
+                if not below:
+                    folder.parent.mkdir(exist_ok=True)
                 if self.version == 2:
-                    _enable(folder.parent, self.parents)
+                    _enable(folder.parent, ["memory"] if below else self.parents)
                 folder.mkdir()
                 return
             except (FileExistsError, FileNotFoundError):  # the former may have vanished again
@@ -164,6 +175,9 @@ class Cgroups:
                 write("cpu", "cpu.cfs_period_us", _PERIOD)
                 write("cpu", "cpu.cfs_quota_us", quota)
         if limits.memory_bytes is not None:
+            room = min(_ROOM, limits.memory_bytes // 4)
+            limit = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
+            write("memory", f"{_COMMANDS}/{limit}", limits.memory_bytes - room)
             if self.version == 2:
                 write("memory", "memory.max", limits.memory_bytes)
                 write("memory", "memory.swap.max", 0, optional=True)  # missing if the kernel does not account swap
@@ -177,15 +191,30 @@ class Cgroups:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A group: one folder in version 2, one per controller in version 1."""
+    """A group: one folder in version 2, one per controller in version 1, after those of groups below it."""
 
     folders: tuple[Path, ...]
+
+    @property
+    def divided(self) -> bool:
+        """Whether the commands of its executor have a group of their own."""
+        return any(folder.name == _COMMANDS for folder in self.folders)
+
+    def open_commands(self) -> int:
+        """A descriptor of the group of commands, for the executor's option `--group`."""
+        folder = next(folder for folder in self.folders if folder.name == _COMMANDS)
+        legacy = folder / "tasks"
+        try:
+            return os.open(legacy, os.O_WRONLY | os.O_CLOEXEC) if legacy.exists() else os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
 
     def open(self) -> list[int]:
         """Descriptors for a process that is to join: it writes "0" into each, before it runs anything."""
         opened: list[int] = []
         try:
-            for folder in self.folders:
+            leaves = [folder for folder in self.folders if folder.name == _EXECUTOR]
+            for folder in leaves or (folder for folder in self.folders if folder.name != _COMMANDS):
                 opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
             for fd in opened:

@@ -36,13 +36,14 @@ from backends.sandbox import ExecutorSandbox, initialise
 
 from . import cgroups, records
 from .folders import remove_sandbox
-from .plan import Disk, Plan, Request, memory_file
+from .plan import FIRST_FILE, Disk, Plan, Request, memory_file
 from .records import Record
 from .spawner import Child, Spawner
 
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
 _T = TypeVar("_T")
+MakePlan = Callable[[str, SandboxSpec, list[str], int | None], Plan]
 
 
 def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts: Sequence[str] = ()) -> Request:
@@ -179,7 +180,7 @@ class HostSandboxes:
     async def create(
         self,
         spec: SandboxSpec,
-        plan: Callable[[str, SandboxSpec, int | None], Plan],
+        plan: MakePlan,
         *,
         detail: str,
         countable: bool = False,
@@ -188,8 +189,9 @@ class HostSandboxes:
         """A sandbox that is ready for commands.
 
         Args:
-            plan: called in a worker thread with the id, the spec with its default limits, and the number of processes
-                that RLIMIT_NPROC has to limit, if any. It may block, and write into `records.folder(id)`.
+            plan: called in a worker thread with the id, the spec with its default limits, the executor's arguments,
+                and the number of processes that RLIMIT_NPROC has to limit, if any. It may block, and write into
+                `records.folder(id)`. If there are arguments, `Plan.contents` are preceded by one descriptor.
             detail: one line for listings.
             countable: whether `plan` can set RLIMIT_NPROC inside a user namespace.
             file_systems: called in a worker thread: how many file systems in memory it will have.
@@ -232,7 +234,7 @@ class HostSandboxes:
         self,
         id: str,
         asked: SandboxSpec,
-        make_plan: Callable[[str, SandboxSpec, int | None], Plan],
+        make_plan: MakePlan,
         detail: str,
         countable: bool,
         file_systems: Callable[[], int],
@@ -251,11 +253,13 @@ class HostSandboxes:
             records.prepare()
             undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id, spec, counted)
+            plan = make_plan(id, spec, ["--group", f"fd:{FIRST_FILE}"] if group.divided else [], counted)
             joined = available.create(id, limits).open() if groups else []
             for fd in joined:
                 passed.callback(os.close, fd)
-            files: list[int] = []
+            files = [group.open_commands()] if group.divided else []
+            for fd in files:
+                passed.callback(os.close, fd)
             for content in plan.contents:
                 files.append(memory_file("file", content))
                 passed.callback(os.close, files[-1])

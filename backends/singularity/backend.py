@@ -157,7 +157,9 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda _, limited, __: self._plan(limited, image), detail=reference)
+        sandbox = await self._host.create(
+            spec, lambda _, limited, arguments, __: self._plan(limited, image, arguments), detail=reference
+        )
         try:
             await _name_user(sandbox)
         except BaseException:
@@ -174,7 +176,7 @@ class SingularityBackend:
 
     # In worker threads: everything below blocks.
 
-    def _plan(self, spec: SandboxSpec, image: Path) -> Plan:
+    def _plan(self, spec: SandboxSpec, image: Path, arguments: Sequence[str]) -> Plan:
         installation = self._found()
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
@@ -183,7 +185,7 @@ class SingularityBackend:
             command(
                 installation,
                 image,
-                runtime_command(),
+                runtime_command(*arguments),
                 disk_bytes=disk,
                 network=spec.network,
                 own_ipc=not holds(CAP_SYS_ADMIN),  # else it is started in one with limits
