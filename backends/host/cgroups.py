@@ -284,11 +284,14 @@ class Cgroup:
         return gone
 
 
-def find(step: str = "") -> Cgroups:
-    """What the running process may use, tried with a group that is removed again. `step` is for error messages."""
+def find(step: str = "", pid: int | str = "self") -> Cgroups:
+    """What this process may use for children of `pid`, tried with a group that is removed again.
+
+    `step` is for error messages.
+    """
     if not Path("/proc/self/cgroup").exists():
         return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"), step)
-    own = dict(_own_groups())
+    own = dict(_own_groups(pid))
     legacy = {controller: own[controller] for controller in _FIELDS.values() if controller in own}
     return replace(_find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""]), step=step)
 
@@ -314,10 +317,10 @@ def next_step(available: Cgroups) -> str:
     return "mount the cgroups writable, with all controllers"
 
 
-def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
-    """`(controller, (mount point, folder of this process' group))`; the controller of version 2 is ''."""
+def _own_groups(pid: int | str) -> Iterable[tuple[str, tuple[Path, Path]]]:
+    """`(controller, (mount point, folder of the group of a process))`; the controller of version 2 is ''."""
     paths = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), path))
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -34,7 +34,7 @@ from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 
-from . import cgroups, records
+from . import cgroups, delegation, records
 from .folders import remove_sandbox
 from .plan import FIRST_FILE, Disk, Plan, Request, memory_file
 from .records import Record
@@ -157,10 +157,15 @@ class HostSandboxes:
             if self._cgroups is None:
                 self._reap(None, everyone=False)
                 self._cgroups = cgroups.find()
+                before = delegation.in_scope(self._cgroups)
+                if before:
+                    with contextlib.suppress(BackendError):
+                        self._cgroups = cgroups.find(pid=self.spawner.start_by(before, delegation.bus()))
             return self._cgroups
 
     def run(self, command: Sequence[str], disk: Disk | None) -> str:
         """Run a command to its end; returns the reason why it failed, empty when it did not. Blocks."""
+        self.available()  # it may replace the helper, with which its children end
         errors, null = os.memfd_create("errors"), os.open(os.devnull, os.O_RDWR)
         try:
             child = self.spawner.spawn(command, stream=null, errors=errors, disk=disk)

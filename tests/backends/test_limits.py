@@ -21,9 +21,11 @@ from backends.base import disk_in_memory
 from backends.docker.container import Image, default_disk, ending
 from backends.host import cgroups
 from backends.host.cgroups import Cgroup, Cgroups, Limits
+from backends.host.delegation import bus, in_scope
 from backends.host.sandboxes import executor_death
+from backends.host.spawner import Spawner
 from backends.limits import CPUS, MEMORY, MissingDefaults, with_defaults
-from lachesis.testing.backend_suite.limits import HIDDEN, SEGMENTS
+from lachesis.testing.backend_suite.limits import HIDDEN
 
 MIB = 1 << 20
 ALL = ("cpus", "memory_bytes", "pids")
@@ -188,13 +190,11 @@ async def test_commands_that_fill_their_memory_do_not_end_the_executor() -> None
     if "memory" not in available.parents:
         pytest.skip(cgroups.describe(available))
     spec = SandboxSpec(memory_bytes=96 * MIB)
-    for options in ({}, {"isolation": "none"}):
-        async with opened(create_backend("local", **options), spec) as sandbox:
-            for attack in (HIDDEN, SEGMENTS):
-                await sandbox.exec("python3 -", stdin=attack.encode(), timeout=10)
-                await sandbox.exec("python3 -c 'x = bytearray(40 << 20)'", timeout=20)
-                await sandbox.stop_processes()
-                assert await output(sandbox, "python3 -c 'x = bytearray(40 << 20)'; echo alive") == "alive"
+    async with opened(create_backend("local"), spec) as sandbox:
+        await sandbox.exec("python3 -", stdin=HIDDEN.encode(), timeout=10)
+        assert (await sandbox.exec("python3 -c 'x = bytearray(40 << 20)'", timeout=20)).exit_code == 137
+        await sandbox.stop_processes()
+        assert await output(sandbox, "python3 -c 'x = bytearray(40 << 20)'; echo $?") == "0"
 
 
 # --- docker ----------------------------------------------------------------------------------------------------------
@@ -217,3 +217,40 @@ def test_the_root_of_a_container_is_limited_by_default_where_its_storage_can(sto
     facts = Facts()
     facts.storage = storage  # type: ignore[attr-defined]
     assert default_disk(Image("id", {}, "", "", (), size=7), facts) == size  # type: ignore[arg-type]
+
+
+# --- systemd ---------------------------------------------------------------------------------------------------------
+
+STARTS = '#!/bin/sh\n[ "$1" = --user ] && [ -n "$XDG_RUNTIME_DIR" ] || exit 1\necho "$*" >> %s\n'
+STARTS += 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"\n'
+
+
+def test_only_an_ordinary_user_without_groups_asks_systemd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program, log = tmp_path / "systemd-run", tmp_path / "log"
+    program.write_text(STARTS % log)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    none = Cgroups(2)
+    before = in_scope(none)
+    assert before[0] == str(program)
+    assert log.read_text().count("--scope") == 1, "it is tried"
+    assert in_scope(Cgroups(1)) == in_scope(Cgroups(2, {"memory": tmp_path})) == []
+    spawner, null = Spawner(), os.open(os.devnull, os.O_RDWR)
+    pid = spawner.start_by(before, bus())
+    assert "spawn_server" in Path(f"/proc/{pid}/cmdline").read_text()
+    child = spawner.spawn(["/bin/true"], stream=null, errors=null)
+    assert child.wait(20)
+    assert child.code == 0
+    child.release()
+    program.write_text("#!/bin/sh\nexit 1\n")
+    assert in_scope(none) == [], "it does not work here"
+    with pytest.raises(BackendError, match="could not be started"):
+        spawner.start_by(before, bus())
+    child = spawner.spawn(["/bin/true"], stream=null, errors=null)  # as without it
+    assert child.wait(20)
+    child.release()
+    os.close(null)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert in_scope(none) == []
