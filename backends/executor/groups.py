@@ -26,8 +26,8 @@ CLONE, CLONE3 = {"aarch64": 220}.get(os.uname().machine, 56), 435
 class CommandGroup:
     """An open group, from a descriptor that this process was started with.
 
-    In version 2 it is that of the group's folder: a process can begin in it. In version 1 it is that of its file
-    `tasks`, where processes can only be moved to.
+    In version 2 it is that of the group's folder: a process can begin in it, if it is within the cgroup namespace. In
+    version 1 it is that of its file `tasks`, where processes can only be moved to.
     """
 
     def __init__(self, inherited: int) -> None:

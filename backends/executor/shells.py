@@ -120,7 +120,8 @@ class Shells:
         failed, what = 126, "bash"
         try:
             if self.group is not None:
-                self.group.join()
+                with contextlib.suppress(OSError):
+                    self.group.join()
             os.setsid()
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children and can be found
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):

@@ -128,15 +128,24 @@ class Starter:
         call = ctypes.POINTER(ctypes.c_long)
         function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p, call)
         self.function = function(address + len(code))
-        self.call = clone_call(group)
         self.score = own_oom_score().ljust(5, b"\0")
         self.sigprocmask = {62: 14, 183: 135}[machine]
         self.every = ctypes.create_string_buffer(b"\xff" * 128)
         self.before = ctypes.create_string_buffer(128)
-        self.thread = GroupThread(group) if group is not None and not group.unified else None
         self.kept: dict[int, Any] = {}
         """Memory that a new process may still read, by its id."""
-        pid = self.start([b"/dev/null/none"], [], [(0, 2)])
+        self.thread: GroupThread | None = None
+        try:
+            self.call = clone_call(group)
+            self.thread = GroupThread(group) if group is not None and not group.unified else None
+            pid = self.start([b"/dev/null/none"], [], [(0, 2)])
+        except OSError as error:
+            if group is None:
+                raise
+            # They stay in the sandbox' group, which has a limit as well.
+            os.write(2, os.fsencode("commands have no control group of their own: %s\n" % error))
+            self.call, self.thread = clone_call(None), None
+            pid = self.start([b"/dev/null/none"], [], [(0, 2)])
         status = os.waitpid(pid, 0)[1]
         if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
             raise OSError(errno.ENOEXEC, "its program does not run")

@@ -100,6 +100,7 @@ class Bubblewrap:
         inner: Sequence[str],
         *,
         runtime: str = "",
+        cgroup_namespace: bool = True,
         files: Mapping[str, int] | None = None,
     ) -> list[str]:
         """The command line that runs `inner` as PID 1 of a new sandbox.
@@ -107,10 +108,12 @@ class Bubblewrap:
         Args:
             mount: the folder that the disk is mounted over.
             runtime: the portable runtime; without it, this machine's Python runs the executor.
+            cgroup_namespace: whether its group in /proc/self/cgroup is hidden. From within such a namespace, systems
+                with `nsdelegate` (systemd's) let nothing start in another group.
             files: path inside -> descriptor of its contents.
         """
         arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
-        arguments += ["--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += ["--unshare-pid", "--unshare-uts", *(["--unshare-cgroup-try"] if cgroup_namespace else [])]
         arguments += [] if holds(CAP_SYS_ADMIN) else ["--unshare-ipc"]  # else it is started in one with limits
         arguments += [] if request.network else ["--unshare-net"]
         arguments += ["--disable-userns"] if self.disable_userns else []

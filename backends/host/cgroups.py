@@ -200,6 +200,11 @@ class Cgroup:
         """Whether the commands of its executor have a group of their own."""
         return any(folder.name == _COMMANDS for folder in self.folders)
 
+    def arguments(self, number: int) -> list[str]:
+        """Those of an executor that gets `open_commands` as its descriptor `number`."""
+        unified = any(folder.name == _EXECUTOR for folder in self.folders)
+        return ["--group", f"{'folder' if unified else 'tasks'}:{number}"] if self.divided else []
+
     def open_commands(self) -> int:
         """A descriptor of the group of commands, for the executor's option `--group`."""
         folder = next(folder for folder in self.folders if folder.name == _COMMANDS)

@@ -205,7 +205,7 @@ class Hub:
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.write(lock, json.dumps(dict(message["meta"], groups=list(map(str, group.folders)))).encode())
             arguments, passed = ["--listen", f"fd:{FIRST_FILE}"], 1 + group.divided
-            arguments += ["--group", f"fd:{FIRST_FILE + 1}"] if group.divided else []
+            arguments += group.arguments(FIRST_FILE + 1)
             plan = self.machine.plan(id, folder, request, arguments=arguments, passed=passed, counted=counted)
             if group.folders:
                 fds += available.create(id + GROUP_SUFFIX, limits).open()

@@ -258,7 +258,7 @@ class HostSandboxes:
             records.prepare()
             undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id, spec, ["--group", f"fd:{FIRST_FILE}"] if group.divided else [], counted)
+            plan = make_plan(id, spec, group.arguments(FIRST_FILE), counted)
             joined = available.create(id, limits).open() if groups else []
             for fd in joined:
                 passed.callback(os.close, fd)

@@ -118,6 +118,7 @@ def test_in_version_2_commands_and_executor_have_a_leaf_each(unified: Path) -> N
     assert (own / "cgroup.subtree_control").read_text() == "+memory"
     joined = group.open()
     assert [Path(f"/proc/self/fd/{fd}").readlink() for fd in joined] == [own / "executor/cgroup.procs"]
+    assert group.arguments(20) == ["--group", "folder:20"]
     commands = group.open_commands()
     assert Path(f"/proc/self/fd/{commands}").readlink() == own / "commands"
     for fd in (*joined, commands):
@@ -182,6 +183,20 @@ def test_a_process_starts_in_a_group_of_version_2(tmp_path: Path) -> None:
         assert f"0::/{group.name}\n" in done.stdout
     finally:
         group.rmdir()
+
+
+def test_commands_run_without_a_group_of_their_own_where_they_cannot_start_in_it(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\nfrom backends.executor.groups import CommandGroup\n"
+        "from backends.executor.loop import Loop\nfrom backends.executor.shells import Shells\n"
+        "group = CommandGroup(os.open(sys.argv[1], os.O_RDONLY))\n"
+        "shells = Shells(Loop(), '/bin/bash', None, group)\n"
+        "print(shells.starter is None)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]  # no folder of a control group
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "commands have no control group of their own" in done.stderr
 
 
 async def test_commands_that_fill_their_memory_do_not_end_the_executor() -> None:
