@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,8 @@ from sandbox_watch import opened, output
 
 from backends import BackendError, BackendUnavailable, SandboxExhausted, SandboxSpec, create_backend
 from backends.base import disk_in_memory
-from backends.docker.container import Image, default_disk, ending
+from backends.docker.client import EngineInfo
+from backends.docker.container import Image, Options, container, default_disk, ending, limited
 from backends.host import cgroups
 from backends.host.cgroups import Cgroup, Cgroups, Limits
 from backends.host.delegation import bus, in_scope
@@ -226,12 +228,33 @@ async def test_commands_that_fill_their_memory_do_not_end_the_executor() -> None
     ],
 )
 def test_the_root_of_a_container_is_limited_by_default_where_its_storage_can(storage: str, size: int | None) -> None:
-    class Facts:
-        pass
+    assert default_disk(Image("id", {}, "", "", (), size=7), engine(storage)) == size
 
-    facts = Facts()
-    facts.storage = storage  # type: ignore[attr-defined]
-    assert default_disk(Image("id", {}, "", "", (), size=7), facts) == size  # type: ignore[arg-type]
+
+def engine(storage: str = "overlay2 on extfs", *, rootless: bool = False) -> EngineInfo:
+    works = dict.fromkeys(("memory_limit", "cpu_limit", "pids_limit"), not rootless)
+    return EngineInfo(
+        "Docker", "28", "v1.41", rootless, cpus=8.0, selinux=False, storage=storage, architecture="x86_64", **works
+    )
+
+
+def config(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:
+    spec = limited(spec, facts, file_systems=0)
+    paths: Any = {"workdir": "/", "command": [], "mounts": [], "labels": {}, "scratch": [], "quota": None}
+    found: dict[str, Any] = container(spec, Image("id", {}, "", "", ()), facts, Options(), **paths)["HostConfig"]
+    return found
+
+
+def test_a_container_has_limits_by_default_as_far_as_its_engine_keeps_them() -> None:
+    host = config(SandboxSpec(), engine())
+    assert (host["Memory"], host["MemorySwap"]) == (MEMORY, MEMORY)
+    assert (host["NanoCpus"], host["PidsLimit"]) == (2_000_000_000, 1024)
+    assert host["Sysctls"]["kernel.shm_rmid_forced"] == "1"
+    assert "/dev" in host["ReadonlyPaths"], "else it is a disk beside those that have a limit"
+    unlimited = config(SandboxSpec(cpus=0, memory_bytes=0, pids=0, disk_bytes=0), engine())
+    assert unlimited["PidsLimit"] == -1
+    for without in (unlimited, config(SandboxSpec(), engine(rootless=True))):
+        assert not {"Memory", "MemorySwap", "NanoCpus"} & set(without)
 
 
 # --- systemd ---------------------------------------------------------------------------------------------------------
