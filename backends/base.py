@@ -58,7 +58,8 @@ class Availability:
 @dataclass(frozen=True, slots=True)
 class SandboxSpec:
     """The properties of a sandbox. None is the backend's default, which its documentation names. A backend raises
-    `BackendUnavailable` for a field that it cannot enforce."""
+    `BackendUnavailable` for a field that it cannot enforce. A limit (`cpus`, `memory_bytes`, `pids`, `disk_bytes`) of 0
+    is none at all."""
 
     image: str | None = None
     """The source of the root file system, in the terms of the backend: an image name, a file, a folder."""
@@ -85,8 +86,8 @@ class SandboxSpec:
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_bytes", "pids", "disk_bytes", "wall_time", "lifetime"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
+            value, unlimited = getattr(self, name), 0 if name not in ("wall_time", "lifetime") else None
+            if value is not None and not value > 0 and value != unlimited:
                 raise ValueError(f"{name} must be positive, not {value!r}")
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise ValueError(f"workdir must be an absolute path, not {self.workdir!r}")
@@ -95,7 +96,7 @@ class SandboxSpec:
 def reject_fields(backend: str, spec: SandboxSpec, *fields: str) -> None:
     """Raise `BackendUnavailable` when `spec` sets one of `fields`, which this backend cannot enforce."""
     for name in fields:
-        if getattr(spec, name) is not None:
+        if getattr(spec, name):  # 0 asks for no limit
             raise BackendUnavailable(f"backend {backend!r} cannot enforce {name}. Next step: leave {name} out")
 
 
@@ -112,8 +113,10 @@ def disk_in_memory(spec: SandboxSpec, *, file_systems: int = 1) -> int:
     so that filling the disk does not get the executor killed.
 
     Raises:
-        BackendUnavailable: `disk_bytes` does not fit into `memory_bytes`.
+        BackendUnavailable: `disk_bytes` does not fit into `memory_bytes`, or is 0.
     """
+    if spec.disk_bytes == 0:
+        raise BackendUnavailable("disk_bytes of 0 is no limit, and files are in memory here. Next step: name a size")
     if spec.disk_bytes is not None:
         if spec.memory_bytes is not None and file_systems * spec.disk_bytes >= spec.memory_bytes:
             raise BackendUnavailable(

@@ -70,6 +70,8 @@ class Connection:
         self._pending: dict[int, _Pending] = {}
         self._last = 0
         self._lost: str | None = None
+        self._loss: type[SandboxLost] = SandboxLost
+        self._last_dial: type[SandboxLost] = SandboxLost
         self._goodbye: str | None = None
         self._leaving = False
         self.hello: asyncio.Future[dict[str, Any]] = loop.create_future()
@@ -130,7 +132,7 @@ class Connection:
         if not self.ended.done():  # cancelled, where the event loop has ended first
             self.ended.set_result(reason)
         if self._dial is not None:
-            self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}")
+            self.fail(f"{self._name} is gone: {reason or 'its event loop has ended'}", self._last_dial)
 
     @property
     def lost(self) -> str | None:
@@ -160,7 +162,7 @@ class Connection:
             BackendError: the executor failed.
         """
         if self._lost is not None:
-            raise SandboxLost(self._lost)
+            raise self._loss(self._lost)
         self._last += 1
         number = self._last
         pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future())
@@ -171,7 +173,7 @@ class Connection:
         except TimeoutError:
             reason = f"its executor has not answered {op!r} for {patience:g} s"
             self.fail(reason)
-            raise SandboxLost(self._lost or reason) from None
+            raise self._loss(self._lost or reason) from None
         except asyncio.CancelledError:
             self.post("cancel", target=number)
             raise
@@ -198,13 +200,13 @@ class Connection:
         """Make the executor end with everything inside. Then `ended` is done."""
         self.post("shutdown")
 
-    def fail(self, reason: str) -> None:
-        """Mark the connection as lost: every request raises `SandboxLost(reason)`. The first reason is kept."""
+    def fail(self, reason: str, loss: type[SandboxLost] = SandboxLost) -> None:
+        """Mark the connection as lost: every request raises `loss(reason)`. The first reason is kept."""
         if self._lost is None:
-            self._lost = reason
+            self._lost, self._loss = reason, loss
         for pending in self._pending.values():
             if not pending.answer.done():
-                pending.answer.set_exception(SandboxLost(self._lost))
+                pending.answer.set_exception(self._loss(self._lost))
         if self._ticker is not None:
             self._ticker.cancel()
         self._drop_stream()
@@ -256,6 +258,7 @@ class Connection:
             except _Unreachable as error:
                 return f"its connection broke and could not be restored within {self._grace:g} s: {error}"
             except SandboxLost as error:
+                self._last_dial = type(error)
                 return str(error)
 
     async def _read(self, attachment: Attachment) -> str | None:

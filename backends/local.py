@@ -33,8 +33,8 @@ class LocalBackend:
     `SandboxSpec.network` is then not enforced, `workdir` is a folder of the machine that stays, and `image` and
     `disk_bytes` are rejected. One never turns into the other.
 
-    `cpus`, `memory_bytes` and `pids` (2048 unless given) need cgroups that this process may write to; `pids` also works
-    without them for ordinary users inside walls.
+    `cpus` (2), `memory_bytes` (2 GiB) and `pids` (2048) need cgroups that this process may write to; `pids` also works
+    without them for ordinary users inside walls. A default that cannot be enforced is dropped with a warning.
     """
 
     name = "local"
@@ -77,22 +77,28 @@ class LocalBackend:
         with explained(spec):
             return await self._host.create(
                 spec,
-                lambda id, counted: self._plan(id, spec, counted),
+                self._plan,
                 detail="bubblewrap" if self._walled else "unsandboxed",
                 countable=self._walled,
+                file_systems=self._file_systems,
             )
 
-    def _plan(self, id: str, spec: SandboxSpec, counted: int | None) -> Plan:
+    def _file_systems(self) -> int:
+        if not self._walled:
+            return 0
+        try:
+            return self._machine.found().file_systems
+        except BackendUnavailable as error:
+            raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
+
+    def _plan(self, id: str, spec: SandboxSpec, arguments: list[str], counted: int | None) -> Plan:
         folder = records.folder(id) / "files"
         if not self._walled:
             request = request_of(spec, walled=False)
-            return self._machine.plan(id, folder, request, arguments=[str(folder)])
-        try:
-            file_systems = self._machine.found().file_systems
-        except BackendUnavailable as error:
-            raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
-        request = request_of(spec, walled=True, file_systems=file_systems, mounts=self._mounts)
-        return self._machine.plan(id, folder, request, counted=counted)
+            return self._machine.plan(id, folder, request, arguments=[*arguments, str(folder)])
+        request = request_of(spec, walled=True, file_systems=self._file_systems(), mounts=self._mounts)
+        passed = 1 if arguments else 0
+        return self._machine.plan(id, folder, request, arguments=arguments, passed=passed, counted=counted)
 
     async def sandboxes(self) -> list[SandboxInfo]:
         return await self._host.sandboxes()

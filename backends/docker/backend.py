@@ -31,6 +31,7 @@ from backends.base import (
 )
 from backends.connection import Connection
 from backends.host import runtime
+from backends.limits import MissingDefaults
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from lachesis.tasks import finish, has_failed, seen
@@ -64,7 +65,8 @@ class DockerBackend:
     """Containers without capabilities, without network by default, and with limited processes.
 
     Defaults of the spec: `image` is the constructor's; `workdir` is the image's, else /workspace for
-    root, else the user's home; `pids` is 1024; cpus, memory and disk are the engine's, which mostly means unlimited.
+    root, else the user's home; `pids` is 1024, `cpus` 2, `memory_bytes` 2 GiB, and `disk_bytes` 1 GiB beside the image
+    where the storage driver can. A default that the engine cannot enforce is dropped with a warning.
 
     Where the storage driver can (xfs with pquota, btrfs, zfs), it enforces `disk_bytes` for the whole root. Elsewhere
     the root is read-only, and the working directory, /tmp and /var/tmp are in memory, each limited to `disk_bytes`; a
@@ -118,6 +120,7 @@ class DockerBackend:
         self._transport, self._grace, self._parallel = transport, grace, parallel
         self._options = Options(user, network, read_only, runtime, tuple(capabilities))
         self._found: tuple[Engine, EngineInfo] | None = None
+        self._missing = MissingDefaults(self.name)
         self._quota = True  # until the engine rejects one
         self._accounts: dict[tuple[str, str], Account] = {}  # by image and user
         self._volume: str | None = None  # of the portable runtime, once it exists
@@ -290,7 +293,7 @@ class _Creation:
             except SandboxLost as error:
                 raise BackendError(f"{self.name} could not be started: {error}") from None
         env = containers.environment(image, account, workdir, read_only=in_memory)
-        inside = await initialise(self.connection, spec, workdir=workdir, env=env, grace=backend._grace)
+        inside = await initialise(self.connection, self.spec, workdir=workdir, env=env, grace=backend._grace)
         sandbox = DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
         if spec.network and backend._options.network.partition(":")[0] in ("host", "container"):
             sandbox.shared_network = "another machine"
@@ -314,7 +317,7 @@ class _Creation:
                 self.route.close()
 
     async def still_there(self) -> None:
-        """Raise `SandboxLost` with the reason if the container has ended."""
+        """Raise `SandboxLost` or `SandboxExhausted` with the reason if the container has ended."""
         try:
             async with asyncio.timeout(5.0), client(self.engine, self.facts.api) as docker:
                 status, _, body = await request(docker, "GET", f"containers/{self.id}/json")
@@ -328,7 +331,7 @@ class _Creation:
                 events = [json.loads(line) for line in body.splitlines() if line.strip()]
         except Exception:  # the engine does not answer
             return
-        raise SandboxLost(containers.ending(events, self.spec))
+        raise containers.ending(events, self.spec)
 
     # the container
 
@@ -337,10 +340,13 @@ class _Creation:
 
         Returns whether everything writable is in memory.
         """
-        backend, limited = self.backend, self.spec.disk_bytes is not None
+        backend, asked = self.backend, self.spec
+        limited = bool(asked.disk_bytes)
         is_root = account == containers.ROOT
         while True:
-            quota = limited and backend._quota and not backend._options.read_only
+            quota = None
+            if backend._quota and not backend._options.read_only:
+                quota = asked.disk_bytes if asked.disk_bytes is not None else containers.default_disk(image, self.facts)
             in_memory = backend._options.read_only or (limited and not quota)
             scratch = ["/tmp", "/var/tmp"] if in_memory else []
             missing = (in_memory or not is_root) and not await self._is_in(image, workdir)
@@ -355,6 +361,7 @@ class _Creation:
                     )
             if self.route is None:
                 self.route = await self._open_route(image)
+            self.spec = containers.limited(asked, self.facts, file_systems=1 + len(scratch) if in_memory else 0)
             config = containers.container(
                 self.spec,
                 image,
@@ -369,6 +376,7 @@ class _Creation:
             )
             try:
                 await self._ask(config)
+                self._warn(asked, disk=bool(quota or in_memory))
                 if missing and not in_memory:
                     await self._make_folder(workdir, account)
                 return in_memory
@@ -380,6 +388,16 @@ class _Creation:
                     backend._transport, self.route = "exec", None
                 else:
                     raise
+
+    def _warn(self, asked: SandboxSpec, *, disk: bool) -> None:
+        """Say once which limits sandboxes do not have by default."""
+        facts, missing = self.facts, self.backend._missing
+        lacking = [field for field in containers.LIMITS if field not in containers.enforced(facts)]
+        reason, step = containers.why_not(facts)
+        if not lacking and not disk:
+            lacking, reason = ["disk_bytes"], f"the engine's storage ({facts.storage}) cannot limit what they write"
+            step = "keep its data on xfs mounted with pquota, or use the option read_only"
+        missing.warn(asked, lacking, reason, step)
 
     async def _ask(self, config: dict[str, Any]) -> None:
         """Create a container with the sandbox' name. It is awaited even when cancelled, so that `undo` finds it."""

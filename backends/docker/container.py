@@ -6,7 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.base import (
+    BackendUnavailable,
+    SandboxExhausted,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    disk_in_memory,
+)
+from backends.executor.kernel import STARVED
+from backends.host.spawn_server import IPC_LIMITS
+from backends.limits import DISK, MEMORY, with_defaults
 
 from .client import EngineInfo
 
@@ -14,6 +24,7 @@ LABEL = "lachesis."
 ID, OWNER = f"{LABEL}id", f"{LABEL}owner"
 PIDS = 1024
 """The default limit of processes, against fork bombs."""
+LIMITS = ("cpus", "memory_bytes", "pids")
 _SHM_BYTES = 64 << 20
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -40,6 +51,8 @@ class Image:
     user: str
     volumes: tuple[str, ...]
     has_healthcheck: bool = False
+    size: int = 0
+    """In bytes."""
 
     @classmethod
     def of(cls, inspected: Mapping[str, Any]) -> Image:
@@ -53,6 +66,7 @@ class Image:
             user=str(config.get("User") or ""),
             volumes=tuple(config.get("Volumes") or ()),
             has_healthcheck=bool(config.get("Healthcheck")),
+            size=int(inspected.get("Size") or 0),
         )
 
 
@@ -141,6 +155,7 @@ _MASKED = [
     "/proc/vmallocinfo",
 ]
 _READ_ONLY = [
+    "/dev",  # a disk in memory beside those that have a limit; /dev/shm and devices stay writable
     "/proc/bus",
     "/proc/fs",
     "/proc/irq",
@@ -167,12 +182,12 @@ def container(
     mounts: Sequence[Mapping[str, Any]],
     labels: Mapping[str, str],
     scratch: Sequence[str],
-    quota: bool,
+    quota: int | None,
 ) -> dict[str, Any]:
     """The configuration of a container that runs `command`, the executor.
 
     The engine creates `workdir` for root. `scratch` are folders in memory, each limited to `disk_bytes`; if there are
-    any, the rest is read-only. With `quota` the engine limits the root file system.
+    any, the rest is read-only. `quota` is the engine's limit of the root file system.
 
     Raises:
         BackendUnavailable: the engine cannot enforce the spec.
@@ -191,21 +206,22 @@ def container(
     }
     if options.runtime:
         host["Runtime"] = options.runtime
-    bounded = spec.disk_bytes is not None or spec.memory_bytes is not None
-    in_memory = disk_in_memory(spec, file_systems=1 + len(scratch))
-    if bounded:
-        host["ShmSize"] = min(_SHM_BYTES, in_memory)
-    if spec.disk_bytes is not None and image.volumes:
+    elif not facts.rootless:  # it may not write them
+        host["Sysctls"] = dict(IPC_LIMITS)
+    in_memory = min(spec.disk_bytes or DISK, (spec.memory_bytes or MEMORY) // 2)
+    if scratch:
+        in_memory = disk_in_memory(spec, file_systems=1 + len(scratch))
+    host["ShmSize"] = min(_SHM_BYTES, in_memory)
+    if spec.disk_bytes and image.volumes:
         raise BackendUnavailable(
             f"disk_bytes cannot be enforced for this image: it declares volumes ({', '.join(image.volumes)}), "
             "which cannot be limited; leave disk_bytes out, or use an image without VOLUME"
         )
     if scratch:
-        size = f",size={in_memory}" if bounded else ""
         host["ReadonlyRootfs"] = True
-        host["Tmpfs"] = dict.fromkeys(scratch, f"rw,exec,nosuid,nodev,mode=1777{size}")
+        host["Tmpfs"] = dict.fromkeys(scratch, f"rw,exec,nosuid,nodev,mode=1777,size={in_memory}")
     elif quota:
-        host["StorageOpt"] = {"size": str(spec.disk_bytes)}
+        host["StorageOpt"] = {"size": str(quota)}
     config: dict[str, Any] = {
         "Image": image.id,
         "Entrypoint": list(command),
@@ -226,6 +242,25 @@ def container(
     return config
 
 
+def enforced(facts: EngineInfo) -> list[str]:
+    """The `LIMITS` that the engine can enforce."""
+    works = (facts.cpu_limit, facts.memory_limit, facts.pids_limit)
+    return [field for field, can in zip(LIMITS, works, strict=True) if can]
+
+
+def limited(spec: SandboxSpec, facts: EngineInfo, *, file_systems: int) -> SandboxSpec:
+    """`spec` with the defaults of its `LIMITS`; see `with_defaults`."""
+    return with_defaults(spec, enforced(facts), processors=facts.cpus, pids=PIDS, file_systems=file_systems)
+
+
+def default_disk(image: Image, facts: EngineInfo) -> int | None:
+    """`disk_bytes` of a spec that leaves it open: what the engine's storage can limit without any loss."""
+    driver, _, backing = facts.storage.partition(" on ")
+    if driver in ("btrfs", "zfs"):  # they count the image as well
+        return image.size + DISK
+    return DISK if (driver, backing) == ("overlay2", "xfs") else None
+
+
 def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:
     """The limits of processor time, memory (without swap) and processes."""
     host: dict[str, Any] = {}
@@ -238,17 +273,20 @@ def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:
     if spec.pids is not None:
         _require(facts.pids_limit, "pids", facts)
     if facts.pids_limit:
-        host["PidsLimit"] = spec.pids or PIDS
+        host["PidsLimit"] = spec.pids or -1
     return host
 
 
 def _require(works: bool, field: str, facts: EngineInfo) -> None:
     if not works:
-        why = "a rootless engine needs cgroup v2 with delegation" if facts.rootless else "its cgroups do not allow it"
-        raise BackendUnavailable(
-            f"{field} cannot be enforced by this engine ({facts.product} {facts.version}): {why}; leave {field} out, "
-            "or use an engine whose `docker info` shows no warning about it"
-        )
+        why, step = why_not(facts)
+        raise BackendUnavailable(f"{field} cannot be enforced by this engine: {why}; leave {field} out, or {step}")
+
+
+def why_not(facts: EngineInfo) -> tuple[str, str]:
+    """Why an engine enforces no limits, and the next step."""
+    why = "a rootless engine needs cgroup v2 with delegation" if facts.rootless else "its cgroups do not allow it"
+    return f"{facts.product} {facts.version}: {why}", "use an engine whose `docker info` shows no warning about it"
 
 
 def is_quota_rejected(message: str) -> bool:
@@ -263,7 +301,7 @@ def is_missing_source(message: str) -> bool:
     return "bind source path does not exist" in text or ("statfs" in text and "no such file" in text)
 
 
-def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
+def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> SandboxLost:
     """Why a container ended, from the engine's events."""
     exit_code, out_of_memory, killed = None, False, False
     for event in events:
@@ -273,10 +311,11 @@ def ending(events: Iterable[Mapping[str, Any]], spec: SandboxSpec) -> str:
         if action in ("die", "died"):
             exit_code = ((event.get("Actor") or {}).get("Attributes") or {}).get("exitCode")
     if exit_code is None:
-        return "its container is gone"
-    if out_of_memory and str(exit_code) == "137" and not killed:
-        limit = f" (memory_bytes is {spec.memory_bytes})" if spec.memory_bytes else ""
-        return f"it ran out of memory as a whole{limit}"
+        return SandboxLost("its container is gone")
+    if out_of_memory and str(exit_code) in ("137", str(STARVED)) and not killed:
+        if spec.memory_bytes is None:
+            return SandboxLost("it ran out of memory as a whole")
+        return SandboxExhausted(f"it ran out of memory as a whole (memory_bytes is {spec.memory_bytes})")
     if killed:
-        return f"its container was killed or removed from outside (exit code {exit_code})"
-    return f"its container ended (exit code {exit_code})"
+        return SandboxLost(f"its container was killed or removed from outside (exit code {exit_code})")
+    return SandboxLost(f"its container ended (exit code {exit_code})")

@@ -9,6 +9,8 @@ which is started inside as `python3 -I -S executor.py`, as PID 1 where the sandb
   --listen fd:N    wait for connections to the listening socket inherited as descriptor N
   --relay @NAME    run no executor: copy standard input and output to and from that socket until either ends
   --bash PATH      the bash to use where PATH has none
+  --group KIND:N   start commands in this control group, by an inherited descriptor: `folder` of its folder, `tasks` of
+                   its file of that name, in version 1
   FOLDER ...       folders to remove at the end, unless this is PID 1
 
 The protocol

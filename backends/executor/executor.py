@@ -13,6 +13,7 @@ from .background import Background
 from .carried import Connected, Listener
 from .files import Upload, read_file
 from .framing import failure, log_error
+from .ipc import remove_ipc
 from .jobs import Exec
 from .loop import Loop
 from .output import Spill
@@ -26,6 +27,7 @@ from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
 
 if TYPE_CHECKING:
     from .framing import Header
+    from .groups import CommandGroup
     from .output import Capped
     from .transfers import OpenTransfer
 
@@ -38,10 +40,10 @@ ENDED = 1 << 25
 class Executor:
     """Serves requests until the loop ends."""
 
-    def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
+    def __init__(self, bash: str, oom: tuple[int, bytes] | None, group: CommandGroup | None = None) -> None:
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
-        self.shells = Shells(self.loop, bash, oom)
+        self.shells = Shells(self.loop, bash, oom, group)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
         self.memory: int | None = None
@@ -161,6 +163,7 @@ class Executor:
             job.abandoned = True
         self.prewarmed.discard()
         kill_tree(os.getpid())
+        remove_ipc()
         self.session.send({"id": header["id"]})
 
     def op_read(self, header: Header, _: bytes) -> None:

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from .framing import CHUNK, failure, log_error
+from .ipc import remove_ipc
 from .kernel import REPORT_FD, close_all, unread
 from .output import Capped
 from .processes import kill_tree, send_signal
@@ -87,6 +88,8 @@ class Job:
     def on_exit(self, exit_code: int) -> None:
         """Read what the ended shell has left in the pipes. Its children may keep them open for ever."""
         self.exit_code = exit_code
+        if exit_code == 137:  # killed: by us, or for its memory, of which it may have left some in such objects
+            remove_ipc(orphans=True)
         for fd in list(self.sinks):
             if fd == self.terminal:  # FIONREAD does not count what a terminal still processes
                 for _ in range(64):

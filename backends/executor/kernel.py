@@ -13,6 +13,8 @@ REPORT_FD = 211
 """Where shells report their state. The numbers are high and odd: scripts use 3 to 9, 100 and 200."""
 GO_FD, COMMAND_FD = 212, 213
 """Where a prewarmed shell waits for its command, and where it reads it."""
+STARVED = 112
+"""Exit code of an executor that found no memory."""
 PF_FORKNOEXEC = 0x40
 F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8

@@ -13,7 +13,8 @@ import struct
 import sys
 
 from .executor import Executor
-from .kernel import FILES, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SECCOMP, libc
+from .groups import CommandGroup
+from .kernel import FILES, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SECCOMP, STARVED, libc
 from .processes import kill_tree
 from .programs import find_bash
 from .relay import relay
@@ -22,7 +23,7 @@ from .relay import relay
 def main() -> None:
     options: dict[str, str] = {}
     folders = sys.argv[1:]
-    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash"):
+    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash", "--group"):
         options[folders[0]] = folders[1]
         del folders[:2]
     if "--relay" in options:
@@ -58,7 +59,8 @@ def main() -> None:
         lock_own_settings()
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
-    executor = Executor(find_bash(options.get("--bash")), oom)
+    group = CommandGroup(int(options["--group"].rpartition(":")[2])) if "--group" in options else None
+    executor = Executor(find_bash(options.get("--bash")), oom, group)
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)
         os.close(stream_out)
@@ -73,6 +75,10 @@ def main() -> None:
     try:
         executor.loop.run()
         executor.session.say_goodbye()
+    except (MemoryError, OSError) as error:
+        if isinstance(error, OSError) and error.errno != errno.ENOMEM:
+            raise
+        sys.exit(STARVED)
     finally:
         if not is_init:  # the kernel does this at the end of a PID namespace
             kill_tree(os.getpid())

@@ -19,6 +19,7 @@ from .starter import Starter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from .groups import CommandGroup
     from .jobs import Job
     from .loop import Loop
 
@@ -31,8 +32,9 @@ SETTLING = 0.2
 class Shells:
     """Starts shells with the folder and the variables that earlier ones have left."""
 
-    def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None) -> None:
+    def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None, group: CommandGroup | None = None) -> None:
         self.loop = loop
+        self.group = group
         self.bash = bash
         self.oom = oom
         """An open /proc/self/oom_score_adj and its content; None: children write their own."""
@@ -40,7 +42,7 @@ class Shells:
         self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # now, before commands can replace it
         self.starter: Starter | None = None
         with contextlib.suppress(OSError):
-            self.starter = Starter()
+            self.starter = Starter(group)
         self.children: dict[int, Callable[[int], None]] = {}
         """Called with the exit code when the child of this number has ended."""
 
@@ -117,6 +119,9 @@ class Shells:
         """Do in a forked child what `Starter` does, and report why that fails. Never returns."""
         failed, what = 126, "bash"
         try:
+            if self.group is not None:
+                with contextlib.suppress(OSError):
+                    self.group.join()
             os.setsid()
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children and can be found
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):

@@ -9,6 +9,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from .groups import CommandGroup, GroupThread, clone_call
 from .kernel import COMMAND_FD, F_ADD_SEALS, F_SEAL_ALL, FILES, GO_FD, REPORT_FD, libc
 
 if TYPE_CHECKING:
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
 
 # Machine code, by machine: its number in an ELF header, START and BECOME.
 #
-# START is a function of (moves, argv, envp, score). It makes a process that shares this one's memory until its execve,
-# and returns its id, or -errno: clone(CLONE_VM | SIGCHLD). The new process calls setsid(); write(open(SCORE_FILE),
-# score, 5); dup2() for every pair in `moves`, up to a negative number; ioctl(0, TIOCSCTTY, 0), which matters to
-# terminals only; execve(argv[0], argv, envp); exit_group(127). Both processes share one stack, so it uses none.
+# START is a function of (moves, argv, envp, score, call). It makes a process that shares this one's memory until its
+# execve, and returns its id, or -errno: by the system call `call`, a number and two arguments. The new process calls
+# setsid(); write(open(SCORE_FILE), score, 5); dup2() for every pair in `moves`, up to a negative number; ioctl(0,
+# TIOCSCTTY, 0), which matters to terminals only; execve(argv[0], argv, envp); exit_group(127). Both processes share one
+# stack, so it uses none.
 #
 # BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
 # execve(argv[1], argv + 1, envp); if that fails, write(2, MESSAGE) and exit_group(126).
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _CODE = {
     "x86_64": (
         62,
-        "4989f9 4989f0 4989ca bf11010000 31f6 b838000000 0f05 4885c0 7572"
+        "4989f9 4989ca 4c89c1 4989f0 488b01 488b7908 488b7110 0f05 4885c0 7572"
         "4889d3 b870000000 0f05"
         "488d3d62000000 be01000800 b802000000 0f05 89c7 4c89d6 ba05000000 b801000000 0f05"
         "418b39 418b7104 4983c108 85ff 7809 b821000000 0f05 ebe8"
@@ -45,7 +47,7 @@ _CODE = {
     ),
     "aarch64": (
         183,
-        "e90300aa ea0301aa eb0302aa ec0303aa 202280d2 010080d2 881b80d2 010000d4 000400b5"
+        "e90300aa ea0301aa eb0302aa ec0303aa 880040a9 810840f9 010000d4 000400b5"
         "a81380d2 010000d4"
         "600c8092 a1030010 22008052 0201a072 080780d2 010000d4 e1030caa a20080d2 080880d2 010000d4"
         "2005c128 a000f837 020080d2 080380d2 010000d4 fbffff17"
@@ -93,7 +95,7 @@ class Starter:
     before its execve is woken (`Shells.settle`).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: CommandGroup | None = None) -> None:
         """Raises `OSError` where it does not work. Shells are then forked."""
         machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
         if not machine or FILES[0] <= COMMAND_FD:
@@ -123,7 +125,8 @@ class Starter:
         if address in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), "no code can be mapped")
         texts = ctypes.POINTER(ctypes.c_char_p)
-        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p)
+        call = ctypes.POINTER(ctypes.c_long)
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p, call)
         self.function = function(address + len(code))
         self.score = own_oom_score().ljust(5, b"\0")
         self.sigprocmask = {62: 14, 183: 135}[machine]
@@ -131,7 +134,18 @@ class Starter:
         self.before = ctypes.create_string_buffer(128)
         self.kept: dict[int, Any] = {}
         """Memory that a new process may still read, by its id."""
-        pid = self.start([b"/dev/null/none"], [], [(0, 2)])
+        self.thread: GroupThread | None = None
+        try:
+            self.call = clone_call(group)
+            self.thread = GroupThread(group) if group is not None and not group.unified else None
+            pid = self.start([b"/dev/null/none"], [], [(0, 2)])
+        except OSError as error:
+            if group is None:
+                raise
+            # They stay in the sandbox' group, which has a limit as well.
+            os.write(2, os.fsencode("commands have no control group of their own: %s\n" % error))
+            self.call, self.thread = clone_call(None), None
+            pid = self.start([b"/dev/null/none"], [], [(0, 2)])
         status = os.waitpid(pid, 0)[1]
         if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
             raise OSError(errno.ENOEXEC, "its program does not run")
@@ -145,7 +159,11 @@ class Starter:
         block, restore = 0, 2
         # A signal handler would use the stack. libc's sigprocmask does not block two signals of its own.
         libc.syscall(self.sigprocmask, block, self.every, self.before, 8)
-        pid: int = self.function(pairs, argv, envp, self.score)
+        call = ctypes.cast(self.call[0], ctypes.POINTER(ctypes.c_long))
+        if self.thread is None:
+            pid: int = self.function(pairs, argv, envp, self.score, call)
+        else:
+            pid = self.thread.run(lambda: self.function(pairs, argv, envp, self.score, call))
         libc.syscall(self.sigprocmask, restore, self.before, None, 8)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from .plan import Disk, Request
 from .runtime import RUNTIME
+from .spawn_server import CAP_SYS_ADMIN, holds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -99,6 +100,7 @@ class Bubblewrap:
         inner: Sequence[str],
         *,
         runtime: str = "",
+        cgroup_namespace: bool = True,
         files: Mapping[str, int] | None = None,
     ) -> list[str]:
         """The command line that runs `inner` as PID 1 of a new sandbox.
@@ -106,10 +108,13 @@ class Bubblewrap:
         Args:
             mount: the folder that the disk is mounted over.
             runtime: the portable runtime; without it, this machine's Python runs the executor.
+            cgroup_namespace: whether its group in /proc/self/cgroup is hidden. From within such a namespace, systems
+                with `nsdelegate` (systemd's) let nothing start in another group.
             files: path inside -> descriptor of its contents.
         """
         arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
-        arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
+        arguments += ["--unshare-pid", "--unshare-uts", *(["--unshare-cgroup-try"] if cgroup_namespace else [])]
+        arguments += [] if holds(CAP_SYS_ADMIN) else ["--unshare-ipc"]  # else it is started in one with limits
         arguments += [] if request.network else ["--unshare-net"]
         arguments += ["--disable-userns"] if self.disable_userns else []
         arguments += ["--hostname", "sandbox", "--cap-drop", "ALL", "--new-session", "--die-with-parent", "--as-pid-1"]

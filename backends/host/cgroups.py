@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PIDS = 2048
 """`SandboxSpec.pids` where none is given, on machines that can enforce it."""
+FIELDS = ("cpus", "memory_bytes", "pids")
 
 _PARENT = "lachesis"
 _PERIOD = 100_000
@@ -35,6 +36,10 @@ _PERIOD = 100_000
 _LEAST_QUOTA = 1_000
 _FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
 """Field of `SandboxSpec` -> controller."""
+_COMMANDS, _EXECUTOR = "commands", "executor"
+"""Groups below the one of a sandbox that has a memory limit. In version 1, the executor is in the upper one itself."""
+_ROOM = 32 << 20
+"""Bytes of the memory limit that commands cannot take from the executor."""
 _TRACKER = "pids"
 """The controller of version 1 that lists and ends the processes of a group: its limit stops a fork bomb."""
 
@@ -70,13 +75,25 @@ class Cgroups:
         """Whether groups can be made that only list and end processes."""
         return bool(self.parents) if self.version == 2 else _TRACKER in self.parents
 
+    def enforced(self, *, countable: bool) -> list[str]:
+        """The fields of `SandboxSpec` that `allot` can enforce, with its `countable`."""
+        counted = ["pids"] if countable and _counts_processes_per_namespace() else []
+        return [name for name, controller in _FIELDS.items() if controller in self.parents or name in counted]
+
+    def why_not(self, fields: Iterable[str]) -> str:
+        """Why fields of `SandboxSpec` cannot be enforced."""
+        missing = (_FIELDS[field] for field in fields)
+        reasons = (self.refused.get(each, f"there is no cgroup controller {each!r}") for each in missing)
+        return "; ".join(dict.fromkeys(reasons))
+
     def require(self, limits: Limits) -> None:
         """Raises `BackendUnavailable` naming the first field of `limits` that cannot be enforced here."""
         for name, controller in _FIELDS.items():
             if getattr(limits, name) is not None and controller not in self.parents:
-                reason = self.refused.get(controller, f"there is no cgroup controller {controller!r}")
                 step = f"{next_step(self)}; or leave it out"
-                raise BackendUnavailable(f"{name} cannot be enforced on this machine: {reason}. Next step: {step}")
+                raise BackendUnavailable(
+                    f"{name} cannot be enforced on this machine: {self.why_not([name])}. Next step: {step}"
+                )
 
     def group(self, name: str, limits: Limits) -> Cgroup:
         """The group that `create` would make.
@@ -86,7 +103,12 @@ class Cgroups:
         """
         self.require(limits)
         wanted = limits.controllers() | ({_TRACKER} & self.parents.keys())
-        return Cgroup(tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted))))
+        folders = tuple(dict.fromkeys(self.parents[each] / _PARENT / name for each in sorted(wanted)))
+        if limits.memory_bytes is None:
+            return Cgroup(folders)
+        own = self.parents["memory"] / _PARENT / name
+        below = (own / _COMMANDS, own / _EXECUTOR) if self.version == 2 else (own / _COMMANDS,)
+        return Cgroup(below + folders)
 
     def allot(self, name: str, limits: Limits, *, countable: bool, tracked: bool) -> tuple[Cgroup, Limits, int | None]:
         """How the limits of a new sandbox are enforced.
@@ -103,10 +125,8 @@ class Cgroups:
             BackendUnavailable: one of the limits cannot be enforced here.
         """
         counted = None
-        if "pids" in self.parents:
-            limits = replace(limits, pids=limits.pids or PIDS)
-        elif countable and _counts_processes_per_namespace():
-            limits, counted = replace(limits, pids=None), limits.pids or PIDS
+        if "pids" not in self.parents and countable and _counts_processes_per_namespace():
+            limits, counted = replace(limits, pids=None), limits.pids
         needed = limits.controllers() or (tracked and self.tracks)
         return self.group(name, limits) if needed else Cgroup(()), limits, counted
 
@@ -119,7 +139,7 @@ class Cgroups:
         """
         group = self.group(name, limits)
         try:
-            for folder in group.folders:
+            for folder in reversed(group.folders):  # those below the others are first
                 self._make(folder)
             self._limit(name, limits)
         except OSError as error:
@@ -130,9 +150,11 @@ class Cgroups:
     def _make(self, folder: Path) -> None:
         for attempt in range(10):  # removing another process' last sandbox removes the parent
             try:
-                folder.parent.mkdir(exist_ok=True)
+                below = folder.name in (_COMMANDS, _EXECUTOR)
+                if not below:
+                    folder.parent.mkdir(exist_ok=True)
                 if self.version == 2:
-                    _enable(folder.parent, self.parents)
+                    _enable(folder.parent, ["memory"] if below else self.parents)
                 folder.mkdir()
                 return
             except (FileExistsError, FileNotFoundError):  # the former may have vanished again
@@ -153,6 +175,9 @@ class Cgroups:
                 write("cpu", "cpu.cfs_period_us", _PERIOD)
                 write("cpu", "cpu.cfs_quota_us", quota)
         if limits.memory_bytes is not None:
+            room = min(_ROOM, limits.memory_bytes // 4)
+            limit = "memory.max" if self.version == 2 else "memory.limit_in_bytes"
+            write("memory", f"{_COMMANDS}/{limit}", limits.memory_bytes - room)
             if self.version == 2:
                 write("memory", "memory.max", limits.memory_bytes)
                 write("memory", "memory.swap.max", 0, optional=True)  # missing if the kernel does not account swap
@@ -166,15 +191,35 @@ class Cgroups:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """A group: one folder in version 2, one per controller in version 1."""
+    """A group: one folder in version 2, one per controller in version 1, after those of groups below it."""
 
     folders: tuple[Path, ...]
+
+    @property
+    def divided(self) -> bool:
+        """Whether the commands of its executor have a group of their own."""
+        return any(folder.name == _COMMANDS for folder in self.folders)
+
+    def arguments(self, number: int) -> list[str]:
+        """Those of an executor that gets `open_commands` as its descriptor `number`."""
+        unified = any(folder.name == _EXECUTOR for folder in self.folders)
+        return ["--group", f"{'folder' if unified else 'tasks'}:{number}"] if self.divided else []
+
+    def open_commands(self) -> int:
+        """A descriptor of the group of commands, for the executor's option `--group`."""
+        folder = next(folder for folder in self.folders if folder.name == _COMMANDS)
+        legacy = folder / "tasks"
+        try:
+            return os.open(legacy, os.O_WRONLY | os.O_CLOEXEC) if legacy.exists() else os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise BackendError(f"nothing can be put into the cgroup {folder}: {error}") from error
 
     def open(self) -> list[int]:
         """Descriptors for a process that is to join: it writes "0" into each, before it runs anything."""
         opened: list[int] = []
         try:
-            for folder in self.folders:
+            leaves = [folder for folder in self.folders if folder.name == _EXECUTOR]
+            for folder in leaves or (folder for folder in self.folders if folder.name != _COMMANDS):
                 opened.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         except OSError as error:
             for fd in opened:
@@ -189,14 +234,17 @@ class Cgroup:
                 found.update(int(line) for line in (folder / "cgroup.procs").read_text().split())
         return found - {0}  # 0: one that this PID namespace cannot see
 
-    def out_of_memory(self) -> int:
-        """How many processes the kernel has killed because of the memory limit."""
+    def starved(self) -> bool:
+        """Whether the kernel has killed processes because of the memory limit."""
         for folder in self.folders:
             for name in ("memory.events", "memory.oom_control"):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, ValueError, IndexError):
                     words = (folder / name).read_text().split()
-                    return int(words[words.index("oom_kill") + 1])
-        return 0
+                    killed = int(words[words.index("oom_kill") + 1])
+                    # Version 2 tells these apart from those that were killed because the machine had no memory.
+                    if killed and not ("oom" in words and killed > int(words[words.index("oom") + 1])):
+                        return True
+        return False
 
     def kill(self, patience: float = 5.0) -> bool:
         """Kill all its processes, also a fork bomb. Returns whether none is left."""
@@ -241,11 +289,14 @@ class Cgroup:
         return gone
 
 
-def find(step: str = "") -> Cgroups:
-    """What the running process may use, tried with a group that is removed again. `step` is for error messages."""
+def find(step: str = "", pid: int | str = "self") -> Cgroups:
+    """What this process may use for children of `pid`, tried with a group that is removed again.
+
+    `step` is for error messages.
+    """
     if not Path("/proc/self/cgroup").exists():
         return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"), step)
-    own = dict(_own_groups())
+    own = dict(_own_groups(pid))
     legacy = {controller: own[controller] for controller in _FIELDS.values() if controller in own}
     return replace(_find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""]), step=step)
 
@@ -271,10 +322,10 @@ def next_step(available: Cgroups) -> str:
     return "mount the cgroups writable, with all controllers"
 
 
-def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
-    """`(controller, (mount point, folder of this process' group))`; the controller of version 2 is ''."""
+def _own_groups(pid: int | str) -> Iterable[tuple[str, tuple[Path, Path]]]:
+    """`(controller, (mount point, folder of the group of a process))`; the controller of version 2 is ''."""
     paths = {}
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
+    for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         paths.update(dict.fromkeys(controllers.split(","), path))
     for line in Path("/proc/self/mountinfo").read_text().splitlines():

@@ -141,6 +141,7 @@ class Hub:
         facts: Message = {"system": os.uname().sysname, "bash": shutil.which("bash") or ""}
         if facts["system"] != "Linux" or not facts["bash"]:
             return facts
+        facts["file_systems"] = 0
         facts["detail"] = ["Python " + ".".join(map(str, sys.version_info[:3]))]
         if request["walled"]:
             bwrap = shutil.which(request["bwrap"]) if request["bwrap"] else ""
@@ -154,9 +155,13 @@ class Hub:
             facts["file_systems"] = self.machine.bwrap.file_systems
             facts["detail"].append(detail)
         available = self.available()
-        counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False)[2]
+        enforced = facts["enforced"] = available.enforced(countable=request["walled"])
+        facts["why_not"] = available.why_not(field for field in cgroups.FIELDS if field not in enforced)
+        facts["next_step"] = cgroups.next_step(available)
+        facts["processors"] = os.cpu_count() or 1
+        counted = "pids" in enforced and "pids" not in available.parents
         limits = "limits: " + cgroups.describe(available)
-        facts["detail"].append(limits + (", pids without a cgroup" if counted is not None else ""))
+        facts["detail"].append(limits + (", pids without a cgroup" if counted else ""))
         return dict(facts, detail=", ".join(facts["detail"]), fix="")
 
     def op_probe(self, request: Message) -> Message:
@@ -199,15 +204,18 @@ class Hub:
             lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             fcntl.flock(lock, fcntl.LOCK_EX)
             os.write(lock, json.dumps(dict(message["meta"], groups=list(map(str, group.folders)))).encode())
-            arguments = ["--listen", f"fd:{FIRST_FILE}"]
-            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=1, counted=counted)
+            arguments, passed = ["--listen", f"fd:{FIRST_FILE}"], 1 + group.divided
+            arguments += group.arguments(FIRST_FILE + 1)
+            plan = self.machine.plan(id, folder, request, arguments=arguments, passed=passed, counted=counted)
             if group.folders:
                 fds += available.create(id + GROUP_SUFFIX, limits).open()
-            job = self.job(plan, len(fds))
+            job = self.job(plan, len(fds), passed)
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(path)
                 listener.listen(16)
                 fds.append(os.dup(listener.fileno()))
+            if group.divided:
+                fds.append(group.open_commands())
             for content in plan.contents:
                 fds.append(memory_file("file", content))
             ending = (group, lock, self.event_end, message["lifetime"], self.own_base)
@@ -221,13 +229,13 @@ class Hub:
         written = {name: data.decode("latin-1") for name, data in plan.written.items()}
         return {"socket": path, "workdir": plan.workdir, "env": dict(plan.env), "written": written}
 
-    def job(self, plan: Plan, groups: int) -> Message:
+    def job(self, plan: Plan, groups: int, passed: int) -> Message:
         return {
             "argv": list(plan.command),
             "env": dict(plan.own_env),
             "disk": plan.disk and dataclasses.asdict(plan.disk),
             "groups": groups,
-            "files": list(numbers(1 + len(plan.contents))),
+            "files": list(numbers(passed + len(plan.contents))),
             "signal": signal.SIGTERM,  # an executor without walls then ends its own processes
         }
 

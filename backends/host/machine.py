@@ -121,8 +121,9 @@ class Machine:
         mount = folder / "mount"
         mount.mkdir(parents=True)
         files = dict(zip(contents, numbers(99)[passed:]))
+        hidden = not any(argument.startswith("folder:") for argument in arguments)
         return Plan(
-            command=bwrap.command(request, str(mount), inner, runtime=runtime, files=files),
+            command=bwrap.command(request, str(mount), inner, runtime=runtime, cgroup_namespace=hidden, files=files),
             workdir=request.workdir or WORKDIR,
             env=environment(image is not None),
             contents=list(contents.values()),

@@ -19,20 +19,31 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-from backends.base import BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.base import (
+    BackendError,
+    BackendUnavailable,
+    SandboxExhausted,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    disk_in_memory,
+)
 from backends.connection import PATIENCE, Connection, asyncio_stream
+from backends.executor.kernel import STARVED
+from backends.limits import MissingDefaults, with_defaults
 from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 
-from . import cgroups, records
+from . import cgroups, delegation, records
 from .folders import remove_sandbox
-from .plan import Disk, Plan, Request, memory_file
+from .plan import FIRST_FILE, Disk, Plan, Request, memory_file
 from .records import Record
 from .spawner import Child, Spawner
 
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
 _T = TypeVar("_T")
+MakePlan = Callable[[str, SandboxSpec, list[str], int | None], Plan]
 
 
 def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts: Sequence[str] = ()) -> Request:
@@ -46,12 +57,12 @@ def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts
         BackendUnavailable: isolation is off, and the spec has a field that needs it.
     """
     for name in () if walled else ("image", "disk_bytes"):
-        if getattr(spec, name) is not None:
+        if getattr(spec, name):
             raise BackendUnavailable(
                 f"{name} cannot be honoured without isolation: commands use the machine's own file system. Next step: "
                 f"leave {name} out, or use isolation 'bubblewrap' (`sandbox: bubblewrap`)"
             )
-    size = disk_in_memory(spec, file_systems=file_systems)
+    size = disk_in_memory(spec, file_systems=file_systems) if walled else 1
     limits = (spec.cpus, spec.memory_bytes, spec.pids)
     return Request(walled, size, spec.image, spec.workdir, spec.network, *limits, tuple(mounts))
 
@@ -81,8 +92,8 @@ def sandbox_name(id: str, spec: SandboxSpec) -> str:
     return f"sandbox {id}" + (f" ({labels})" if labels else "")
 
 
-def executor_death(code: int | None, last_words: str, starved: bool) -> str:
-    """Describes the end of an executor.
+def executor_death(code: int | None, last_words: str, starved: bool) -> SandboxLost:
+    """The error that describes the end of an executor, a `SandboxExhausted` if the memory limit was its end.
 
     Args:
         code: its exit code, negative for a signal.
@@ -96,7 +107,11 @@ def executor_death(code: int | None, last_words: str, starved: bool) -> str:
     else:
         how = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"  # real-time: no name
     text = f"its executor died ({how})" + (f": {last_words}" if last_words else "")
-    return text + (", after the kernel had killed processes for want of memory (memory_bytes)" if starved else "")
+    if not starved:
+        return SandboxLost(text)
+    text += ", after the kernel had killed processes for want of memory (memory_bytes)"
+    killed = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the latter where bubblewrap reports it
+    return SandboxExhausted(text) if code in (*killed, STARVED) else SandboxLost(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +119,8 @@ class _Launched:
     """A started process, and everything that is removed with it."""
 
     plan: Plan
+    spec: SandboxSpec
+    """With its default limits."""
     record: Record
     name: str
     child: Child
@@ -123,6 +140,7 @@ class HostSandboxes:
                 are then found by the variable `folders.MARK`.
         """
         self.spawner = Spawner()
+        self._missing = MissingDefaults(backend)
         self._backend, self._marked = backend, marked
         # Starting takes processor time. More threads would finish no sooner, and slow down the event loop.
         self._starting = ThreadPoolExecutor(2 + 2 * (os.cpu_count() or 1), "lachesis-start")
@@ -139,10 +157,15 @@ class HostSandboxes:
             if self._cgroups is None:
                 self._reap(None, everyone=False)
                 self._cgroups = cgroups.find()
+                before = delegation.in_scope(self._cgroups)
+                if before:
+                    with contextlib.suppress(BackendError):
+                        self._cgroups = cgroups.find(pid=self.spawner.start_by(before, delegation.bus()))
             return self._cgroups
 
     def run(self, command: Sequence[str], disk: Disk | None) -> str:
         """Run a command to its end; returns the reason why it failed, empty when it did not. Blocks."""
+        self.available()  # it may replace the helper, with which its children end
         errors, null = os.memfd_create("errors"), os.open(os.devnull, os.O_RDWR)
         try:
             child = self.spawner.spawn(command, stream=null, errors=errors, disk=disk)
@@ -160,21 +183,29 @@ class HostSandboxes:
             os.close(null)
 
     async def create(
-        self, spec: SandboxSpec, plan: Callable[[str, int | None], Plan], *, detail: str, countable: bool = False
+        self,
+        spec: SandboxSpec,
+        plan: MakePlan,
+        *,
+        detail: str,
+        countable: bool = False,
+        file_systems: Callable[[], int] = lambda: 1,
     ) -> HostSandbox:
         """A sandbox that is ready for commands.
 
         Args:
-            plan: called in a worker thread with the id and the number of processes that RLIMIT_NPROC has to limit, if
-                any. It may block, and write into `records.folder(id)`.
+            plan: called in a worker thread with the id, the spec with its default limits, the executor's arguments,
+                and the number of processes that RLIMIT_NPROC has to limit, if any. It may block, and write into
+                `records.folder(id)`. If there are arguments, `Plan.contents` are preceded by one descriptor.
             detail: one line for listings.
             countable: whether `plan` can set RLIMIT_NPROC inside a user namespace.
+            file_systems: called in a worker thread: how many file systems in memory it will have.
 
         Raises:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable))
+        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable, file_systems))
         try:
             launched = await asyncio.wrap_future(launching)
             reader, writer = await asyncio.open_unix_connection(sock=launched.stream)
@@ -185,7 +216,7 @@ class HostSandboxes:
         if spec.network or self._marked:
             sandbox.shared_network = "this machine"
         try:
-            await sandbox.begin(spec)
+            await sandbox.begin(launched.spec)
         except BackendError as error:
             await sandbox.close()
             reason = sandbox.last_words or str(error)
@@ -205,9 +236,20 @@ class HostSandboxes:
     # In worker threads: everything below blocks.
 
     def _launch(
-        self, id: str, spec: SandboxSpec, make_plan: Callable[[str, int | None], Plan], detail: str, countable: bool
+        self,
+        id: str,
+        asked: SandboxSpec,
+        make_plan: MakePlan,
+        detail: str,
+        countable: bool,
+        file_systems: Callable[[], int],
     ) -> _Launched:
         available = self.available()
+        can = available.enforced(countable=countable)
+        missing = [field for field in cgroups.FIELDS if field not in can]
+        self._missing.warn(asked, missing, available.why_not(missing), cgroups.next_step(available))
+        processors = os.cpu_count() or 1
+        spec = with_defaults(asked, can, processors=processors, pids=cgroups.PIDS, file_systems=file_systems())
         limits = cgroups.Limits(spec.cpus, spec.memory_bytes, spec.pids)
         group, limits, counted = available.allot(id, limits, countable=countable, tracked=self._marked)
         groups = tuple(map(str, group.folders))
@@ -216,11 +258,13 @@ class HostSandboxes:
             records.prepare()
             undo.callback(_remove, record, self._marked)
             records.save(record)
-            plan = make_plan(id, counted)
+            plan = make_plan(id, spec, group.arguments(FIRST_FILE), counted)
             joined = available.create(id, limits).open() if groups else []
             for fd in joined:
                 passed.callback(os.close, fd)
-            files: list[int] = []
+            files = [group.open_commands()] if group.divided else []
+            for fd in files:
+                passed.callback(os.close, fd)
             for content in plan.contents:
                 files.append(memory_file("file", content))
                 passed.callback(os.close, files[-1])
@@ -250,7 +294,7 @@ class HostSandboxes:
         greeting = select.poll()
         greeting.register(ours, select.POLLIN)
         greeting.poll(PATIENCE * 1000)
-        return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
+        return _Launched(plan, spec, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
 
     def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
         removed = []
@@ -301,11 +345,10 @@ class HostSandbox(ExecutorSandbox):
             self._threads.submit(_finish, launched)
             raise
         self.last_words = _tail(launched.errors)
-        starved = launched.group.out_of_memory() > 0
+        starved = launched.group.starved()
         await asyncio.wrap_future(self._threads.submit(_finish, launched))
-        if reason is None:
-            reason = executor_death(launched.child.code, self.last_words, starved)
-        self._connection.fail(f"{launched.name} is gone: {reason}")
+        lost = SandboxLost(reason) if reason else executor_death(launched.child.code, self.last_words, starved)
+        self._connection.fail(f"{launched.name} is gone: {lost}", type(lost))
 
 
 def _discard(launching: Future[_Launched]) -> None:

@@ -29,10 +29,14 @@ if TYPE_CHECKING:
     from typing import Any
 
 PR_SET_PDEATHSIG = 1
-CLONE_NEWNS, CLONE_NEWUSER = 0x20000, 0x10000000
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWUSER = 0x20000, 0x8000000, 0x10000000
 MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
 OOM_SCORE = 500
 """When the machine's memory runs out, the kernel kills commands before the processes that make sandboxes."""
+IPC_LIMITS = {"kernel.shm_rmid_forced": "1", "kernel.msgmni": "64", "kernel.sem": "250 32000 32 128"}
+"""Settings of an IPC namespace. System V objects belong to no process, so memory in them outlives those that are killed
+for it. Shared memory that no process has attached is therefore removed; the rest takes 3 MiB at most."""
+CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 21, 24
 SCRATCH = 200
 """Descriptors are first moved up here, so that none has a number that another one is to get."""
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -106,8 +110,15 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "r+") as file:
             # If this is privileged, commands cannot lower the score again. Otherwise it stays: the sandbox' init
             # process must never have a higher one than a command can choose for itself.
-            if privileged():
+            if holds(CAP_SYS_RESOURCE):
                 file.write(str(OOM_SCORE))
+        if holds(CAP_SYS_ADMIN):
+            what = "making an IPC namespace"
+            check(libc.unshare(CLONE_NEWIPC), "unshare")
+            with contextlib.suppress(OSError):  # in some containers nobody may write there
+                for name, value in IPC_LIMITS.items():
+                    with open("/proc/sys/" + name.replace(".", "/"), "w") as file:
+                        file.write(value)
         what = "making its disk"
         if job["disk"] is not None:
             make_disk(**job["disk"])
@@ -128,11 +139,12 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
         os._exit(126)
 
 
-def privileged() -> bool:
+def holds(capability: int) -> bool:
+    """Whether this process has a capability."""
     with open("/proc/self/status") as file:
         for line in file:
             if line.startswith("CapEff:"):
-                return bool(int(line.split()[1], 16) >> 24 & 1)  # CAP_SYS_RESOURCE
+                return bool(int(line.split()[1], 16) >> capability & 1)
     return False
 
 

@@ -115,7 +115,9 @@ class Spawner:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._owner = 0
+        self._before: Sequence[str] = ()
+        self._env: Mapping[str, str] = {}
+        self._owner = self._pid = 0
         self._requests: socket.socket | None = None
         self._end: weakref.finalize[[socket.socket, subprocess.Popen[bytes], int], Spawner] | None = None
 
@@ -176,6 +178,27 @@ class Spawner:
             ours.close()
         raise BackendError(f"a process could not be started: {reason}")
 
+    def start_by(self, before: Sequence[str], env: Mapping[str, str]) -> int:
+        """Start a new helper by a command line that ends in its own, such as `systemd-run --scope`.
+
+        Returns its process id. Earlier children end with the earlier helper.
+
+        Raises:
+            BackendError: no process can be started in this way.
+        """
+        with self._lock:
+            self._before, self._env, self._requests = before, env, None
+        null = os.open(os.devnull, os.O_RDWR)
+        try:
+            self.spawn(["/bin/true"], stream=null, errors=null).release()  # it runs, and no longer what started it
+        except BackendError:
+            with self._lock:
+                self._before, self._env, self._requests = (), {}, None
+            raise
+        finally:
+            os.close(null)
+        return self._pid
+
     def _helper(self, instead_of: socket.socket | None) -> socket.socket:
         """The helper, but not the one that `instead_of` leads to, which has failed."""
         with self._lock:
@@ -190,10 +213,10 @@ class Spawner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.pidfd_open(os.getpid())
         try:
-            command = [sys.executable, "-I", "-S", "-B", str(_SERVER), str(theirs.fileno()), str(owner)]
+            command = [*self._before, sys.executable, "-I", "-S", "-B", str(_SERVER), str(theirs.fileno()), str(owner)]
             process = subprocess.Popen(
                 command,
-                env={},
+                env=dict(self._env),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), owner),
@@ -208,7 +231,7 @@ class Spawner:
             os.close(owner)
         if self._end is not None:
             self._end()
-        self._owner, self._requests = os.getpid(), ours
+        self._owner, self._requests, self._pid = os.getpid(), ours, process.pid
         self._end = weakref.finalize(self, _end, ours, process, os.getpid())
 
 

@@ -104,7 +104,7 @@ def supervise(
             break
         kill_tree(os.getpid())
         time.sleep(0.001)
-    starved = group.out_of_memory() > 0
+    starved = group.starved()
     text = os.pread(log, 2000, max(0, os.fstat(log).st_size - 2000)).decode(errors="replace").strip()
     remove_sandbox(folder, group.folders)
     remove_base(folder.parent, own_base)

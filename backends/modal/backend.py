@@ -32,6 +32,7 @@ from backends.base import (
     sandbox_title,
 )
 from backends.connection import GRACE, ByteStream, Connection
+from backends.limits import CPUS, MEMORY
 from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from lachesis.tasks import finish, has_failed, seen
@@ -67,6 +68,8 @@ ENVIRONMENT = {
 """Variables inside, before secrets and `SandboxSpec.env`."""
 
 _MARK = ("lachesis", "sandbox")  # tag of all sandboxes of this module
+_CPU_RESERVED, _MIB_RESERVED = 0.125, 128
+"""What Modal reserves unless it is told."""
 _LONGEST = 24 * 3600.0
 _MARGIN = 30  # seconds by which Modal's timeout exceeds the lifetime, which starts after the start-up
 _CREATING = 120.0  # seconds for which creating is retried
@@ -76,9 +79,9 @@ _TAG = re.compile(r"[A-Za-z0-9._-]{1,63}\Z")
 class ModalBackend:
     """Sandboxes at Modal, all in one Modal app.
 
-    `cpus` and `memory_bytes` are Modal's hard limits, `lifetime` (at most 24 h) is its timeout; None is Modal's
-    default. `pids` and `disk_bytes` are rejected: Modal has no such limits. Commands get the listed variables of
-    `secrets`, and none of the image.
+    `cpus` (2) and `memory_bytes` (2 GiB) are Modal's hard limits, `lifetime` (at most 24 h) is its timeout. `pids` and
+    `disk_bytes` are rejected: Modal has no such limits. Commands get the listed variables of `secrets`, and none of the
+    image.
     """
 
     name = "modal"
@@ -308,16 +311,16 @@ class ModalBackend:
         return await retried(make, f"{name} could not be created", again=again, patience=_CREATING)
 
     def _cpu(self, limit: float | None) -> float | tuple[float, float] | None:
-        if limit is None:
-            return self._cpu_request
-        return (min(self._cpu_request or limit, limit), limit)
+        if limit is None:  # what is reserved is paid for: the default limit alone reserves nothing
+            return (self._cpu_request or _CPU_RESERVED, max(self._cpu_request or 0.0, CPUS))
+        return (min(self._cpu_request or limit, limit), limit) if limit else self._cpu_request
 
     def _memory(self, limit: int | None) -> int | tuple[int, int] | None:
         """In MiB."""
         request = None if self._memory_request is None else max(1, self._memory_request >> 20)
         if limit is None:
-            return request
-        return (min(request or limit >> 20, limit >> 20), limit >> 20)
+            return (request or _MIB_RESERVED, max(request or 0, MEMORY >> 20))
+        return (min(request or limit >> 20, limit >> 20), limit >> 20) if limit else request
 
     async def _attach(self, sandbox: modal.Sandbox, id: str, name: str, spec: SandboxSpec) -> ModalSandbox:
         async def dial() -> ByteStream:
@@ -461,14 +464,14 @@ async def _sdk() -> Any:
 def _reject(spec: SandboxSpec) -> None:
     """Raise `BackendUnavailable` for what Modal cannot enforce."""
     unable = "backend 'modal' cannot enforce"
-    if spec.pids is not None:
+    if spec.pids:
         raise BackendUnavailable(f"{unable} pids: Modal has no limit of processes. Next step: leave `pids` out")
-    if spec.disk_bytes is not None:
+    if spec.disk_bytes:
         raise BackendUnavailable(f"{unable} disk_bytes: Modal has no limit of disk. Next step: leave `disk_bytes` out")
     if spec.lifetime > _LONGEST - _MARGIN:
         longest = f"{_LONGEST - _MARGIN:.0f} s"
         raise BackendUnavailable(f"{unable} a lifetime of {spec.lifetime:g} s. Next step: ask for at most {longest}")
-    if spec.memory_bytes is not None and spec.memory_bytes < 1 << 20:
+    if spec.memory_bytes and spec.memory_bytes < 1 << 20:
         raise BackendUnavailable(
             f"{unable} memory_bytes={spec.memory_bytes}: Modal counts in MiB. Next step: ask for more"
         )

@@ -32,6 +32,7 @@ from backends.host.machine import environment
 from backends.host.plan import Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
+from backends.host.spawn_server import CAP_SYS_ADMIN, holds
 from lachesis.tasks import in_own_thread
 
 from .images import Images, Progress
@@ -89,8 +90,9 @@ class SingularityBackend:
     Everything inside may be written to; the image stays as it is. Files of a root folder that belong to another user
     or group than the one that makes the sandbox can only be read.
 
-    `cpus`, `memory_bytes` and `pids` (2048 unless given) need cgroups that this process may write to. `disk_bytes` is
-    1 GiB unless given, in memory; `memory_bytes` includes the files.
+    `cpus` (2), `memory_bytes` (2 GiB) and `pids` (2048) need cgroups that this process may write to; where it may not,
+    there are no such defaults, which a warning says. `disk_bytes` is 1 GiB unless given, in memory; `memory_bytes`
+    includes the files.
     """
 
     name = "singularity"
@@ -155,7 +157,9 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
+        sandbox = await self._host.create(
+            spec, lambda _, limited, arguments, __: self._plan(limited, image, arguments), detail=reference
+        )
         try:
             await _name_user(sandbox)
         except BaseException:
@@ -172,13 +176,20 @@ class SingularityBackend:
 
     # In worker threads: everything below blocks.
 
-    def _plan(self, spec: SandboxSpec, image: Path) -> Plan:
+    def _plan(self, spec: SandboxSpec, image: Path, arguments: Sequence[str]) -> Plan:
         installation = self._found()
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
             disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE
         return Plan(
-            command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network),
+            command(
+                installation,
+                image,
+                runtime_command(*arguments),
+                disk_bytes=disk,
+                network=spec.network,
+                own_ipc=not holds(CAP_SYS_ADMIN),  # else it is started in one with limits
+            ),
             workdir=spec.workdir or WORKDIR,
             env={**environment(image=True), "SHELL": "/bin/sh", **self._image_environment(installation, image)},
         )
@@ -247,9 +258,17 @@ def _fix(failure: str) -> str:
 
 
 def command(
-    installation: Installation, image: Path, inner: Sequence[str], *, disk_bytes: int | None, network: bool
+    installation: Installation,
+    image: Path,
+    inner: Sequence[str],
+    *,
+    disk_bytes: int | None,
+    network: bool,
+    own_ipc: bool = True,
 ) -> list[str]:
     """The command line that runs `inner` as PID 1 of a new sandbox made from the folder `image`. Blocks.
+
+    Without `own_ipc` it keeps the IPC namespace in which it is started.
 
     Raises:
         BackendUnavailable: `disk_bytes` cannot be enforced.
@@ -262,7 +281,8 @@ def command(
             f"disk_bytes cannot be enforced: {installation.path} has setuid programs and accepts no "
             "configuration but root's. Next step: use an installation without them, or leave disk_bytes out"
         )
-    arguments += ["exec", "--containall", "--cleanenv", "--no-eval", "--no-init", "--writable-tmpfs", "--no-home"]
+    arguments += ["exec", "--contain", "--pid", "--cleanenv", "--no-eval", "--no-init", "--writable-tmpfs", "--no-home"]
+    arguments += ["--ipc"] if own_ipc else []
     arguments += ["--no-mount", "sys,hostfs,bind-paths", "--hostname", "sandbox", "--pwd", "/"]
     arguments += [] if network else ["--net", "--network", "none"]
     for folder in ["/dev/shm", *([] if _is_ours(image / HOME.lstrip("/")) else [HOME])]:

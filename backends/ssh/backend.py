@@ -20,7 +20,9 @@ from typing import Any, Literal
 
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
 from backends.connection import Connection
+from backends.host import cgroups
 from backends.host.sandboxes import executor_death, explained, request_of, sandbox_name, write_inside
+from backends.limits import MissingDefaults, with_defaults
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
 from lachesis.tasks import finish
@@ -99,6 +101,7 @@ class SshBackend:
         self._facts: dict[str, Any] | None = None
         """The answer to the hub's request `facts`, of a machine that can make sandboxes."""
         self._links: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Link] = weakref.WeakKeyDictionary()
+        self._missing = MissingDefaults(f"ssh, {host}")
         self._lock = threading.Lock()  # for the links: several threads may have event loops
 
     def __repr__(self) -> str:
@@ -122,6 +125,15 @@ class SshBackend:
                     raise BackendUnavailable(
                         f"backend 'ssh' cannot make sandboxes: {found.detail}. Next step: {found.fix}"
                     )
+            missing = [field for field in cgroups.FIELDS if field not in facts["enforced"]]
+            self._missing.warn(spec, missing, facts["why_not"], facts["next_step"])
+            spec = with_defaults(
+                spec,
+                facts["enforced"],
+                processors=facts["processors"],
+                pids=cgroups.PIDS,
+                file_systems=facts["file_systems"],
+            )
             with explained(spec):
                 return await self._create(link, facts, spec)
 
@@ -195,7 +207,7 @@ class SshBackend:
                 except ConnectionRefusedError:
                     await asyncio.wait([death], timeout=0.5)
                     if death.done() or not (await (await link.hub()).request("alive", id=id))["alive"]:
-                        raise SandboxLost(_cause(death)) from None
+                        raise _cause(death) from None
                     raise
 
             try:
@@ -227,7 +239,7 @@ class SshBackend:
                 "created": time.time(),
             },
             "request": asdict(
-                request_of(spec, walled=self._walled, file_systems=facts.get("file_systems", 1), mounts=self._mounts)
+                request_of(spec, walled=self._walled, file_systems=facts["file_systems"], mounts=self._mounts)
             ),
             "bwrap": facts.get("bwrap"),
             "lifetime": spec.lifetime + self.grace + _OVERTIME,
@@ -239,12 +251,12 @@ class SshBackend:
             return await (await link.hub()).request("create", **request)
 
 
-def _cause(death: asyncio.Future[dict[str, Any]]) -> str:
+def _cause(death: asyncio.Future[dict[str, Any]]) -> SandboxLost:
     """Why a sandbox has ended, as its supervisor reports it."""
     event: dict[str, Any] = death.result() if death.done() else {"code": 0, "log": ""}
     if event["code"]:
         return executor_death(event["code"], event["log"], event["starved"])
-    return "its executor has ended" + (f": {event['log']}" if event["log"] else "")
+    return SandboxLost("its executor has ended" + (f": {event['log']}" if event["log"] else ""))
 
 
 class SshSandbox(ExecutorSandbox):

@@ -195,11 +195,17 @@ class HermesAgentEnvConfig(RemovedSettings):
     )
     terminal_network: bool = Field(default=False, description="Whether commands may use the network.")
     terminal_cpus: float | None = Field(
-        default=None, gt=0, description="Processors' worth of time for a whole sandbox."
+        default=None, ge=0, description="Processors' worth of time for a whole sandbox; null is 2, and 0 is no limit."
     )
-    terminal_memory: int | None = Field(default=None, gt=0, description="Megabytes of memory for a whole sandbox.")
-    terminal_pids: int | None = Field(default=None, gt=0, description="Processes and threads in a sandbox.")
-    terminal_disk: int | None = Field(default=None, gt=0, description="Megabytes that may be written in a sandbox.")
+    terminal_memory: int | None = Field(
+        default=None, ge=0, description="Megabytes of memory for a whole sandbox; null is 2048, and 0 is no limit."
+    )
+    terminal_pids: int | None = Field(
+        default=None, ge=0, description="Processes and threads in a sandbox; null is 2048 or 1024, and 0 is no limit."
+    )
+    terminal_disk: int | None = Field(
+        default=None, ge=0, description="Megabytes that may be written in a sandbox; null is mostly 1024."
+    )
 
     # Retries.
     max_resamples: int = Field(default=3, ge=0, description="How often an unusable completion is sampled again.")

@@ -1,14 +1,13 @@
 // The machine code in backends/executor/starter.py (`_CODE`), from which the tests assemble it again.
 
 .section start, "ax"
-    // x0: moves, x1: argv, x2: envp, x3: score. System calls overwrite x0 only.
+    // x0: moves, x1: argv, x2: envp, x3: score, x4: call. System calls overwrite x0 only.
     mov x9, x0
     mov x10, x1
     mov x11, x2
     mov x12, x3
-    mov x0, 0x111           // clone(CLONE_VM | SIGCHLD, 0)
-    mov x1, 0
-    mov x8, 220
+    ldp x8, x0, [x4]        // clone() or clone3()
+    ldr x1, [x4, 16]
     svc 0
     cbnz x0, back
     mov x8, 157             // setsid()

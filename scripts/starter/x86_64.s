@@ -2,13 +2,14 @@
 .intel_syntax noprefix
 
 .section start, "ax"
-    # rdi: moves, rsi: argv, rdx: envp, rcx: score. System calls overwrite rax, rcx and r11 only.
+    # rdi: moves, rsi: argv, rdx: envp, rcx: score, r8: call. System calls overwrite rax, rcx and r11 only.
     mov r9, rdi
-    mov r8, rsi
     mov r10, rcx
-    mov edi, 0x111          # clone(CLONE_VM | SIGCHLD, 0)
-    xor esi, esi
-    mov eax, 56
+    mov rcx, r8
+    mov r8, rsi
+    mov rax, [rcx]          # clone() or clone3()
+    mov rdi, [rcx + 8]
+    mov rsi, [rcx + 16]
     syscall
     test rax, rax
     jne back

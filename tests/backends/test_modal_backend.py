@@ -128,9 +128,13 @@ async def test_every_field_is_sent(client: modal.Client, server: ModalServer) ->
         await sandbox.close()
 
 
-async def test_a_gpu_a_network_and_no_limits_are_sent(client: modal.Client, server: ModalServer) -> None:
+async def test_a_gpu_a_network_and_default_limits_are_sent(client: modal.Client, server: ModalServer) -> None:
     backend = ModalBackend(client=client, gpu="A10G:2")
-    sandbox = await backend.create(SandboxSpec(network=True))
+    await (await backend.create(SandboxSpec())).close()
+    limited = server.created[-1].definition.resources
+    assert (limited.milli_cpu_max, limited.memory_mb_max) == (2000, 2048)
+    assert (limited.milli_cpu, limited.memory_mb) == (125, 128), "what Modal reserves by itself: the rest costs money"
+    sandbox = await backend.create(SandboxSpec(network=True, cpus=0, memory_bytes=0, pids=0, disk_bytes=0))
     definition = server.created[-1].definition
     assert (definition.resources.gpu_config.gpu_type, definition.resources.gpu_config.count) == ("A10G", 2)
     assert definition.resources.milli_cpu_max == definition.resources.memory_mb_max == 0
