@@ -38,7 +38,7 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
   kill_all                                                                           {} when nothing else runs inside
   read       path, offset, limit?                                                    payload
   write      path; payload (at most 256 KiB)                                         {}
-  open       transfer: a number, never reused; kind, path                            {}
+  open       transfer: a number, never reused; kind, path, most? (members of `pack`) {}
   pull       transfer                                                                end; payload (at most 256 KiB)
   push       transfer; payload (at most 256 KiB)                                     {} when there is room for more
   commit     transfer                                                                {} when all is in its place
@@ -52,7 +52,8 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
 
 The payload of an `exec` answer is stdout followed by stderr; `stdout` in its header is the length of the former, and
 `execution` identifies the command for `spilled`. Kinds of transfers: `read` and `write` move a file; `pack` (pulled)
-and `unpack` (pushed) move a folder's contents as a tar stream in GNU format of files, folders and symbolic links.
+and `unpack` (pushed) move a folder's contents as a tar stream in GNU format of files, folders and symbolic links, with
+paths of at most 4095 bytes and 256 folders in each other.
 
 `accept` is answered when a program inside has connected, and its transfer is then that connection: `pull` is answered
 with what has arrived (at most 64 KiB, `end` at the end), `push` when all of it is in the socket, `commit` ends the

@@ -23,6 +23,7 @@ from .programs import find_python
 from .shell import ShellState
 from .shells import Shells
 from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
+from .trees import make_folders
 
 if TYPE_CHECKING:
     from .framing import Header
@@ -109,7 +110,7 @@ class Executor:
 
     def op_init(self, header: Header, _: bytes) -> None:
         workdir, env, lifetime = header["workdir"], header["env"], header["lifetime"]
-        os.makedirs(workdir, exist_ok=True)
+        make_folders(workdir)
         self.shells.state = ShellState(workdir, env)
         self.wall_time = header.get("wall_time") or math.inf
         self.session.grace = header.get("grace") or self.session.grace
@@ -185,7 +186,8 @@ class Executor:
 
     def op_open(self, header: Header, _: bytes) -> None:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
-        self.transfers[header["transfer"]] = kinds[header["kind"]](self, self.path(header["path"]))
+        opened = kinds[header["kind"]](self, self.path(header["path"]), header.get("most") or math.inf)
+        self.transfers[header["transfer"]] = opened
         self.session.send({"id": header["id"]})
 
     def op_listen(self, header: Header, _: bytes) -> None:
