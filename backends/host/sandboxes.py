@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,11 +27,18 @@ from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 
 from . import cgroups, records
-from .folders import remove_sandbox
+from .folders import REMOVAL, remove_sandbox
 from .plan import Disk, Plan, Request, memory_file
 from .records import Record
 from .spawner import Child, Spawner
 
+_LOG = logging.getLogger(__name__)
+_AT_START = 10.0
+"""Seconds that the first sandbox waits for the removal of all orphans."""
+_REAPING = 120.0
+"""Seconds for which a call of `reap` removes."""
+_LEAST = 0.2
+"""Seconds for each of the orphans, however many there are."""
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
 _T = TypeVar("_T")
@@ -137,7 +146,7 @@ class HostSandboxes:
         """The cgroups of this machine. The first call removes the orphans of earlier owners. Blocks."""
         with self._lock:
             if self._cgroups is None:
-                self._reap(None, everyone=False)
+                self._reap(None, False, _AT_START)
                 self._cgroups = cgroups.find()
             return self._cgroups
 
@@ -200,7 +209,7 @@ class HostSandboxes:
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
         """See `Backend.reap`. With `everyone`, an owner finds its sandbox lost."""
-        return await self.in_thread(lambda: self._reap(run_id, everyone))
+        return await self.in_thread(lambda: self._reap(run_id, everyone, _REAPING))
 
     # In worker threads: everything below blocks.
 
@@ -252,16 +261,18 @@ class HostSandboxes:
         greeting.poll(PATIENCE * 1000)
         return _Launched(plan, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
 
-    def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
+    def _reap(self, run_id: str | None, everyone: bool, seconds: float) -> list[SandboxInfo]:
         removed = []
+        end = time.monotonic() + seconds
         for record in records.all_records(self._backend):
             being_made = not record.orphan and record.pid == 0
             if being_made or not (record.orphan or (everyone and record.reachable)):
                 continue
             if run_id is None or record.run_id == run_id:
                 _kill_first(record)
-                _remove(record, True)  # it may have been made with another isolation
-                removed.append(record.info())
+                # Marked: it may have been made with another isolation.
+                if _remove(record, True, max(_LEAST, end - time.monotonic())):
+                    removed.append(record.info())
         return removed
 
 
@@ -327,10 +338,14 @@ def _finish(launched: _Launched) -> None:
     os.close(launched.errors)
 
 
-def _remove(record: Record, marked: bool) -> None:
-    """Remove what is left of a sandbox whose first process has ended."""
-    remove_sandbox(records.folder(record.id), record.groups, record.id if marked else "")
-    records.forget(record.id)
+def _remove(record: Record, marked: bool, seconds: float = REMOVAL) -> bool:
+    """Remove what is left of a sandbox whose first process has ended. What takes longer is named and left to `reap`."""
+    folder = records.folder(record.id)
+    left = remove_sandbox(folder, record.groups, record.id if marked else "", seconds)
+    if left:
+        _LOG.warning("%s could not be removed: %s. `lachesis sandboxes reap` and the next start go on", folder, left)
+    records.forget(record, left)
+    return not left
 
 
 def _kill_first(record: Record) -> None:

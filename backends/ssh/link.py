@@ -396,7 +396,7 @@ class Link:
         """Returns when nothing of these sandboxes is left.
 
         Raises:
-            BackendError: processes are left, or the far machine could not be reached for `patience` seconds.
+            BackendError: processes or files are left, or the far machine could not be reached for `patience` seconds.
         """
         end = asyncio.get_running_loop().time() + patience
         while True:
@@ -409,5 +409,5 @@ class Link:
                 await asyncio.sleep(0.2)
                 continue
             if left:
-                raise BackendError(f"{self.target.name}: processes of {', '.join(left)} cannot be killed")
+                raise BackendError(f"{self.target.name}: processes or files of {', '.join(left)} are left")
             return
