@@ -128,7 +128,7 @@ def write_file(archive: Reader, member: Member, name: str, parent: int, mode: in
             while view:
                 view = view[os.write(fd, view) :]
         os.fchmod(fd, mode)
-        with contextlib.suppress(OverflowError):  # out of range for this machine
+        with contextlib.suppress(OSError, OverflowError):  # out of range for this machine
             os.utime(fd, (member.mtime, member.mtime))
     finally:
         os.close(fd)

@@ -196,7 +196,10 @@ class Removal:
             if root >= 0:
                 os.close(root)
         if self.late:
-            return "more is left after %g s, in which %d files and folders were removed" % (self.seconds, self.removed)
+            return "more is left after %.1f s, which removed %d files and folders" % (
+                self.seconds,
+                self.removed,
+            )
         return self.problem or "something writes into it"
 
     def sweep(self, root: int) -> None:

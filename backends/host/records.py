@@ -26,6 +26,8 @@ _SHORTLY = 1.0
 """Seconds for the removal of a folder without a record."""
 _EXPIRED = 30 * 86_400.0
 """Seconds after which a record of a machine that never came back is removed: longer than any sandbox lives."""
+_left: dict[str, str] = {}
+"""`Record.left` of this process' sandboxes, in case that it cannot be saved: there may be no descriptor for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Record:
 
         Another boot alone proves nothing: several machines may share a $TMPDIR, and the owner may live on another one.
         """
-        if self.left and self.machine in ("", this_machine()):
+        if self.id in _left or (self.left and self.machine in ("", this_machine())):
             return True
         if is_of_this_boot(self.owner):
             return is_gone(self.owner)
@@ -130,7 +132,9 @@ def save(record: Record) -> None:
 
 def forget(record: Record, left: str) -> None:
     """Remove the folder of all if it is empty now; or keep the record of a sandbox that is not removed."""
+    _left.pop(record.id, None)
     if left:
+        _left[record.id] = left
         with contextlib.suppress(BackendError):
             save(replace(record, left=left))
     with contextlib.suppress(OSError):

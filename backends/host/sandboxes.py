@@ -17,8 +17,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from backends.base import BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
@@ -33,8 +34,8 @@ from .records import Record
 from .spawner import Child, Spawner
 
 _LOG = logging.getLogger(__name__)
-_AT_START = 10.0
-"""Seconds that the first sandbox waits for the removal of all orphans."""
+_AT_START = 2.0
+"""Seconds that the first sandbox waits for the removal of all orphans; the rest of them is removed meanwhile."""
 _REAPING = 120.0
 """Seconds for which a call of `reap` removes."""
 _LEAST = 0.2
@@ -140,13 +141,16 @@ class HostSandboxes:
         self._cgroups: cgroups.Cgroups | None = None
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.wrap_future(self._threads.submit(call))
+        return await asyncio.wrap_future(_submit(self._threads, call))
 
     def available(self) -> cgroups.Cgroups:
         """The cgroups of this machine. The first call removes the orphans of earlier owners. Blocks."""
         with self._lock:
             if self._cgroups is None:
                 self._reap(None, False, _AT_START)
+                if any(record.left for record in records.all_records(self._backend)):
+                    reaping = partial(self._reap, None, False, _REAPING)
+                    threading.Thread(target=reaping, name="lachesis-reap", daemon=True).start()
                 self._cgroups = cgroups.find()
             return self._cgroups
 
@@ -183,12 +187,12 @@ class HostSandboxes:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable))
+        launching = _submit(self._starting, lambda: self._launch(new_id(), spec, plan, detail, countable))
         try:
             launched = await asyncio.wrap_future(launching)
             reader, writer = await asyncio.open_unix_connection(sock=launched.stream)
         except BaseException:
-            await asyncio.shield(asyncio.wrap_future(self._threads.submit(_discard, launching)))
+            await asyncio.shield(asyncio.wrap_future(_cleaned(self._threads, lambda: _discard(launching))))
             raise
         sandbox = HostSandbox(Connection(asyncio_stream(reader, writer)), launched, self._threads)
         if spec.network or self._marked:
@@ -309,14 +313,41 @@ class HostSandbox(ExecutorSandbox):
             await launched.child.exited(_ENDING)
         except asyncio.CancelledError:  # the event loop ends first: without its stream the executor ends by itself
             self._connection.fail(f"{launched.name} is gone: its event loop has ended")
-            self._threads.submit(_finish, launched)
+            _cleaned(self._threads, lambda: _finish(launched))
             raise
         self.last_words = _tail(launched.errors)
         starved = launched.group.out_of_memory() > 0
-        await asyncio.wrap_future(self._threads.submit(_finish, launched))
+        await asyncio.wrap_future(_cleaned(self._threads, lambda: _finish(launched)))
         if reason is None:
             reason = executor_death(launched.child.code, self.last_words, starved)
         self._connection.fail(f"{launched.name} is gone: {reason}")
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[], _T]) -> Future[_T]:
+    """`pool.submit`, which keeps the call for later even if it raises, for want of a thread."""
+    wanted = [True]
+
+    def run() -> _T:
+        if not wanted:
+            raise CancelledError
+        return call()
+
+    try:
+        return pool.submit(run)
+    except RuntimeError:
+        wanted.clear()
+        raise
+
+
+def _cleaned(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
+    """Run what must not be left out, in a worker thread, or here if there can be none."""
+    try:
+        return _submit(pool, call)
+    except RuntimeError:
+        done: Future[None] = Future()
+        call()
+        done.set_result(None)
+        return done
 
 
 def _discard(launching: Future[_Launched]) -> None:
