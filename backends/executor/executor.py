@@ -15,7 +15,7 @@ from .files import Upload, read_file
 from .framing import failure, log_error
 from .jobs import Exec
 from .loop import Loop
-from .output import Spill
+from .output import SPILL, Spill
 from .owner_session import OwnerSession
 from .prewarmed import PrewarmedShells
 from .processes import kill_tree
@@ -45,7 +45,7 @@ class Executor:
         self.shells = Shells(self.loop, bash, oom)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
-        self.memory: int | None = None
+        self.spill_limit = SPILL
         self.execs: dict[int, Exec] = {}
         self.spilled: dict[str, dict[str, Capped]] = {}
         self.processes: dict[str, Background] = {}
@@ -68,9 +68,20 @@ class Executor:
 
     def new_spill(self) -> Spill | None:
         try:
-            return Spill(["/tmp", self.shells.state.workdir], self.memory)
+            return Spill(self.room)
         except OSError:
             return None
+
+    def room(self, size: int) -> int:
+        """How much of `size` more bytes of truncated results can be kept. The oldest results make room."""
+        kept = [output.spill for outputs in self.spilled.values() for output in outputs.values()]
+        running = [output.spill for job in self.execs.values() for output in (job.stdout, job.stderr)]
+        free = self.spill_limit - sum(spill.size for spill in [*kept, *running] if spill is not None)
+        for spill in kept:
+            if spill is not None and free < size:
+                free += spill.size
+                spill.drop()
+        return max(0, min(free, size))
 
     def keep(self, execution: str, outputs: dict[str, Capped]) -> None:
         for output in outputs.values():
@@ -114,7 +125,8 @@ class Executor:
         self.shells.state = ShellState(workdir, env)
         self.wall_time = header.get("wall_time") or math.inf
         self.session.grace = header.get("grace") or self.session.grace
-        self.memory = header.get("memory")
+        if header.get("memory"):
+            self.spill_limit = min(SPILL, header["memory"] // 8)
         self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
         self.session.send({"id": header["id"], "python": find_python(env.get("PATH", os.defpath))})
 
@@ -128,6 +140,8 @@ class Executor:
         except KeyError:
             message = "the whole of this output is no longer kept"
             raise FileNotFoundError(errno.ENOENT, message, header["execution"]) from None
+        if output.spill is not None and output.spill.file is None:
+            raise FileNotFoundError(errno.ENOENT, "newer outputs took the room of this one", header["execution"])
         kept = output.spill.size if output.spill is not None else 0
         if output.spill is None or offset >= kept < output.total:
             message = "only the first %d bytes of this output of %d bytes could be kept" % (kept, output.total)

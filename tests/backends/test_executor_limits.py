@@ -26,7 +26,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sandbox_watch import until
 
-from backends import executor, executor_code
+from backends import SandboxSpec, executor, executor_code
 from backends.executor.output import Capped, Spill
 from backends.executor.programs import find_python
 from backends.extraction import Room, extract
@@ -71,7 +71,7 @@ def test_of_any_output_head_and_tail_are_shown_the_rest_counted_and_the_whole_ke
     parts: list[bytes], limit: int
 ) -> None:
     whole = b"".join(parts)
-    output = Capped(limit, lambda: Spill([tempfile.gettempdir()], None))
+    output = Capped(limit, lambda: Spill(lambda size: size))
     for part in parts:
         output.feed(part)
     shown = output.result()
@@ -109,7 +109,24 @@ async def test_the_whole_of_the_last_four_truncated_outputs_is_kept() -> None:
         assert await sandbox.read_output(results[0], "stderr", limit=3) == b"1\n2", "it was not truncated"
 
 
-async def test_a_disk_without_room_ends_what_is_kept_and_not_the_command() -> None:
+async def test_kept_outputs_take_no_disk_and_newer_ones_the_room_of_older_ones() -> None:
+    async with sandbox_over("dial", spec=SandboxSpec(memory_bytes=32 << 20)) as (sandbox, box, _):
+        old = await sandbox.exec("yes old | head -c 3000000", timeout=20, max_output=20)
+        assert len(await sandbox.read_output(old, limit=4_000_000)) == 3_000_000
+        new = await sandbox.exec("yes new | head -c 3000000", timeout=20, max_output=20)
+        assert len(await sandbox.read_output(new, limit=4_000_000)) == 3_000_000
+        with pytest.raises(FileNotFoundError, match="newer outputs took the room"):
+            await sandbox.read_output(old, limit=10)
+        large = await sandbox.exec("yes large | head -c 9000000", timeout=20, max_output=20)
+        assert len(await sandbox.read_output(large, limit=1 << 22)) == 1 << 22, "an eighth of the memory"
+        with pytest.raises(OSError, match="only the first 4194304 bytes of this output of 9000000 bytes could be kept"):
+            await sandbox.read_output(large, offset=1 << 22, limit=10)
+        files = Path(f"/proc/{box.process.pid}/fd").iterdir()
+        kept = [file.readlink().name for file in files if file.stat().st_size > 100_000]
+        assert kept == ["memfd:output (deleted)"], "nothing that was kept is on a disk"
+
+
+async def test_without_room_for_files_what_is_kept_ends_and_not_the_command() -> None:
     async with sandbox_over("dial") as (sandbox, box, _):
         hard = resource.prlimit(box.process.pid, resource.RLIMIT_FSIZE)[1]
         resource.prlimit(box.process.pid, resource.RLIMIT_FSIZE, (1 << 20, hard))
