@@ -50,18 +50,18 @@ def private_folder(path: Path, otherwise: str) -> Path:
     return path
 
 
-def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "", seconds: float = REMOVAL) -> str:
+def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "", seconds: float | None = None) -> str:
     """Remove what is left of a sandbox whose first process has ended: processes, cgroups, folder.
 
     `id` is given where its processes do not end with the first one. They are then also found by `MARK`. Returns what
-    is left of the folder after `seconds`, and why; empty when nothing is.
+    is left of the folder after `seconds` (`REMOVAL`), and why; empty when nothing is.
     """
     group = Cgroup(tuple(Path(each) for each in groups))
     group.kill()
     group.remove()
     if id:
         _kill_marked(f"{MARK}={id}".encode())
-    return remove_tree(str(folder), seconds)
+    return remove_tree(str(folder), REMOVAL if seconds is None else seconds)
 
 
 def _kill_marked(mark: bytes) -> None:

@@ -28,7 +28,7 @@ from backends.owner import new_id
 from backends.sandbox import ExecutorSandbox, initialise
 
 from . import cgroups, records
-from .folders import REMOVAL, remove_sandbox
+from .folders import remove_sandbox
 from .plan import Disk, Plan, Request, memory_file
 from .records import Record
 from .spawner import Child, Spawner
@@ -369,7 +369,7 @@ def _finish(launched: _Launched) -> None:
     os.close(launched.errors)
 
 
-def _remove(record: Record, marked: bool, seconds: float = REMOVAL) -> bool:
+def _remove(record: Record, marked: bool, seconds: float | None = None) -> bool:
     """Remove what is left of a sandbox whose first process has ended. What takes longer is named and left to `reap`."""
     folder = records.folder(record.id)
     left = remove_sandbox(folder, record.groups, record.id if marked else "", seconds)
