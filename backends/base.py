@@ -334,8 +334,8 @@ class Sandbox(Protocol):
         in full. None is no bound but the room of the disk: 512 MiB, or 5% of a smaller one, always stay free.
 
         Raises:
-            OSError: it cannot be read; with EFBIG, it holds more than `max_bytes`, `max_members`, or 256 folders in
-                each other; with ENOSPC, this machine has no room. Nothing is left of it then.
+            OSError: it cannot be read; with EFBIG, it holds more than `max_bytes`, `max_members`, 256 folders in each
+                other, or what fits; with ENOSPC, this machine has no room for 1 GiB. Nothing is left of it then.
         """
         ...
 

@@ -36,7 +36,7 @@ class Room:
         """Count `size` bytes that will be written to the file system of `fd`.
 
         Raises:
-            OSError: EFBIG, they are too many; ENOSPC, this machine has no room for them.
+            OSError: EFBIG, they are too many; ENOSPC, this machine has not even room for `MAX_DOWNLOAD` bytes.
         """
         self.size += size
         if self.size > self.max_bytes:
@@ -47,8 +47,9 @@ class Room:
         reserve = min(_RESERVE, int(facts.f_blocks * facts.f_frsize * _RESERVED))
         free = facts.f_bavail * facts.f_frsize
         if facts.f_blocks and size > free - reserve:
+            owed = min(self.max_bytes, MAX_DOWNLOAD)  # a machine that has less is short of disk; else this is too large
             raise OSError(
-                errno.ENOSPC,
+                errno.ENOSPC if free - reserve + self.size - size < owed else errno.EFBIG,
                 f"{_shown(name)} needs {size} bytes of this machine's disk, which has {free} left, "
                 f"{reserve} of them in reserve",
             )

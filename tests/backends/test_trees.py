@@ -8,6 +8,7 @@ import io
 import itertools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -487,7 +488,8 @@ async def test_a_tree_that_takes_long_to_remove_is_named_and_left_to_reap(
     monkeypatch.setattr(folders, "REMOVAL", 0.01)
     backend = create_backend("local", isolation="none")
     sandbox = await backend.create(SandboxSpec())
-    nested(records.folder(sandbox.id) / "files" / "workspace", 20_000)  # more than the executor removes at its end
+    nested(records.folder(sandbox.id) / "files" / "workspace", 5000)
+    os.kill(sandbox.pid, signal.SIGKILL)  # at its own end, it would begin
     await sandbox.close()
     assert "more is left after 0.0 s" in caplog.text and sandbox.id in caplog.text
     (left,) = await backend.sandboxes()
