@@ -93,7 +93,7 @@ Invariants
 * Nothing inside reaches the stream or this process: its descriptors are high and close-on-exec, and it is not dumpable,
   which closes /proc/PID/fd, /proc/PID/mem and ptrace even to the same user.
 * The part of a command's output that is kept in memory is bounded while it is read; the whole of a truncated output
-  goes into a nameless file while there is room. No command blocks the loop.
+  goes into a file in memory while there is room. No command blocks the loop.
 * When the stream ends for good, or `lifetime` is over, the executor ends with everything that it started.
 * An EXIT trap reports the shell's state (folder, exported variables) into a memory file, never through the output. A
   shell that does not reach its trap leaves the state unchanged.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from backends import BackendError, SandboxSpec, create_backend
 
 # Makes sandboxes under a condition, and again after it: prints the kind and the text of each failure.
 ATTEMPTS = """
@@ -121,3 +125,40 @@ def test_a_real_cause_is_named_and_nothing_is_left(
         assert "'BackendError'" in line and re.search(cause, line), line
     assert lines[-3:] == ["works again", "", "left: [] False"], (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr, done.stderr
+
+
+JSON = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"
+ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+VERSION = '{"ApiVersion": "1.41", "Version": "20", "Os": "linux", "Arch": "%s"}' % ARCHITECTURE
+INFO = '{"NCPU": 2}'
+ANSWERS = {
+    "no HTTP": lambda path: "\0garbage\r\n\r\n",
+    "nothing": lambda path: "",
+    "a page": lambda path: "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 6\r\n\r\n<html>",
+    "no JSON": lambda path: JSON.format(2, "{]"),
+    "another JSON": lambda path: JSON.format(2, "[]"),
+    "half of it": lambda path: JSON.format(20, '{"Api'),
+    "nonsense, later": lambda path: JSON.format(
+        *next(
+            ((len(text), text) for end, text in (("version", VERSION), ("info", INFO)) if path.endswith(end)), (2, "[]")
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+async def test_an_engine_that_answers_garbage_is_named(kind: str, tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        writer.write(ANSWERS[kind](head.split()[1].decode().partition("?")[0]).encode())
+        writer.close()
+
+    url = f"unix://{tmp_path}/engine"
+    async with await asyncio.start_unix_server(serve, tmp_path / "engine"):
+        backend = create_backend("docker", url=url)
+        assert (await backend.check()).ok is (kind == "nonsense, later"), "it raises nothing"
+        for call in (backend.create(SandboxSpec()), backend.sandboxes(), backend.reap()):
+            try:
+                assert await call == [], "no sandbox"
+            except BackendError as error:
+                assert url in str(error) and "\n" not in str(error)
