@@ -9,6 +9,7 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
+from .archive import LONGEST_PATH
 from .background import Background
 from .carried import Connected, Listener
 from .files import Upload, read_file
@@ -111,6 +112,15 @@ class Executor:
     # requests
 
     def path(self, path: str) -> str:
+        """Absolute. What no file can be called is an error of the file system, and not of this process."""
+        try:
+            encoded = os.fsencode(path)
+        except UnicodeEncodeError:
+            encoded = b"\0"
+        if b"\0" in encoded:
+            raise OSError(errno.EINVAL, "a path contains NUL or half of a surrogate pair", ascii(path[:200]))
+        if len(encoded) > LONGEST_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:200] + "...")
         return os.path.join(self.shells.state.workdir, path)
 
     def process(self, header: Header) -> Background:

@@ -129,7 +129,7 @@ def test_a_real_cause_is_named_and_nothing_is_left(
 
 JSON = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"
 ARCHITECTURE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-VERSION = '{"ApiVersion": "1.41", "Version": "20", "Os": "linux", "Arch": "%s"}' % ARCHITECTURE
+VERSION = f'{{"ApiVersion": "1.41", "Version": "20", "Os": "linux", "Arch": "{ARCHITECTURE}"}}'
 INFO = '{"NCPU": 2}'
 ANSWERS = {
     "no HTTP": lambda path: "\0garbage\r\n\r\n",

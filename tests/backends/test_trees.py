@@ -499,13 +499,18 @@ async def test_a_tree_that_takes_long_to_remove_is_named_and_left_to_reap(
     assert not records.folder(sandbox.id).exists()
 
 
-async def test_a_chain_of_links_is_the_agents_error_and_none_of_the_executor() -> None:
+async def test_links_and_names_that_lead_nowhere_are_no_errors_of_the_executor() -> None:
     async with sandbox_of() as sandbox:
         chain = "import os\nfor i in range(1500): os.symlink(str(i + 1), str(i))"
         assert (await sandbox.exec("python3 -", stdin=chain.encode(), timeout=60)).exit_code == 0
         with pytest.raises(OSError) as raised:
             await sandbox.write_bytes("0", b"data")
         assert raised.value.errno == errno.ELOOP
+        for path, code in (("a\0b", errno.EINVAL), ("a\ud800", errno.EINVAL), ("a/" * 100_000, errno.ENAMETOOLONG)):
+            for call in (sandbox.write_bytes(path, b""), sandbox.read_bytes(path), sandbox.download_dir(path, "/none")):
+                with pytest.raises(OSError) as raised:
+                    await call
+                assert raised.value.errno == code
 
 
 @contextlib.asynccontextmanager
