@@ -8,6 +8,8 @@ A backend that cannot run here says so, and what to do about it: `(await backend
 """
 
 from .base import (
+    MAX_DOWNLOAD,
+    MAX_MEMBERS,
     MAX_OUTPUT,
     Availability,
     Backend,
@@ -32,6 +34,8 @@ from .lease import Lease, LeaseOver, Lessor, SandboxPerLease
 
 __all__ = [
     "BACKENDS",
+    "MAX_DOWNLOAD",
+    "MAX_MEMBERS",
     "MAX_OUTPUT",
     "Availability",
     "Backend",

@@ -26,6 +26,10 @@ INSIDE = "the error of a system call inside the sandbox"
 """A note (`__notes__`) of each `OSError` that an executor reported: none of them is an error of this machine."""
 MAX_OUTPUT = 1_000_000
 """Bytes of stdout, and of stderr, that `Sandbox.exec` keeps by default."""
+MAX_DOWNLOAD = 1 << 30
+"""Bytes that `Sandbox.download_dir` copies by default."""
+MAX_MEMBERS = 1 << 17
+"""Files, folders and links that `Sandbox.download_dir` copies by default."""
 
 
 class BackendError(LachesisError):
@@ -321,13 +325,22 @@ class Sandbox(Protocol):
         """
         ...
 
-    async def download_dir(self, remote: str, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
+    async def download_dir(
+        self,
+        remote: str,
+        local: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = MAX_DOWNLOAD,
+        max_members: int | None = MAX_MEMBERS,
+    ) -> None:
         """Copy the contents of the folder `remote` into the folder `local` of this machine, created if missing.
 
-        Members that would be written outside `local`, and devices, are rejected.
+        Members that would be written outside `local`, and devices, are rejected. Sparse files count, and are written,
+        in full. None is no bound but the room of the disk: 512 MiB, or 5% of a smaller one, always stay free.
 
         Raises:
-            OSError: it cannot be read, or holds more than `max_bytes` (the members before stay).
+            OSError: it cannot be read; with EFBIG, it holds more than `max_bytes`, `max_members`, 256 folders in each
+                other, or what fits; with ENOSPC, this machine has no room for 1 GiB. Nothing is left of it then.
         """
         ...
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from .base import Availability, BackendUnavailable, SandboxInfo, SandboxSpec
+from .failures import typed_failures
 from .host import records
 from .host.machine import Machine
 from .host.plan import Plan
@@ -72,6 +73,7 @@ class LocalBackend:
         detail, fix = await self._host.in_thread(self._machine.check)
         return Availability(not fix, detail, fix and f"{fix}; {_UNSANDBOXED}")
 
+    @typed_failures
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. Works in any event loop and any thread."""
         with explained(spec):

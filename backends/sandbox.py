@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar, cast
 
 from .base import (
+    MAX_DOWNLOAD,
+    MAX_MEMBERS,
     MAX_OUTPUT,
     BackendError,
     BackendUnavailable,
@@ -31,6 +33,7 @@ from .base import (
 )
 from .connection import GRACE, PATIENCE, Connection
 from .executor.framing import PROTOCOL
+from .extraction import Room
 from .forwarding import Forward, forwarded
 from .transfer import PART, Transfer, download, upload
 
@@ -252,8 +255,8 @@ class ExecutorSandbox:
             await transfer.push(data)
             await transfer.commit()
 
-    def _transfer(self, kind: str, path: str) -> Transfer:
-        return Transfer(self._connection, next(self._transfers), kind, path)
+    def _transfer(self, kind: str, path: str, **options: int | None) -> Transfer:
+        return Transfer(self._connection, next(self._transfers), kind, path, **options)
 
     async def read_chunks(self, path: str) -> AsyncGenerator[bytes]:
         async with self._transfer("read", path) as transfer, aclosing(transfer.parts()) as parts:
@@ -271,15 +274,22 @@ class ExecutorSandbox:
         async with self._transfer("unpack", remote) as transfer:
             await upload(transfer, os.fspath(local))
 
-    async def download_dir(self, remote: str, local: str | os.PathLike[str], *, max_bytes: int | None = None) -> None:
+    async def download_dir(
+        self,
+        remote: str,
+        local: str | os.PathLike[str],
+        *,
+        max_bytes: int | None = MAX_DOWNLOAD,
+        max_members: int | None = MAX_MEMBERS,
+    ) -> None:
         """See `Sandbox.download_dir`. Hard links become separate files; FIFOs and sockets are left out; the owner gets
         read and write permission.
 
         Raises:
             OSError: as there; EPERM with their names if members were rejected. All others have then been copied.
         """
-        async with self._transfer("pack", remote) as transfer:
-            await download(transfer, os.fspath(local), max_bytes)
+        async with self._transfer("pack", remote, most=max_members) as transfer:
+            await download(transfer, os.fspath(local), Room(max_bytes, max_members))
 
     @contextlib.asynccontextmanager
     async def forward(self, host: str, port: int) -> AsyncIterator[Forward]:

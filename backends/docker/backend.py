@@ -30,6 +30,7 @@ from backends.base import (
     sandbox_title,
 )
 from backends.connection import Connection
+from backends.failures import typed_failures
 from backends.host import runtime
 from backends.limits import MissingDefaults
 from backends.owner import ID_PREFIX, is_gone, new_id, this_owner
@@ -172,6 +173,7 @@ class DockerBackend:
 
     # creating
 
+    @typed_failures
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
         id = new_id()
         name = sandbox_title(id, spec.labels)
@@ -190,7 +192,9 @@ class DockerBackend:
     async def _ensure_image(self, docker: aiodocker.Docker, engine: Engine, name: str) -> Image:
         # One at a time, so that sandboxes that start together pull a missing image once.
         async with self._lock():
-            return Image.of(await ensure_image(docker, engine, name, self._pull, self._progress))
+            found = await ensure_image(docker, engine, name, self._pull, self._progress)
+            async with explained(engine, f"looking for the image {name}"):
+                return Image.of(found)
 
     # finding and removing
 

@@ -12,6 +12,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiodocker
 import aiohttp
@@ -177,7 +178,11 @@ async def explained(engine: Engine, what: str, patience: float | None = PATIENCE
     except TimeoutError:
         raise _unreachable(engine, what, "it does not answer in time") from None
     except (aiohttp.ClientError, OSError) as error:
-        raise _unreachable(engine, what, error) from error
+        raise _unreachable(engine, what, " ".join(str(error).split())) from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        message = f"{what}: what {engine.url} answers is no answer of a Docker engine ({text}); is its address right?"
+        raise EngineError(message, 0) from error
 
 
 def _unreachable(engine: Engine, what: str, reason: object) -> EngineError:
@@ -215,6 +220,10 @@ async def engine_info(docker: aiodocker.Docker, engine: Engine) -> EngineInfo:
     async with explained(engine, "reading the engine's properties"):
         version = await docker.version()
         info = await docker.system.info()
+        return _facts(version, info, engine)
+
+
+def _facts(version: Mapping[str, Any], info: Mapping[str, Any], engine: Engine) -> EngineInfo:
     if version.get("Os", "linux") != "linux":
         raise BackendUnavailable(f"the engine at {engine.url} runs {version['Os']} containers: switch it to Linux ones")
     components = " ".join(str(part.get("Name")) for part in version.get("Components") or [])

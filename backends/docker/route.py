@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import io
 import os
-import shutil
 import socket
 import struct
 import tarfile
@@ -26,8 +25,9 @@ from aiodocker.stream import Stream
 from backends import owner
 from backends.base import BackendError
 from backends.byte_stream import ByteStream, PumpedStream, asyncio_stream
+from backends.executor.trees import remove_tree
 from backends.host import runtime
-from backends.host.folders import private_folder
+from backends.host.folders import REMOVAL, private_folder
 from lachesis.tasks import finish
 
 from .client import (
@@ -80,7 +80,7 @@ def remove_stale_folders() -> None:
             except FileNotFoundError:  # its owner may have been killed before it wrote the file
                 stale = time.time() - folder.stat().st_mtime > _HALF_MADE
             if stale:
-                shutil.rmtree(folder)
+                remove_tree(str(folder), REMOVAL)
 
 
 class SocketRoute:
@@ -161,7 +161,7 @@ class SocketRoute:
 
     def close(self) -> None:
         self._hang_up()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove_tree(str(self._folder), REMOVAL)
 
 
 # --- a relay inside --------------------------------------------------------------------------------------------------

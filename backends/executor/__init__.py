@@ -40,7 +40,7 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
   kill_all                                                                           {} when nothing else runs inside
   read       path, offset, limit?                                                    payload
   write      path; payload (at most 256 KiB)                                         {}
-  open       transfer: a number, never reused; kind, path                            {}
+  open       transfer: a number, never reused; kind, path, most? (members of `pack`) {}
   pull       transfer                                                                end; payload (at most 256 KiB)
   push       transfer; payload (at most 256 KiB)                                     {} when there is room for more
   commit     transfer                                                                {} when all is in its place
@@ -54,7 +54,8 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
 
 The payload of an `exec` answer is stdout followed by stderr; `stdout` in its header is the length of the former, and
 `execution` identifies the command for `spilled`. Kinds of transfers: `read` and `write` move a file; `pack` (pulled)
-and `unpack` (pushed) move a folder's contents as a tar stream in GNU format of files, folders and symbolic links.
+and `unpack` (pushed) move a folder's contents as a tar stream in GNU format of files, folders and symbolic links, with
+paths of at most 4095 bytes and 256 folders in each other.
 
 `accept` is answered when a program inside has connected, and its transfer is then that connection: `pull` is answered
 with what has arrived (at most 64 KiB, `end` at the end), `push` when all of it is in the socket, `commit` ends the
@@ -94,7 +95,7 @@ Invariants
 * Nothing inside reaches the stream or this process: its descriptors are high and close-on-exec, and it is not dumpable,
   which closes /proc/PID/fd, /proc/PID/mem and ptrace even to the same user.
 * The part of a command's output that is kept in memory is bounded while it is read; the whole of a truncated output
-  goes into a nameless file while there is room. No command blocks the loop.
+  goes into a file in memory while there is room. No command blocks the loop.
 * When the stream ends for good, or `lifetime` is over, the executor ends with everything that it started.
 * An EXIT trap reports the shell's state (folder, exported variables) into a memory file, never through the output. A
   shell that does not reach its trap leaves the state unchanged.

@@ -9,6 +9,7 @@ import select
 import signal
 from typing import TYPE_CHECKING
 
+from .archive import LONGEST_PATH
 from .background import Background
 from .carried import Connected, Listener
 from .files import Upload, read_file
@@ -16,7 +17,7 @@ from .framing import failure, log_error
 from .ipc import remove_ipc
 from .jobs import Exec
 from .loop import Loop
-from .output import Spill
+from .output import SPILL, Spill
 from .owner_session import OwnerSession
 from .prewarmed import PrewarmedShells
 from .processes import kill_tree
@@ -24,6 +25,7 @@ from .programs import find_python
 from .shell import ShellState
 from .shells import Shells
 from .transfers import FileReader, FileWriter, FolderPacker, FolderUnpacker
+from .trees import make_folders
 
 if TYPE_CHECKING:
     from .framing import Header
@@ -46,7 +48,7 @@ class Executor:
         self.shells = Shells(self.loop, bash, oom, group)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
-        self.memory: int | None = None
+        self.spill_limit = SPILL
         self.execs: dict[int, Exec] = {}
         self.spilled: dict[str, dict[str, Capped]] = {}
         self.processes: dict[str, Background] = {}
@@ -69,9 +71,20 @@ class Executor:
 
     def new_spill(self) -> Spill | None:
         try:
-            return Spill(["/tmp", self.shells.state.workdir], self.memory)
+            return Spill(self.room)
         except OSError:
             return None
+
+    def room(self, size: int) -> int:
+        """How much of `size` more bytes of truncated results can be kept. The oldest results make room."""
+        kept = [output.spill for outputs in self.spilled.values() for output in outputs.values()]
+        running = [output.spill for job in self.execs.values() for output in (job.stdout, job.stderr)]
+        free = self.spill_limit - sum(spill.size for spill in [*kept, *running] if spill is not None)
+        for spill in kept:
+            if spill is not None and free < size:
+                free += spill.size
+                spill.drop()
+        return max(0, min(free, size))
 
     def keep(self, execution: str, outputs: dict[str, Capped]) -> None:
         for output in outputs.values():
@@ -101,6 +114,15 @@ class Executor:
     # requests
 
     def path(self, path: str) -> str:
+        """Absolute. What no file can be called is an error of the file system, and not of this process."""
+        try:
+            encoded = os.fsencode(path)
+        except UnicodeEncodeError:
+            encoded = b"\0"
+        if b"\0" in encoded:
+            raise OSError(errno.EINVAL, "a path contains NUL or half of a surrogate pair", ascii(path[:200]))
+        if len(encoded) > LONGEST_PATH:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), path[:200] + "...")
         return os.path.join(self.shells.state.workdir, path)
 
     def process(self, header: Header) -> Background:
@@ -111,11 +133,12 @@ class Executor:
 
     def op_init(self, header: Header, _: bytes) -> None:
         workdir, env, lifetime = header["workdir"], header["env"], header["lifetime"]
-        os.makedirs(workdir, exist_ok=True)
+        make_folders(workdir)
         self.shells.state = ShellState(workdir, env)
         self.wall_time = header.get("wall_time") or math.inf
         self.session.grace = header.get("grace") or self.session.grace
-        self.memory = header.get("memory")
+        if header.get("memory"):
+            self.spill_limit = min(SPILL, header["memory"] // 8)
         self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
         self.session.send({"id": header["id"], "python": find_python(env.get("PATH", os.defpath))})
 
@@ -129,6 +152,8 @@ class Executor:
         except KeyError:
             message = "the whole of this output is no longer kept"
             raise FileNotFoundError(errno.ENOENT, message, header["execution"]) from None
+        if output.spill is not None and output.spill.file is None:
+            raise FileNotFoundError(errno.ENOENT, "newer outputs took the room of this one", header["execution"])
         kept = output.spill.size if output.spill is not None else 0
         if output.spill is None or offset >= kept < output.total:
             message = "only the first %d bytes of this output of %d bytes could be kept" % (kept, output.total)
@@ -188,7 +213,8 @@ class Executor:
 
     def op_open(self, header: Header, _: bytes) -> None:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
-        self.transfers[header["transfer"]] = kinds[header["kind"]](self, self.path(header["path"]))
+        opened = kinds[header["kind"]](self, self.path(header["path"]), header.get("most") or math.inf)
+        self.transfers[header["transfer"]] = opened
         self.session.send({"id": header["id"]})
 
     def op_listen(self, header: Header, _: bytes) -> None:

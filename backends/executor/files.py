@@ -9,6 +9,7 @@ import stat
 from typing import TYPE_CHECKING
 
 from .framing import CHUNK
+from .trees import make_folders
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,11 +69,14 @@ class Upload:
     """A file that is being written beside its target."""
 
     def __init__(self, path: str) -> None:
-        self.path = os.path.realpath(path)
+        try:
+            self.path = os.path.realpath(path)
+        except RecursionError:  # it follows more links than the kernel
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path) from None
         if os.path.isdir(self.path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         try:
-            os.makedirs(os.path.dirname(self.path), exist_ok=True)
+            make_folders(os.path.dirname(self.path))
         except FileExistsError:  # a file is where a folder must be
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%s" % os.urandom(8).hex())

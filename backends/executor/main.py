@@ -18,6 +18,10 @@ from .kernel import FILES, PR_SET_CHILD_SUBREAPER, PR_SET_DUMPABLE, PR_SET_PDEAT
 from .processes import kill_tree
 from .programs import find_bash
 from .relay import relay
+from .trees import remove_tree
+
+REMOVAL = 3.0
+"""Seconds in which the executor removes its folders: whoever started it goes on with what is left."""
 
 
 def main() -> None:
@@ -82,10 +86,8 @@ def main() -> None:
     finally:
         if not is_init:  # the kernel does this at the end of a PID namespace
             kill_tree(os.getpid())
-            import shutil
-
             for path in folders:
-                shutil.rmtree(path, ignore_errors=True)
+                remove_tree(path, REMOVAL)
 
 
 def lock_own_settings() -> None:

@@ -1,15 +1,11 @@
-"""How output is kept while it is read: its two ends and its size, its last bytes, or the whole in a file."""
+"""How output is kept while it is read: its two ends and its size, its last bytes, or the whole in a file in memory."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import os
-import struct
 from typing import TYPE_CHECKING
 
 from .framing import CHUNK
-from .kernel import libc
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -18,64 +14,46 @@ if TYPE_CHECKING:
 RING = 1 << 20
 """Bytes of output kept of a background process."""
 SPILL = 1 << 28
-"""Bytes kept of each stream of a truncated result."""
-TMPFS_MAGIC = 0x01021994
+"""Bytes that are kept of all truncated results together."""
 
 
 class Spill:
-    """The whole of a truncated stream in a nameless file, as far as there is room."""
+    """The whole of a truncated stream in memory of this process, as far as there is room: the agent's disk is its own,
+    and this works when it is full."""
 
-    def __init__(self, folders: list[str], memory: int | None) -> None:
-        self.file, scarce = nameless(folders)
-        status = os.fstatvfs(self.file.fileno())
-        self.room = min(SPILL, status.f_bavail * status.f_frsize // 4 if status.f_blocks else SPILL // 4)
-        if scarce and memory is not None:
-            self.room = min(self.room, memory // 8)
+    def __init__(self, room: Callable[[int], int]) -> None:
+        """`room` says how much of a number of bytes can be kept."""
+        self.file: BinaryIO | None = open(os.memfd_create("output"), "r+b", buffering=0)
+        self.room = room
         self.size = 0
         self.full = False
 
     def feed(self, data: bytes | bytearray) -> None:
-        if self.full:
+        if self.full or self.file is None:
             return
-        view = memoryview(data)[: self.room - self.size]
+        view = memoryview(data)[: self.room(len(data))]
         self.full = len(view) < len(data)
         try:
             while view:
                 written = os.write(self.file.fileno(), view)
                 self.size += written
                 view = view[written:]
-        except OSError:  # the disk is full: leave the room to commands
+        except OSError:  # there is no memory: leave it to commands
             self.full, self.size = True, 0
             os.ftruncate(self.file.fileno(), 0)
 
+    def drop(self) -> None:
+        """Make room. Whoever reads it goes on."""
+        self.file, self.size = None, 0
+
     def read(self, offset: int, limit: int) -> Iterator[bytes]:
-        while limit > 0:
-            data = os.pread(self.file.fileno(), min(CHUNK, limit, max(0, self.size - offset)), offset)
+        file, end = self.file, min(self.size, offset + limit)
+        while file is not None and offset < end:
+            data = os.pread(file.fileno(), min(CHUNK, end - offset), offset)
             if not data:
                 return
             yield data
             offset += len(data)
-            limit -= len(data)
-
-
-def nameless(folders: list[str]) -> tuple[BinaryIO, bool]:
-    """A file without a name, on a disk if possible, and whether it is in memory instead."""
-    fallback = None
-    for number, folder in enumerate(folders):
-        with contextlib.suppress(OSError):
-            try:
-                fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-            except OSError:  # not every file system can do that
-                path = os.path.join(folder, ".output-%d-%d" % (os.getpid(), number))
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-                os.unlink(path)
-            file = open(fd, "r+b", buffering=0)
-            statfs = ctypes.create_string_buffer(256)
-            libc.fstatfs(fd, statfs)
-            if struct.unpack_from("l", statfs)[0] != TMPFS_MAGIC:
-                return file, False
-            fallback = fallback or file
-    return fallback or open(os.memfd_create("output"), "r+b", buffering=0), True
 
 
 class Capped:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import json
+import math
 import os
 import select
 import signal
@@ -28,7 +29,8 @@ STALL = 30.0
 class OpenTransfer:
     """A file or a folder that is open for transfer."""
 
-    def __init__(self, executor: Executor, path: str) -> None:
+    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
+        """`most` bounds the members of a folder that is packed."""
         self.loop, self.session = executor.loop, executor.session
 
     def pull(self, request: int) -> None:
@@ -45,7 +47,7 @@ class OpenTransfer:
 
 
 class FileReader(OpenTransfer):
-    def __init__(self, executor: Executor, path: str) -> None:
+    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
         super().__init__(executor, path)
         self.file = open(open_regular(path), "rb", buffering=0)
 
@@ -63,7 +65,7 @@ class FileReader(OpenTransfer):
 
 
 class FileWriter(OpenTransfer):
-    def __init__(self, executor: Executor, path: str) -> None:
+    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
         super().__init__(executor, path)
         self.upload = Upload(path)
         self.done = False
@@ -87,7 +89,7 @@ class FolderTransfer(OpenTransfer):
 
     packing = False
 
-    def __init__(self, executor: Executor, path: str) -> None:
+    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
         super().__init__(executor, path)
         self.waiting: list[tuple[int, memoryview | None]] = []
         """Requests without an answer, and what is left of the data of each."""
@@ -107,11 +109,11 @@ class FolderTransfer(OpenTransfer):
             close_all([*ends])
             raise
         if self.pid == 0:
-            self.be_child(theirs, path)
+            self.be_child(theirs, path, most)
         os.close(theirs)
         executor.shells.children[self.pid] = self.on_exit
 
-    def be_child(self, pipe: int, path: str) -> None:
+    def be_child(self, pipe: int, path: str, most: float) -> None:
         """Never returns. The child stays undumpable: its memory is a copy of the executor's."""
         try:
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -122,7 +124,7 @@ class FolderTransfer(OpenTransfer):
             os.closerange(3, min(FILES[1], 1 << 16))
             if self.packing:
                 with os.fdopen(0, "wb", CHUNK) as file:
-                    pack(path, file)
+                    pack(path, file, most)
             else:
                 with os.fdopen(0, "rb", CHUNK) as file:
                     unpack(file, path)

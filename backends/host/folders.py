@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
 import signal
 import stat
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.base import BackendError
+from backends.executor.trees import remove_tree
 from backends.first_use import in_turn
 
 from .cgroups import Cgroup
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MARK = "LACHESIS_SANDBOX"
 """Variable with a sandbox' id: finds the processes of one without a PID namespace."""
+REMOVAL = 10.0
+"""Seconds for the removal of a folder. An agent can make one that takes minutes: then somebody goes on later."""
 _BUILDING = "building-"
 _UNUSED = 30 * 86_400.0
 """Seconds after which a cached folder that nobody has used is removed: longer than any sandbox lives."""
@@ -47,31 +49,18 @@ def private_folder(path: Path, otherwise: str) -> Path:
     return path
 
 
-def remove_tree(path: Path) -> None:
-    """Remove a folder with its contents, also where permissions forbid that or something still writes into it."""
-
-    def permit(_: object, failed: str, __: object) -> None:
-        for each in (Path(failed).parent, Path(failed)):
-            with contextlib.suppress(OSError):
-                if not each.is_symlink():
-                    each.chmod(0o700)
-
-    for _ in range(3):
-        if path.exists():
-            shutil.rmtree(path, onerror=permit)
-
-
-def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "") -> None:
+def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "", seconds: float | None = None) -> str:
     """Remove what is left of a sandbox whose first process has ended: processes, cgroups, folder.
 
-    `id` is given where its processes do not end with the first one. They are then also found by `MARK`.
+    `id` is given where its processes do not end with the first one. They are then also found by `MARK`. Returns what
+    is left of the folder after `seconds` (`REMOVAL`), and why; empty when nothing is.
     """
     group = Cgroup(tuple(Path(each) for each in groups))
     group.kill()
     group.remove()
     if id:
         _kill_marked(f"{MARK}={id}".encode())
-    remove_tree(folder)
+    return remove_tree(str(folder), REMOVAL if seconds is None else seconds)
 
 
 def _kill_marked(mark: bytes) -> None:
@@ -120,7 +109,7 @@ def cached(name: str, make: Callable[[Path], None]) -> Path:
         raise BackendError(f"the cache folder {target} cannot be made: {error}") from error
     finally:
         if building is not None:
-            shutil.rmtree(building, ignore_errors=True)
+            remove_tree(str(building), REMOVAL)
     return target
 
 
@@ -158,6 +147,6 @@ def _remove_old(root: Path, current: str) -> None:
             if unused > (_ABANDONED if entry.name.startswith(_BUILDING) else _UNUSED):
                 doomed = Path(tempfile.mkdtemp(prefix=_BUILDING, dir=root))
                 entry.rename(doomed / "old")  # in one step: nobody finds half of it
-                shutil.rmtree(doomed, ignore_errors=True)
+                remove_tree(str(doomed), REMOVAL)
         except OSError:
             continue

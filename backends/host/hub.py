@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     Message = dict[str, Any]
 
 PREFIX = "lachesis-"
+_REMOVAL = 120.0
+"""Seconds for which a process that nobody waits for removes a folder."""
 GROUP_SUFFIX = ".ssh"
 """Distinguishes cgroups from those that other backends make on the same machine."""
 _INSTALL = "apt-get install bubblewrap"
@@ -290,9 +292,25 @@ class Hub:
                 elif waited > END_PATIENCE + 5:
                     send_signal(pid, signal.SIGKILL)
             return False
-        # The supervisor was killed.
-        remove_sandbox(folder, meta_of(folder).get("groups", ()), id)
+        # The supervisor was killed, or could not remove all: that may take long, and others wait for this process.
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "pid").unlink()
+        self.detach(id, lambda: self.remove(folder))
         return not folder.is_dir()
+
+    def remove(self, folder: Path) -> None:
+        """In a process of its own: what a supervisor does at its end."""
+        try:
+            lock = os.open(str(folder / "meta.json"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # it is gone, or another one does it
+            return
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):  # the ssh session stays open while any process holds its pipes
+            os.dup2(null, number)
+        remove_sandbox(folder, meta_of(folder).get("groups", ()), folder.name, _REMOVAL)
+        remove_base(self.base, self.own_base)
 
     def held(self, folder: Path) -> bool | None:
         """Whether its supervisor lives; None if that is unknown."""

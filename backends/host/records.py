@@ -16,13 +16,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from backends.base import BackendError, SandboxInfo, SandboxSpec
+from backends.executor.trees import remove_tree
 from backends.owner import ID_PREFIX, is_gone, is_of_this_boot, start_time, this_machine, this_owner
 
-from .folders import private_folder, remove_tree
+from .folders import private_folder
 
 _RECORD = "sandbox.json"
+_SHORTLY = 1.0
+"""Seconds for the removal of a folder without a record."""
 _EXPIRED = 30 * 86_400.0
 """Seconds after which a record of a machine that never came back is removed: longer than any sandbox lives."""
+_left: dict[str, str] = {}
+"""`Record.left` of this process' sandboxes, in case that it cannot be saved: there may be no descriptor for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,8 @@ class Record:
     """When that process was started: numbers are used again."""
     machine: str = ""
     """Where its owner runs: several machines may share the folder of all."""
+    left: str = ""
+    """What could not be removed of it, and why; it has ended."""
 
     @classmethod
     def new(cls, backend: str, id: str, spec: SandboxSpec, detail: str, groups: tuple[str, ...] = ()) -> Record:
@@ -53,10 +60,12 @@ class Record:
 
     @property
     def orphan(self) -> bool:
-        """Whether its owner is gone: its process has ended, or this machine has been restarted since.
+        """Whether it has ended, or its owner is gone: its process has ended, or this machine has been restarted since.
 
         Another boot alone proves nothing: several machines may share a $TMPDIR, and the owner may live on another one.
         """
+        if self.id in _left or (self.left and self.machine in ("", this_machine())):
+            return True
         if is_of_this_boot(self.owner):
             return is_gone(self.owner)
         return self.machine in ("", this_machine()) or time.time() - self.created > _EXPIRED
@@ -76,6 +85,7 @@ class Record:
 
     def info(self) -> SandboxInfo:
         detail = f"{self.detail}, process {self.pid}" if self.runs else f"{self.detail}, no process"
+        detail += f", not removed: {self.left}" if self.left else ""
         return SandboxInfo(
             backend=self.backend,
             id=self.id,
@@ -120,9 +130,13 @@ def save(record: Record) -> None:
         raise BackendError(f"{path} cannot be written: {error}") from error
 
 
-def forget(id: str) -> None:
-    """Remove its folder with its contents. A missing one is no error."""
-    remove_tree(folder(id))
+def forget(record: Record, left: str) -> None:
+    """Remove the folder of all if it is empty now; or keep the record of a sandbox that is not removed."""
+    _left.pop(record.id, None)
+    if left:
+        _left[record.id] = left
+        with contextlib.suppress(BackendError):
+            save(replace(record, left=left))
     with contextlib.suppress(OSError):
         folder().rmdir()
 
@@ -139,7 +153,7 @@ def all_records(backend: str) -> Iterator[Record]:
             record = Record(**{**fields, "groups": tuple(fields["groups"])})
         except FileNotFoundError:
             if entry.name.startswith(ID_PREFIX) and _age(entry) > 600.0:
-                forget(entry.name)
+                remove_tree(str(entry), _SHORTLY)
             continue
         except OSError:  # it exists but cannot be read just now, for want of a descriptor for example
             continue

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import select
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from backends.base import (
@@ -40,6 +43,13 @@ from .plan import FIRST_FILE, Disk, Plan, Request, memory_file
 from .records import Record
 from .spawner import Child, Spawner
 
+_LOG = logging.getLogger(__name__)
+_AT_START = 2.0
+"""Seconds that the first sandbox waits for the removal of all orphans; the rest of them is removed meanwhile."""
+_REAPING = 120.0
+"""Seconds for which a call of `reap` removes."""
+_LEAST = 0.2
+"""Seconds for each of the orphans, however many there are."""
 _ENDING = 5.0
 """Seconds that a sandbox has to end by itself once its stream has ended."""
 _T = TypeVar("_T")
@@ -149,13 +159,16 @@ class HostSandboxes:
         self._cgroups: cgroups.Cgroups | None = None
 
     async def in_thread(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.wrap_future(self._threads.submit(call))
+        return await asyncio.wrap_future(_submit(self._threads, call))
 
     def available(self) -> cgroups.Cgroups:
         """The cgroups of this machine. The first call removes the orphans of earlier owners. Blocks."""
         with self._lock:
             if self._cgroups is None:
-                self._reap(None, everyone=False)
+                self._reap(None, False, _AT_START)
+                if any(record.left for record in records.all_records(self._backend)):
+                    reaping = partial(self._reap, None, False, _REAPING)
+                    threading.Thread(target=reaping, name="lachesis-reap", daemon=True).start()
                 self._cgroups = cgroups.find()
                 before = delegation.in_scope(self._cgroups)
                 if before:
@@ -205,12 +218,13 @@ class HostSandboxes:
             BackendUnavailable: a limit cannot be enforced; and what `plan` raises.
             BackendError: it did not start.
         """
-        launching = self._starting.submit(lambda: self._launch(new_id(), spec, plan, detail, countable, file_systems))
+        make = partial(self._launch, new_id(), spec, plan, detail, countable, file_systems)
+        launching = _submit(self._starting, make)
         try:
             launched = await asyncio.wrap_future(launching)
             reader, writer = await asyncio.open_unix_connection(sock=launched.stream)
         except BaseException:
-            await asyncio.shield(asyncio.wrap_future(self._threads.submit(_discard, launching)))
+            await asyncio.shield(asyncio.wrap_future(_cleaned(self._threads, lambda: _discard(launching))))
             raise
         sandbox = HostSandbox(Connection(asyncio_stream(reader, writer)), launched, self._threads)
         if spec.network or self._marked:
@@ -231,7 +245,7 @@ class HostSandboxes:
 
     async def reap(self, *, run_id: str | None = None, everyone: bool = False) -> list[SandboxInfo]:
         """See `Backend.reap`. With `everyone`, an owner finds its sandbox lost."""
-        return await self.in_thread(lambda: self._reap(run_id, everyone))
+        return await self.in_thread(lambda: self._reap(run_id, everyone, _REAPING))
 
     # In worker threads: everything below blocks.
 
@@ -296,16 +310,18 @@ class HostSandboxes:
         greeting.poll(PATIENCE * 1000)
         return _Launched(plan, spec, record, sandbox_name(id, spec), child, ours, errors, group, self._marked)
 
-    def _reap(self, run_id: str | None, everyone: bool) -> list[SandboxInfo]:
+    def _reap(self, run_id: str | None, everyone: bool, seconds: float) -> list[SandboxInfo]:
         removed = []
+        end = time.monotonic() + seconds
         for record in records.all_records(self._backend):
             being_made = not record.orphan and record.pid == 0
             if being_made or not (record.orphan or (everyone and record.reachable)):
                 continue
             if run_id is None or record.run_id == run_id:
                 _kill_first(record)
-                _remove(record, True)  # it may have been made with another isolation
-                removed.append(record.info())
+                # Marked: it may have been made with another isolation.
+                if _remove(record, True, max(_LEAST, end - time.monotonic())):
+                    removed.append(record.info())
         return removed
 
 
@@ -342,13 +358,40 @@ class HostSandbox(ExecutorSandbox):
             await launched.child.exited(_ENDING)
         except asyncio.CancelledError:  # the event loop ends first: without its stream the executor ends by itself
             self._connection.fail(f"{launched.name} is gone: its event loop has ended")
-            self._threads.submit(_finish, launched)
+            _cleaned(self._threads, lambda: _finish(launched))
             raise
         self.last_words = _tail(launched.errors)
         starved = launched.group.starved()
-        await asyncio.wrap_future(self._threads.submit(_finish, launched))
+        await asyncio.wrap_future(_cleaned(self._threads, lambda: _finish(launched)))
         lost = SandboxLost(reason) if reason else executor_death(launched.child.code, self.last_words, starved)
         self._connection.fail(f"{launched.name} is gone: {lost}", type(lost))
+
+
+def _submit(pool: ThreadPoolExecutor, call: Callable[[], _T]) -> Future[_T]:
+    """`pool.submit`, which keeps the call for later even if it raises, for want of a thread."""
+    wanted = [True]
+
+    def run() -> _T:
+        if not wanted:
+            raise CancelledError
+        return call()
+
+    try:
+        return pool.submit(run)
+    except RuntimeError:
+        wanted.clear()
+        raise
+
+
+def _cleaned(pool: ThreadPoolExecutor, call: Callable[[], None]) -> Future[None]:
+    """Run what must not be left out, in a worker thread, or here if there can be none."""
+    try:
+        return _submit(pool, call)
+    except RuntimeError:
+        done: Future[None] = Future()
+        call()
+        done.set_result(None)
+        return done
 
 
 def _discard(launching: Future[_Launched]) -> None:
@@ -370,10 +413,14 @@ def _finish(launched: _Launched) -> None:
     os.close(launched.errors)
 
 
-def _remove(record: Record, marked: bool) -> None:
-    """Remove what is left of a sandbox whose first process has ended."""
-    remove_sandbox(records.folder(record.id), record.groups, record.id if marked else "")
-    records.forget(record.id)
+def _remove(record: Record, marked: bool, seconds: float | None = None) -> bool:
+    """Remove what is left of a sandbox whose first process has ended. What takes longer is named and left to `reap`."""
+    folder = records.folder(record.id)
+    left = remove_sandbox(folder, record.groups, record.id if marked else "", seconds)
+    if left:
+        _LOG.warning("%s could not be removed: %s. `lachesis sandboxes reap` and the next start go on", folder, left)
+    records.forget(record, left)
+    return not left
 
 
 def _kill_first(record: Record) -> None:

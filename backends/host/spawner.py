@@ -158,6 +158,8 @@ class Spawner:
                 message, handles, _, _ = socket.recv_fds(ours, 4096, 1)
                 if message:
                     answer = json.loads(message)
+                    if "error" not in answer and not handles:  # the table is full: the process ends with its stream
+                        answer = {"error": os.strerror(errno.EMFILE)}
                     if "error" in answer:
                         raise BackendError(f"a process could not be started: {answer['error']}")
                     os.set_inheritable(handles[0], False)

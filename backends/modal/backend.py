@@ -32,6 +32,7 @@ from backends.base import (
     sandbox_title,
 )
 from backends.connection import GRACE, ByteStream, Connection
+from backends.failures import typed_failures
 from backends.limits import CPUS, MEMORY
 from backends.owner import new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
@@ -159,6 +160,7 @@ class ModalBackend:
 
         return Availability(True, f"modal {modal.__version__}, app {self.app_name!r}")
 
+    @typed_failures
     async def create(self, spec: SandboxSpec) -> ModalSandbox:
         _reject(spec)
         client = await self._connect()

@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.failures import typed_failures
 from backends.host import cgroups
 from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
 from backends.host.folders import cached
@@ -148,6 +149,7 @@ class SingularityBackend:
                     )
             return self._installation
 
+    @typed_failures
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. An image that is new here is pulled or unpacked first."""
         reference = spec.image if spec.image is not None else self._image

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
 from backends.connection import Connection
+from backends.failures import typed_failures
 from backends.host import cgroups
 from backends.host.sandboxes import executor_death, explained, request_of, sandbox_name, write_inside
 from backends.limits import MissingDefaults, with_defaults
@@ -115,6 +116,7 @@ class SshBackend:
             reason, _, fix = str(error).partition(". Next step: ")
             return Availability(False, reason, fix or f"try: {self._target.command} true")
 
+    @typed_failures
     async def create(self, spec: SandboxSpec) -> SshSandbox:
         request_of(spec, walled=self._walled)
         with self._link().used() as link:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import secrets
 import shlex
@@ -25,6 +26,10 @@ from backends.connection import ByteStream, asyncio_stream
 from backends.host.program import BOOTSTRAP, program
 
 T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+_THEIRS = logging.getLogger("asyncssh")
+if _THEIRS.level == logging.NOTSET:
+    _THEIRS.setLevel(logging.WARNING)  # it has two lines for each channel of a broken connection
 CONNECT_TIMEOUT, LOGIN_TIMEOUT, HUB_TIMEOUT = 15.0, 30.0, 60.0
 KEEPALIVE_INTERVAL, KEEPALIVE_COUNT = 5, 3
 """A connection without an answer for 15 to 20 seconds is replaced by a new one."""
@@ -77,6 +82,8 @@ class _HostKeys(asyncssh.SSHClient):
     def __init__(self, files: Sequence[str]) -> None:
         self._files = files
         self.known = False
+        self.lost: Exception | None = None
+        """Why the connection was lost."""
         self.shown = ""
         """Fingerprint of the key that was rejected."""
 
@@ -88,6 +95,9 @@ class _HostKeys(asyncssh.SSHClient):
     def validate_host_public_key(self, host: str, addr: str, port: int, key: asyncssh.SSHKey) -> bool:
         self.shown = f"{key.get_algorithm()} {key.get_fingerprint()}"
         return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = exc
 
 
 async def connect(target: Target) -> asyncssh.SSHClientConnection:
@@ -293,8 +303,12 @@ class Link:
 
     async def _watch(self, connection: asyncssh.SSHClientConnection) -> None:
         """Close everything with the connection, or when the event loop ends and cancels this."""
+        owner = connection.get_owner()
         try:
             await connection.wait_closed()
+            if self._connection is connection and self.deaths:
+                count, lost = len(self.deaths), getattr(owner, "lost", None) or "closed from there"
+                _LOG.warning("%s: the ssh connection of %d sandboxes broke: %s", self.target.name, count, lost)
         finally:
             connection.abort()
             if self._connection is connection:
@@ -396,7 +410,7 @@ class Link:
         """Returns when nothing of these sandboxes is left.
 
         Raises:
-            BackendError: processes are left, or the far machine could not be reached for `patience` seconds.
+            BackendError: processes or files are left, or the far machine could not be reached for `patience` seconds.
         """
         end = asyncio.get_running_loop().time() + patience
         while True:
@@ -409,5 +423,5 @@ class Link:
                 await asyncio.sleep(0.2)
                 continue
             if left:
-                raise BackendError(f"{self.target.name}: processes of {', '.join(left)} cannot be killed")
+                raise BackendError(f"{self.target.name}: processes or files of {', '.join(left)} are left")
             return

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import os
+import stat
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from backends import Sandbox
+from backends import MAX_DOWNLOAD, Sandbox
+from backends.executor.trees import walk
+from backends.extraction import Room
 from lachesis.agent.context_results import Replies, Reply
 from lachesis.tasks import in_own_thread
 
@@ -16,8 +20,17 @@ _CHUNK = 1 << 20
 
 
 def files_below(folder: Path) -> Replies:
-    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return Replies(Reply.written(path.stat().st_size) for path in files)
+    """A reply for each file, and for each link to one."""
+    replies = Replies()
+    for parent, name, _, facts in walk(str(folder)):
+        if stat.S_ISLNK(facts.st_mode):
+            try:
+                facts = os.stat(name, dir_fd=parent)
+            except OSError:  # it leads nowhere
+                continue
+        if stat.S_ISREG(facts.st_mode):
+            replies.append(Reply.written(facts.st_size))
+    return replies
 
 
 def members(folder: Path, inside: str) -> list[tuple[str, str]]:
@@ -38,23 +51,25 @@ async def chunks(path: Path) -> AsyncIterator[bytes]:
         file.close()
 
 
-async def write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None = None) -> int:
-    """Write beside `path`, then move over it; the number of bytes. More than `room` bytes are an `OSError`."""
+async def write_local(path: Path, chunks: AsyncIterator[bytes], max_bytes: int | None = MAX_DOWNLOAD) -> int:
+    """Write beside `path`, then move over it; the number of bytes.
+
+    Raises:
+        OSError: there are more than `max_bytes` (EFBIG), or this machine has no room for them (ENOSPC).
+    """
     await in_own_thread(path.parent.mkdir, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part-{threading.get_ident():x}-{time.monotonic_ns():x}")
     try:
         with temporary.open("wb") as file:  # in no thread: cancelled, it would make the file after it was removed
-            written = 0
+            room = Room(max_bytes)
             async for chunk in chunks:
-                written += len(chunk)
-                if room is not None and written > room:
-                    raise OSError(f"more than {room} bytes")
+                room.take(len(chunk), file.fileno())
                 await in_own_thread(file.write, chunk)
         await in_own_thread(temporary.replace, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return written
+    return room.size
 
 
 async def place(sandbox: Sandbox, inside: str, kept: Path) -> None:
@@ -74,5 +89,5 @@ async def place(sandbox: Sandbox, inside: str, kept: Path) -> None:
 
 def size(path: Path) -> int:
     if path.is_dir():
-        return sum(member.lstat().st_size for member in path.rglob("*"))
+        return sum(facts.st_size for _, _, _, facts in walk(str(path)))
     return path.stat().st_size

@@ -8,7 +8,6 @@ import errno
 import functools
 import json
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
@@ -17,8 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from backends import BackendError, Sandbox, SandboxExhausted
+from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxExhausted
 from backends.base import INSIDE
+from backends.executor.trees import remove_tree
 from backends.lease import LeaseOver
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blocking_calls import result_of, running_loop
@@ -33,6 +33,8 @@ MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
+_REMOVAL = 60.0
+"""Seconds for the removal of artifacts, which are bounded by `MAX_ARTIFACT` and the bounds of a download."""
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
@@ -388,10 +390,15 @@ class ToolContext:
         return Reply.written(local.stat().st_size)
 
     @_answering(Reply.failed)
-    async def download_file(self, remote_path: str, local_path: str | Path) -> Reply:
-        """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole."""
-        sandbox = await self._sandbox()
-        return Reply.written(await write_local(Path(local_path), sandbox.read_chunks(await self._path(remote_path))))
+    async def download_file(
+        self, remote_path: str, local_path: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
+    ) -> Reply:
+        """Copy a file out of the sandbox, byte for byte, in constant memory. Replaces `local_path` when it is whole.
+
+        A larger one than `max_bytes` is an error, also a sparse one, and leaves nothing; None is no bound but the disk.
+        """
+        chunks = (await self._sandbox()).read_chunks(await self._path(remote_path))
+        return Reply.written(await write_local(Path(local_path), chunks, max_bytes))
 
     @_answering(Replies.failed)
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
@@ -401,12 +408,16 @@ class ToolContext:
         return await in_own_thread(files_below, Path(local_dir))
 
     @_answering(Replies.failed)
-    async def download_dir(self, remote_dir: str, local_dir: str | Path) -> Replies:
+    async def download_dir(
+        self, remote_dir: str, local_dir: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
+    ) -> Replies:
         """Copy a folder out of the sandbox; one reply for each file in `local_dir` then.
 
-        Rejects members that would land outside `local_dir`.
+        Rejects members that would land outside `local_dir`. A folder that holds more than `max_bytes`, sparse files in
+        full, is an error and leaves nothing; None is no bound but the disk. So is one of more than 2^17 files and
+        folders, or of more than 256 folders in each other.
         """
-        await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir)
+        await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir, max_bytes=max_bytes)
         return await in_own_thread(files_below, Path(local_dir))
 
     @_method
@@ -494,7 +505,7 @@ class ToolContext:
                     refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
         finally:
             # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
-            await in_own_thread(shutil.rmtree, folder, ignore_errors=True)
+            await in_own_thread(remove_tree, str(folder), _REMOVAL)
         verifier.missing, verifier.refused = missing, refused
         self._sealed_into = wanted, verifier
         return verifier
@@ -525,7 +536,7 @@ class ToolContext:
                 if error.errno in _OURS:
                     raise BackendError(f"the artifacts cannot be kept on this machine: {error}") from error
                 refused[path] = error.strerror or str(error)
-                await in_own_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
+                await in_own_thread(remove_tree, str(kept), _REMOVAL)  # as far as it came
             else:
                 room -= await in_own_thread(size, kept)
                 taken[path] = inside, kept

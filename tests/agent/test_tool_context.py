@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -58,6 +59,24 @@ async def test_files_go_both_ways_byte_for_byte_and_never_half(ctx: ToolContext,
         await ctx.download_file("nowhere", tmp_path / "kept")
     assert (tmp_path / "kept").read_bytes() == b"old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "new", "out"]
+
+
+async def test_a_download_has_a_bound_of_its_own_and_leaves_nothing(ctx: ToolContext, tmp_path: Path) -> None:
+    await ctx.terminal("truncate -s 4T sparse; mkdir few; head -c 2000 /dev/zero > few/file")
+    for download, numbers in (
+        (lambda: ctx.download_file("few/file", tmp_path / "a", max_bytes=1999), "more than 1999 bytes .*: 2000 with"),
+        (lambda: ctx.download_dir("few", tmp_path / "b", max_bytes=1999), "more than 1999 bytes .*: 2000 with file"),
+        (lambda: ctx.download_dir(".", tmp_path / "c"), "more than 1073741824 bytes .*: 439804651[0-9]+ with"),
+        (
+            lambda: ctx.download_dir(".", tmp_path / "d", max_bytes=None),
+            "needs 4398046511104 bytes of this machine's disk",
+        ),
+    ):
+        with pytest.raises(OSError, match=numbers) as raised:
+            await download()
+        assert raised.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == []
+    assert [reply["bytes"] for reply in await ctx.download_dir("few", tmp_path / "e", max_bytes=2000)] == [2000]
 
 
 async def test_a_download_that_is_cancelled_at_any_step_leaves_nothing(ctx: ToolContext, tmp_path: Path) -> None:

@@ -434,3 +434,21 @@ async def test_mounted_folders_can_be_read_inside_and_not_written(backend: Backe
 async def test_what_cannot_be_mounted_is_named(path: str) -> None:
     with pytest.raises(BackendUnavailable, match=f"mounts: '{path}' is not an absolute path"):
         await create_backend("local", mounts=[path]).create(SandboxSpec())
+
+
+async def test_on_a_full_disk_commands_run_and_their_whole_output_can_be_read() -> None:
+    sandbox = await create_backend("local").create(SandboxSpec(disk_bytes=8 << 20))
+    try:
+        used = "df --output=used -B1 . | tail -1"
+        before = int((await sandbox.exec(used, timeout=20)).stdout)
+        flood = await sandbox.exec("yes | head -c 7000000", timeout=20, max_output=1000)
+        assert int((await sandbox.exec(used, timeout=20)).stdout) - before < 100_000, (
+            "the agent sees what takes its disk"
+        )
+        await sandbox.exec("head -c 100M /dev/zero > full", timeout=20)
+        late = await sandbox.exec("yes late | head -c 7000000; echo fine >&2", timeout=20, max_output=1000)
+        assert (late.exit_code, late.stderr) == (0, b"fine\n")
+        for result in (flood, late):
+            assert len(await sandbox.read_output(result, limit=8_000_000)) == 7_000_000
+    finally:
+        await sandbox.close()

@@ -571,3 +571,33 @@ async def test_a_working_directory_anywhere_is_made(engine: SshEngine, crowd: Ss
         await sandbox.close()
     with pytest.raises(BackendError):
         await SshBackend(**crowd.options).create(SandboxSpec(workdir="/usr/new"))
+
+
+async def test_a_broken_connection_is_one_line_of_the_log_whoever_uses_it(
+    engine: SshEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with engine.wire() as (wire, options):
+        backend = SshBackend(**options)
+        sandboxes = await asyncio.gather(*(backend.create(SandboxSpec()) for _ in range(6)))
+        commands = [asyncio.create_task(sandbox.exec("sleep 1; echo done", timeout=60)) for sandbox in sandboxes]
+        await asyncio.sleep(0.5)
+        caplog.clear()
+        wire.reset()
+        assert [result.stdout for result in await asyncio.gather(*commands)] == [b"done\n"] * 6
+        said = [record.getMessage() for record in caplog.records]
+        await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
+    assert len(said) == 1 and "the ssh connection of 6 sandboxes broke" in said[0], said
+
+
+@pytest.mark.parametrize("size", [200, 1500, 4000, 70_000])
+async def test_a_connection_that_ends_while_a_sandbox_is_made_is_an_error_of_the_backend_or_none(
+    engine: SshEngine, size: int
+) -> None:
+    with engine.wire() as (wire, options):
+        backend = SshBackend(grace=2.0, **options)
+        wire.reset_after(size)
+        with contextlib.suppress(BackendError):  # it is made in another attempt if the connection breaks late
+            await (await backend.create(SandboxSpec())).close()
+        await (await backend.create(SandboxSpec())).close()
+    assert await until(lambda: leftovers(engine) == NOTHING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 from collections.abc import AsyncIterator
@@ -121,7 +122,8 @@ async def test_folders_that_cannot_be_moved_are_errors(sandbox: Sandbox, tmp_pat
     await sandbox.exec("mkdir big; head -c 2000 /dev/zero > big/one; head -c 2000 /dev/zero > big/two", timeout=20)
     with pytest.raises(OSError, match="more than 3000 bytes"):
         await sandbox.download_dir("big", tmp_path / "a", max_bytes=3000)
-    assert (tmp_path / "a" / "one").stat().st_size == 2000
+    assert not (tmp_path / "a").exists(), "a part of it would look like the whole"
+    (tmp_path / "a").mkdir()
     with pytest.raises(FileNotFoundError):
         await sandbox.download_dir("missing", tmp_path / "b")
     with pytest.raises(NotADirectoryError):
@@ -130,6 +132,22 @@ async def test_folders_that_cannot_be_moved_are_errors(sandbox: Sandbox, tmp_pat
         await sandbox.upload_dir(tmp_path / "a", "big/one/below")
     with pytest.raises(FileNotFoundError):
         await sandbox.upload_dir(tmp_path / "missing", "up")
+
+
+async def test_a_folder_that_is_too_large_or_too_deep_is_refused_with_the_numbers(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    nest = "import os\nfor _ in range(300): os.mkdir('d'); os.chdir('d')"
+    await sandbox.exec("mkdir sparse deep; truncate -s 4T sparse/file", timeout=20)
+    assert (await sandbox.exec("python3 -", stdin=nest.encode(), cwd="deep", timeout=60)).exit_code == 0
+    for name, numbers in (
+        ("sparse", "1073741824 bytes .*: 4398046511104 with file"),
+        ("deep", "more than 256 folders"),
+    ):
+        with pytest.raises(OSError, match=numbers) as raised:
+            await sandbox.download_dir(name, tmp_path / name)
+        assert raised.value.errno == errno.EFBIG
+    assert list(tmp_path.iterdir()) == [], "nothing is left of what was refused"
 
 
 async def test_a_sparse_file_cannot_fill_the_readers_memory(sandbox: Sandbox) -> None:
