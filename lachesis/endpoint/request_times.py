@@ -7,9 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-_AT_THE_END = 2.0
-"""Seconds before the end in which a request that its client gave up was given up by the end itself."""
-
 
 @dataclass(slots=True)
 class _Asked:
@@ -47,15 +44,17 @@ class RequestTimes:
     def waited(self) -> float:
         """Seconds so far in which clients waited for the server, and none of their requests was served.
 
-        A request that is not answered, or failed, was not served. One that its client gave up earlier than at the end
-        counts as served: a program could otherwise ask and give up to have its own time count as waiting.
+        A request that is not answered, or failed, was not served. One that its client gave up before it asked again
+        counts as served: a program could otherwise ask and give up to have its own time count as waiting. The last one
+        may have been given up by the end of the program.
         """
         now = time.monotonic()
+        last_began = max((request.began for request in self._requests), default=0.0)
         changes: list[tuple[float, int, int]] = []
         for request in self._requests:
             ended = now if request.ended is None else request.ended
             served = ended if request.served is None else request.served
-            if request.gave_up and ended < now - _AT_THE_END:
+            if request.gave_up and ended <= last_began:
                 served = request.began
             changes += [(request.began, 1, 0), (served, -1, 1), (ended, 0, -1)]
         total, last, waiting, serving = 0.0, 0.0, 0, 0
