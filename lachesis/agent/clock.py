@@ -9,6 +9,7 @@ is not guessed: it goes on beyond the agent's time, and becomes its own time whe
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 
@@ -28,7 +29,7 @@ class RolloutClock:
 
     Args:
         limit: seconds of the agent's own time; None is no limit.
-        patience: seconds of waiting; None is no limit.
+        patience: seconds of waiting, and as many for the request in flight; None is no limit.
         waited: seconds so far that commands spent waiting for the infrastructure.
     """
 
@@ -65,7 +66,7 @@ class RolloutClock:
     def settle(self) -> None:
         """What is in flight has ended: commands, or a request without an answer."""
         self.own, self.waiting = self.now()
-        self._since = None
+        self._since, self._commands = None, False
 
     def now(self) -> tuple[float, float]:
         """The agent's own time and its waiting, with what is in flight."""
@@ -106,11 +107,12 @@ class RolloutClock:
         """Now, and again at the first moment at which a limit can be reached."""
         if self._timeout is None:
             return
-        left = min(
-            (limit - used for limit, used in zip((self._limit, self._patience), self.now(), strict=True) if limit),
-            default=None,
-        )
-        if left is None:
+        own, waiting = self.now()
+        left = math.inf if self._limit is None else self._limit - own
+        if self._patience is not None:  # a request in flight may yet become the agent's own time
+            asking = waiting - self.waiting if not self._commands else 0.0
+            left = min(left, self._patience - max(asking, waiting - asking))
+        if left == math.inf:
             return
         loop = asyncio.get_running_loop()
         if left <= 0:

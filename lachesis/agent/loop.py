@@ -66,7 +66,7 @@ class LoopLimits:
     max_seconds: float | None = None
     """The agent's own time: commands as they run, and answered completions."""
     max_waiting: float | None = None
-    """Seconds that servers and sandboxes may take beside that."""
+    """Seconds that servers and sandboxes may take beside that, and as many for one request in flight."""
     max_resamples: int = 3
     """How often one turn is sampled again when nothing usable came."""
     max_faulty_turns: int = 3

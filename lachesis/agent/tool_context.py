@@ -140,10 +140,10 @@ async def _noted(
                 return await function(self, *args, **kwargs)
         except (OSError, SandboxExhausted) as error:
             whose = _blamed(method, error, _local_path(method, args, kwargs), own=own)
+            if isinstance(whose, AgentFault):
+                whose.method, whose.place = method, self._shared
             if whose is error:
                 raise
-            if isinstance(whose, AgentFault):
-                whose.place = self._shared
             raise whose from error
     except BaseException as error:
         cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
@@ -187,7 +187,6 @@ def _blamed(
         if own and not full:
             return error
         fault = AgentFault.of(error)
-    fault.method = method
     return fault
 
 

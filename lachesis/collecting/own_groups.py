@@ -45,7 +45,9 @@ def _longest(config: Any) -> float | None:
     """Seconds for one group: for our rollouts with all their repetitions, and as much as one rollout for the rest."""
     if config.rollout_timeout is None:
         return None
-    rollouts = (2 * config.rollout_timeout + config.reward_timeout) * (1 + config.max_infra_retries)  # own and waiting
+    rollouts = (3 * config.rollout_timeout + config.reward_timeout) * (
+        1 + config.max_infra_retries
+    )  # see `RolloutClock`
     return float(rollouts + config.reward_timeout + config.rollout_timeout)
 
 

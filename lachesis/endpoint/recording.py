@@ -13,6 +13,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount
 from lachesis.endpoint.request import JSON, ChatRequest, Refused, TextRequest
+from lachesis.endpoint.request_times import RequestTimes
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
 from lachesis.inference.conversation_index import ConversationIndex, Found
@@ -99,11 +100,18 @@ class Recording:
         self._sampled: list[Node] = []
         self._call_ids: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.times = RequestTimes()
 
     # What clients ask
 
     async def chat(self, request: ChatRequest) -> list[ChatResponse]:
         """`n` answers, recorded. Raises `Refused`, `MessageError` and the errors of the model server."""
+        with self.times.asked() as latencies:
+            responses = await self._chat(request)
+            latencies += [response.latency for response in responses]
+        return responses
+
+    async def _chat(self, request: ChatRequest) -> list[ChatResponse]:
         try:
             found = self._conversations.find(request.messages)
         except RecursionError:
@@ -127,6 +135,12 @@ class Recording:
 
     async def text(self, request: TextRequest) -> list[ChatResponse]:
         """`n` continuations of a prompt, recorded. Raises as `chat`."""
+        with self.times.asked() as latencies:
+            responses = await self._text(request)
+            latencies += [response.latency for response in responses]
+        return responses
+
+    async def _text(self, request: TextRequest) -> list[ChatResponse]:
         if isinstance(self._model, Router):
             if request.logprobs:
                 raise Refused(400, "logprobs: this model server reports none", param="logprobs")
@@ -271,6 +285,7 @@ class Recording:
             ),
             api_calls=len(completions),
             seconds_in_model=sum(response.latency for response in completions),
+            seconds_waiting=self.times.waited(),
             error=self.error,
         )
 

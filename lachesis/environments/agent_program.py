@@ -10,7 +10,6 @@ the network is off, and every token that it samples is kept. `compute_reward` lo
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from backends import BackendError, BackendUnavailable, Sandbox, SupportsForward
+from backends import BackendError, BackendUnavailable, Sandbox, SandboxExhausted, SupportsForward
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, ProgramRun
 from lachesis.environments.recorded import RecordedEnv, open_recording
@@ -71,8 +70,8 @@ class AgentProgramEnv(RecordedEnv):
 
     The rollout is `completed` when the program ends, whatever its exit code: `result.program` tells the reward. It is
     `max_turns` or `context_exhausted` when the endpoint refused to go on, `timeout` after `rollout_timeout`, and
-    `infra_error`, which is tried again and never scored, when the model server or the sandbox failed, or when the
-    program ended before the model had answered anything.
+    `infra_error`, which is tried again and never scored, when the model server or the sandbox failed, took more than
+    half of that time, or when the program ended before the model had answered anything.
     """
 
     env_config_cls = AgentProgramConfig
@@ -126,25 +125,29 @@ class ProgramLoop:
         )
         program: ProgramRun | None = None
         broken: BackendError | None = None
+        waited = 0.0
         try:
             program = await self._play(recording, messages)
+            waited = recording.times.waited()
         except BackendError as error:
             broken = error
         finally:
             await recording.close()
         if program is None:
-            outcome, reason = Outcome.INFRA_ERROR, str(broken)
+            outcome = Outcome.AGENT_FAULT if isinstance(broken, SandboxExhausted) else Outcome.INFRA_ERROR
+            reason = str(broken)
         else:
-            outcome, reason = self._outcome(recording, program)
+            outcome, reason = self._outcome(recording, program, waited)
         result = recording.result(outcome, reason)
         result.program = program
+        if program is not None:
+            result.seconds_own, result.seconds_waiting = max(0.0, program.seconds - waited), waited
         if result.outcome is Outcome.INFRA_ERROR:
             result.error = broken or result.error or ProgramFailed(reason)
         return result
 
     async def _play(self, recording: Recording, messages: Sequence[Mapping[str, Any]]) -> ProgramRun:
         """Raises `BackendError`."""
-        begin = time.monotonic()
         sandbox = await self.session.sandbox()
         if not isinstance(sandbox, SupportsForward):
             raise BackendUnavailable(
@@ -162,9 +165,8 @@ class ProgramLoop:
                 "ANTHROPIC_API_KEY": recording.key,
                 "LACHESIS_MODEL": self.model,
             }
-            limit = self.settings.limits.max_seconds
-            left = _FOREVER if limit is None else max(0.1, limit - (time.monotonic() - begin))
-            done = await sandbox.exec(self.command, timeout=left, env=variables, max_output=MAX_OUTPUT, fresh=True)
+            limit = self.settings.limits.max_seconds or _FOREVER
+            done = await sandbox.exec(self.command, timeout=limit, env=variables, max_output=MAX_OUTPUT, fresh=True)
             if inside.failure is not None:
                 raise BackendError(inside.failure)
         return ProgramRun(
@@ -177,9 +179,12 @@ class ProgramLoop:
             overruled=tuple(sorted(recording.overruled)),
         )
 
-    def _outcome(self, recording: Recording, program: ProgramRun) -> tuple[Outcome, str]:
+    def _outcome(self, recording: Recording, program: ProgramRun, waited: float) -> tuple[Outcome, str]:
         if program.exit_code is None:
-            return Outcome.TIMEOUT, f"the program was stopped after {program.seconds:.1f} s"
+            stopped = f"the program was stopped after {program.seconds:.1f} s"
+            if waited > program.seconds / 2:  # its clock cannot be stopped while it waits
+                return Outcome.INFRA_ERROR, f"{stopped}, {waited:.1f} s of which the model server took"
+            return Outcome.TIMEOUT, stopped
         ended = f"the program ended with exit code {program.exit_code}"
         answered = len(recording.completions())
         if not answered:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -127,8 +127,9 @@ class AtroposPlayer(HermesAgentBaseEnv):
     async def running(self, *, training: bool = False) -> AsyncIterator[None]:
         async with super().running(training=training):
             note_chats()
-            async with self._set_up():
-                yield
+            with _context_threads():
+                async with self._set_up():
+                    yield
 
     @asynccontextmanager
     async def _set_up(self) -> AsyncIterator[None]:
@@ -136,7 +137,6 @@ class AtroposPlayer(HermesAgentBaseEnv):
         server = self._server
         if isinstance(server, inference.TokenServer):
             server = server.with_reasoning_in_text()
-        asyncio.get_running_loop().set_default_executor(_ContextThreads())
         recorded_server = RecordedServer(
             describe_servers(self.server_configs), sampling=cast(PlayerConfig, self.config).override_sampling
         )
@@ -427,8 +427,30 @@ class _LateTokenizer:
 class _ContextThreads(ThreadPoolExecutor):
     """Threads that know the item of their caller, as those of `asyncio.to_thread` do."""
 
+    players = 0
+    before: Any = None
+
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
         return super().submit(copy_context().run, fn, *args, **kwargs)
+
+
+@contextmanager
+def _context_threads() -> Iterator[None]:
+    """While players run on the event loop, its default executor is `_ContextThreads`; then it is the one before."""
+    loop: Any = asyncio.get_running_loop()
+    before = loop._default_executor  # asyncio can set it, but neither tell nor unset it
+    threads = before if isinstance(before, _ContextThreads) else _ContextThreads()
+    if threads is not before:
+        loop.set_default_executor(threads)
+        threads.before = before
+    threads.players += 1
+    try:
+        yield
+    finally:
+        threads.players -= 1
+        if not threads.players and loop._default_executor is threads:
+            loop._default_executor = threads.before
+            threads.shutdown(wait=False)
 
 
 def _plain_item(item: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -85,6 +86,8 @@ class GuestEnv(RecordedEnv):
         verdict: Verdict = result.verdict
         if verdict.failure is not None:
             raise verdict.failure
+        if verdict.outcome is Outcome.TIMEOUT and verdict.state is None:
+            return 0.0  # its code was stopped, and left nothing to score
         return await self.score(item, verdict)
 
 
@@ -100,17 +103,24 @@ class GuestLoop:
     async def run(self, messages: Sequence[Mapping[str, Any]]) -> AgentResult:
         """See `Agent.run`. The guest has the messages in its item."""
         recording = open_recording(self.endpoint, self.settings)
+        began = time.monotonic()
         try:
             verdict = await self.env.play(self.item, recording, self.settings)
+            seconds, waited = time.monotonic() - began, recording.times.waited()
         finally:
             await recording.close()
+        if verdict.outcome is Outcome.TIMEOUT and waited > seconds / 2:
+            reason = f"{verdict.reason}; the model server took {waited:.1f} s of {seconds:.1f} s"
+            verdict = replace(verdict, outcome=Outcome.INFRA_ERROR, reason=reason, error=GuestFailed(reason))
         result = recording.result(verdict.outcome, verdict.reason)
+        result.seconds_own, result.seconds_waiting = seconds - waited, waited
         if verdict.failure is None and not result.api_calls and result.outcome.scored:
             refused = "".join(f"; the endpoint refused: {reason}" for reason in recording.refused)
             reason = f"the rollout ended before the model had answered anything ({verdict.reason}){refused}"
             verdict = replace(verdict, failure=GuestFailed(reason))
         result.verdict = verdict
-        if verdict.failure is not None or not result.outcome.scored:
+        fixed = result.outcome is Outcome.TIMEOUT and self.env.config.score_of_timeout != "reward"
+        if verdict.failure is not None or fixed or not result.outcome.scored:
             await self.env.discard(verdict)
         if result.outcome is Outcome.INFRA_ERROR:
             result.error = result.error or verdict.error

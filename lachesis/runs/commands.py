@@ -380,5 +380,7 @@ def longest_group(config: HermesAgentEnvConfig) -> float:
     """Seconds that a group may take if each of its rollouts ends itself in time, replays included; -1 for any."""
     if config.worker_timeout <= 0:
         return -1.0
-    rollouts = (2 * config.worker_timeout + config.reward_timeout) * (1 + config.max_infra_retries)  # own and waiting
+    rollouts = (3 * config.worker_timeout + config.reward_timeout) * (
+        1 + config.max_infra_retries
+    )  # see `RolloutClock`
     return float(rollouts + config.reward_timeout)  # the group's own reward comes last

@@ -218,7 +218,7 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
     """
     own = float(config.terminal_lifetime)
     if config.rollout_timeout is None or limits.max_seconds is None:
-        return own + (limits.max_waiting or 0.0)
+        return own + 2 * (limits.max_waiting or 0.0)
     needed = limits.max_seconds + config.reward_timeout
     if own < needed:
         log.warning(
@@ -227,7 +227,7 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
             *(own, limits.max_seconds, config.reward_timeout, needed),
         )
     # Twice the reward's time: that of the group comes after it.
-    return max(own, limits.max_seconds + (limits.max_waiting or 0.0) + 2 * config.reward_timeout + 60.0)
+    return max(own, limits.max_seconds + 2 * (limits.max_waiting or 0.0) + 2 * config.reward_timeout + 60.0)
 
 
 async def _check_template(env: Environment, server: TokenServer) -> None:

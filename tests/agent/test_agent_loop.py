@@ -272,6 +272,17 @@ async def test_call_ids_of_the_prefill_are_taken() -> None:
     assert len(ids) == len(set(ids)) == 2
 
 
+async def test_a_call_id_that_comes_again_is_renamed_and_keeps_its_length() -> None:
+    repeats = call(("echo", {"text": "a"}))
+    repeats["tool_calls"][0]["id"] = "abcdefgh0"  # Mistral's templates accept ids of 9 characters only
+    result, server = await play([*[repeats] * 12, say("done")], max_turns=13)
+    sent = server.requests[-1]["messages"]
+    ids = [each["id"] for message in sent for each in message.get("tool_calls", ())]
+    assert len(ids) == len(set(ids)) == 12 and {len(each) for each in ids} == {9}
+    assert [message["tool_call_id"] for message in sent if message["role"] == "tool"] == ids
+    assert result.outcome is Outcome.COMPLETED
+
+
 @pytest.mark.parametrize("parser", ["hermes", None])
 async def test_a_thought_that_stands_apart_and_in_the_text_is_kept_and_sent_back_once(parser: str | None) -> None:
     thinks = call(("echo", {"text": "a"}), content="<think>I ponder</think>\n", reasoning_content="I ponder")

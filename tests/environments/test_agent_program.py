@@ -39,7 +39,7 @@ class SortsByProgram(AgentProgramEnv, ManyWords):
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
         assert (await ctx.terminal("tail -n +2 /proc/net/route"))["output"] == "", "there is no network"
-        assert result.program.exit_code is not None
+        assert (result.program.exit_code is None) == (result.outcome == "timeout")
         written = await ctx.read_file("sorted.txt")
         return float(written.split() == sorted(item.split()))
 
@@ -121,7 +121,8 @@ async def test_a_program_that_never_asked_the_model_is_no_score(tmp_path: Path, 
 
 async def test_a_program_that_hangs_runs_out_of_time_and_leaves_nothing(tmp_path: Path) -> None:
     for rollout in await played(tmp_path, command=f"python3 {AGENT} --hang", rollout_timeout=1.5):
-        assert (rollout["outcome"], rollout["reward"]) == ("timeout", None)
+        assert (rollout["outcome"], rollout["reward"]) == ("timeout", 0.0), "the reward of the sandbox as it stands"
+        assert rollout["seconds_own"] >= 1.5 > rollout["seconds_waiting"]
         assert re.fullmatch(r"the program was stopped after \d\.\d s", rollout["reason"])
         assert rollout["program"]["exit_code"] is None
     assert sandboxes() == set()

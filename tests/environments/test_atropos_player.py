@@ -238,6 +238,20 @@ async def test_threads_of_an_item_ask_for_it(tmp_path: Path) -> None:
     assert len(groups) == 4
 
 
+async def test_the_event_loop_has_its_own_threads_again_after_the_last_of_two_players(tmp_path: Path) -> None:
+    loop: Any = asyncio.get_running_loop()
+    await asyncio.to_thread(int)
+    before = loop._default_executor
+    assert before is not None
+    async with fake() as server:
+        envs = [player(stock.ThreadEnv, server, tmp_path / name) for name in "ab"]
+        async with envs[0].running():
+            async with envs[1].running():
+                threads = loop._default_executor
+            assert loop._default_executor is threads is not before, "one player goes on"
+        assert loop._default_executor is before
+
+
 async def test_items_that_are_collected_at_once_are_told_apart(tmp_path: Path) -> None:
     groups = await played(
         stock.TurnsEnv, tmp_path, "--env.total_steps", "8", "--env.max_num_workers", "8", latency=(0.0, 0.02)

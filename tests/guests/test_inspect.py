@@ -148,9 +148,10 @@ async def test_a_conversation_that_outgrows_the_model_is_scored(tmp_path: Path) 
         assert (rollout["outcome"], rollout["reason"], rollout["reward"]) == ("context_exhausted", "model_length", 0.0)
 
 
-async def test_a_rollout_that_takes_too_long_is_no_score(tmp_path: Path) -> None:
+async def test_a_rollout_whose_time_the_server_took_is_no_score(tmp_path: Path) -> None:
     for rollout in await stock(tmp_path, faults=("hang",), rollout_timeout=1):
-        assert (rollout["outcome"], rollout["reward"]) == ("timeout", None)
+        assert (rollout["outcome"], rollout["reward"]) == ("infra_error", None)
+        assert "the model server took" in rollout["reason"]
 
 
 async def test_without_tokens_messages_are_recorded(tmp_path: Path) -> None:

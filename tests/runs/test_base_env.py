@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from lachesis.agent.tool_context import ToolContext
 from lachesis.inference import TokenTrackingUnavailable, Unauthorized
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
@@ -449,6 +450,31 @@ async def test_environments_with_different_servers_live_side_by_side(tmp_path: P
         process(SortWords, tmp_path / "good", sorts), process(SortWords, tmp_path / "lazy", does_nothing)
     )
     assert (good.summary.reward.mean, lazy.summary.reward.mean) == (1.0, 0.0)
+
+
+async def test_contexts_made_by_hand_in_two_runs_at_once_are_told_apart(tmp_path: Path) -> None:
+    """Each run has its own settings of sandboxes, which shows whose sandbox a call without `await` reached."""
+
+    class ByHand(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            extra = ToolContext(f"extra-{ctx.task_id}")
+            own = [extra.terminal("sleep 0.1; echo $RUN")["output"]]
+            await asyncio.sleep(0)
+            own.append((await asyncio.to_thread(lambda: extra.terminal("echo $RUN")))["output"])
+            own.append(ctx.terminal("echo $RUN")["output"])
+            extra.cleanup()
+            seen.setdefault(own[0].strip(), []).append(own)
+            return 1.0
+
+    seen: dict[str, list[list[str]]] = {}
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    settings = {"total_steps": 2, "group_size": 2}
+    await asyncio.gather(
+        *(process(ByHand, tmp_path / n, does_nothing, terminal_env={"RUN": n}, **settings) for n in "ab")
+    )
+    assert seen == {name: [[f"{name}\n"] * 3] * 4 for name in "ab"}
+    assert sandboxes() == set()
 
 
 async def test_one_environment_can_run_twice(tmp_path: Path) -> None:
