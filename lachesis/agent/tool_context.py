@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import json
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -20,29 +17,19 @@ from backends.lease import LeaseOver
 from lachesis.agent.blocking_calls import result_of, running_loop
 from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
-from lachesis.agent.file_copies import chunks, files_below, place, size, write_local
+from lachesis.agent.file_copies import chunks, files_below, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.agent.sealing import MAX_ARTIFACT, NO_FILES, OURS, Sealed, taken
 from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
-MAX_ARTIFACT = 1 << 30
-"""Bytes that `seal` takes along, in all."""
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors of this machine in every method."""
-_OURS = (errno.ENOSPC, errno.EDQUOT, *_NO_FILES)
-"""Errors of this machine where files are copied out. Reading the agent's files in a sandbox never raises them."""
-
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Sealed(RuntimeError):
-    """The agent's sandbox is gone since `seal`: the reward goes on with the context that `seal` returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +103,7 @@ async def _noted(
             with outside_scopes():
                 return await function(self, *args, **kwargs)
         except OSError as error:
-            ours = _OURS if function.__name__ in ("download_file", "download_dir") else _NO_FILES
+            ours = OURS if function.__name__ in ("download_file", "download_dir") else NO_FILES
             if error.errno in ours:
                 raise BackendError(f"{function.__name__} failed on this machine: {error}") from error
             raise
@@ -363,57 +350,13 @@ class ToolContext:
         self._require_open()
         if self._open_verifier is None:
             raise Sealed("this context is already the one of a verifier sandbox; it cannot be sealed again")
-        wanted = [paths] if isinstance(paths, str) else list(dict.fromkeys(paths))
-        agents = await self._sandbox()
-        await agents.stop_processes()
-        folder = Path(tempfile.mkdtemp(prefix="lachesis-seal-"))
-        try:
-            taken, missing, refused = await self._take(wanted, folder, max_bytes)
+        async with taken(self._session, paths, max_bytes) as artifacts:
             self._sealed = True
             await self._session.close()
             verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
-            for path, (inside, kept) in taken.items():
-                try:
-                    await place(await verifier._sandbox(), inside, kept)
-                except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
-                    refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
-        finally:
-            # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
-            await in_own_thread(shutil.rmtree, folder, ignore_errors=True)
-        verifier.missing, verifier.refused = missing, refused
+            await artifacts.place(await verifier._sandbox())
+        verifier.missing, verifier.refused = tuple(artifacts.missing), artifacts.refused
         return verifier
-
-    async def _take(
-        self, paths: list[str], folder: Path, room: int
-    ) -> tuple[dict[str, tuple[str, Path]], tuple[str, ...], dict[str, str]]:
-        """By path, the artifacts' absolute paths inside with their copies; the paths that have none; the refused."""
-        sandbox = await self._sandbox()
-        taken: dict[str, tuple[str, Path]] = {}
-        missing: list[str] = []
-        refused: dict[str, str] = {}
-        for number, path in enumerate(paths):
-            inside, kept = await self._path(path), folder / str(number)
-            if not inside.strip("/"):
-                refused[path] = "the root folder is no artifact"
-                continue
-            try:
-                try:
-                    await write_local(kept, sandbox.read_chunks(inside), room)
-                    executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside}, fresh=True)
-                    await in_own_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
-                except IsADirectoryError:
-                    await sandbox.download_dir(inside, kept, max_bytes=room)
-            except (FileNotFoundError, NotADirectoryError):
-                missing.append(path)
-            except OSError as error:
-                if error.errno in _OURS:
-                    raise BackendError(f"the artifacts cannot be kept on this machine: {error}") from error
-                refused[path] = error.strerror or str(error)
-                await in_own_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
-            else:
-                room -= await in_own_thread(size, kept)
-                taken[path] = inside, kept
-        return taken, tuple(missing), refused
 
     @_method
     async def cleanup(self) -> Reply:

@@ -19,7 +19,8 @@ from typing import Any
 import pytest
 
 from backends import SandboxLost, SandboxSpec, create_backend
-from lachesis.agent.tool_context import Sealed, ToolContext
+from lachesis.agent.sealing import Sealed
+from lachesis.agent.tool_context import ToolContext
 from lachesis.tools import BUILTIN_TOOLS, ToolSession, ToolSessions, call_tool
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import SortWords, process, rollouts, sandboxes
