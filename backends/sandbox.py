@@ -21,6 +21,7 @@ from .base import (
     BackendUnavailable,
     CallGuard,
     ExecResult,
+    FileStatus,
     OutputChunk,
     Process,
     ProcessStatus,
@@ -86,6 +87,7 @@ async def initialise(
         raise BackendError(f"the executor did not start: {error}") from None
     except OSError as error:
         raise BackendError(f"the working directory {workdir!r} cannot be used: {error}") from error
+    connection.home = {**env, **spec.env}.get("HOME") or workdir
     return Inside(python=found["python"])
 
 
@@ -133,6 +135,10 @@ class ExecutorSandbox:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id}{' (lost)' if self._connection.lost else ''}>"
+
+    @property
+    def home(self) -> str:
+        return self._connection.home
 
     async def exec(
         self,
@@ -240,16 +246,20 @@ class ExecutorSandbox:
             await transfer.push(data)
             await transfer.commit()
 
-    def _transfer(self, kind: str, path: str) -> Transfer:
-        return Transfer(self._connection, next(self._transfers), kind, path)
+    def _transfer(self, kind: str, path: str, mode: int | None = None) -> Transfer:
+        return Transfer(self._connection, next(self._transfers), kind, path, mode)
+
+    async def stat(self, path: str) -> FileStatus:
+        header, _ = await self._connection.request("stat", path=path)
+        return FileStatus(header["path"], header.get("mode"), header.get("size", 0))
 
     async def read_chunks(self, path: str) -> AsyncGenerator[bytes]:
         async with self._transfer("read", path) as transfer, aclosing(transfer.parts()) as parts:
             async for part in parts:
                 yield part
 
-    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes]) -> None:
-        async with self._transfer("write", path) as transfer:
+    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes], *, mode: int | None = None) -> None:
+        async with self._transfer("write", path, mode) as transfer:
             async for chunk in chunks:
                 await transfer.push(chunk)
             await transfer.commit()
@@ -304,6 +314,10 @@ class _LeasedConnection:
     @property
     def lost(self) -> str | None:
         return self._connection.lost
+
+    @property
+    def home(self) -> str:
+        return self._connection.home
 
     async def guard(self, call: Coroutine[Any, Any, T]) -> T:
         return await self._lease.run(call)

@@ -30,13 +30,14 @@ class Transfer:
     `kind` is `read` or `write` (a file), `pack` or `unpack` (a folder, as a tar archive).
     """
 
-    def __init__(self, connection: Connection, id: int, kind: str, path: str) -> None:
+    def __init__(self, connection: Connection, id: int, kind: str, path: str, mode: int | None = None) -> None:
         self._connection, self._id, self._kind, self._path = connection, id, kind, path
+        self._mode: dict[str, Any] = {} if mode is None else {"mode": mode}
         self._moving: deque[asyncio.Task[tuple[dict[str, Any], bytes]]] = deque()
 
     async def __aenter__(self) -> Transfer:
         try:
-            await self._connection.request("open", transfer=self._id, kind=self._kind, path=self._path)
+            await self._connection.request("open", transfer=self._id, kind=self._kind, path=self._path, **self._mode)
         except BaseException:  # `LeaseOver` too
             self._connection.post("drop", transfer=self._id)
             raise

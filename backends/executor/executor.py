@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -38,10 +39,10 @@ ENDED = 1 << 25
 class Executor:
     """Serves requests until the loop ends."""
 
-    def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
+    def __init__(self, bash: str, oom: tuple[int, bytes] | None, own_bash: str | None = None) -> None:
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
-        self.shells = Shells(self.loop, bash, oom)
+        self.shells = Shells(self.loop, bash, oom, own_bash)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
         self.memory: int | None = None
@@ -168,7 +169,7 @@ class Executor:
         self.session.send_file(header["id"], chunks)
 
     def op_write(self, header: Header, payload: bytes) -> None:
-        upload = Upload(self.path(header["path"]))
+        upload = Upload(self.path(header["path"]), header.get("mode"))
         try:
             upload.feed(payload)
             upload.close(keep=True)
@@ -176,6 +177,14 @@ class Executor:
             upload.close(keep=False)
             raise
         self.session.send({"id": header["id"]})
+
+    def op_stat(self, header: Header, _: bytes) -> None:
+        path = os.path.realpath(self.path(header["path"]))
+        answer = {"id": header["id"], "path": path}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = os.stat(path)
+            answer.update(mode=status.st_mode, size=status.st_size)
+        self.session.send(answer)
 
     def transfer(self, header: Header) -> OpenTransfer:
         try:
@@ -185,7 +194,9 @@ class Executor:
 
     def op_open(self, header: Header, _: bytes) -> None:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
-        self.transfers[header["transfer"]] = kinds[header["kind"]](self, self.path(header["path"]))
+        options = {"mode": header["mode"]} if header.get("mode") is not None else {}
+        path = self.path(header["path"])
+        self.transfers[header["transfer"]] = kinds[header["kind"]](self, path, **options)
         self.session.send({"id": header["id"]})
 
     def op_listen(self, header: Header, _: bytes) -> None:

@@ -67,7 +67,8 @@ def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
 class Upload:
     """A file that is being written beside its target."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, mode: int | None = None) -> None:
+        """`mode` is that of the file; None keeps the target's."""
         self.path = os.path.realpath(path)
         if os.path.isdir(self.path):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
@@ -78,7 +79,7 @@ class Upload:
         self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%s" % os.urandom(8).hex())
         self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):
-            os.fchmod(self.fd, stat.S_IMODE(os.stat(self.path).st_mode))
+            os.fchmod(self.fd, stat.S_IMODE(os.stat(self.path).st_mode) if mode is None else mode)
 
     def feed(self, data: bytes) -> None:
         view = memoryview(data)

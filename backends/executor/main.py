@@ -58,7 +58,7 @@ def main() -> None:
         lock_own_settings()
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
-    executor = Executor(find_bash(options.get("--bash")), oom)
+    executor = Executor(find_bash(options.get("--bash")), oom, options.get("--bash"))
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)
         os.close(stream_out)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from backends import Sandbox
 from lachesis.agent.context_results import Replies, Reply
 from lachesis.tasks import in_own_thread
 
@@ -46,21 +44,6 @@ async def write_local(path: Path, chunks: AsyncIterator[bytes], room: int | None
         temporary.unlink(missing_ok=True)
         raise
     return written
-
-
-async def place(sandbox: Sandbox, inside: str, kept: Path) -> None:
-    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
-    if not kept.is_dir():
-        await sandbox.write_chunks(inside, chunks(kept))
-        if kept.stat().st_mode & 0o100:
-            await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": inside})
-        return
-    try:
-        await sandbox.upload_dir(kept, inside)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
-            await sandbox.exec('rm -rf -- "$P"', timeout=30, env={"P": inside}, fresh=True)
-        raise
 
 
 def size(path: Path) -> int:

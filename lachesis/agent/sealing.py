@@ -1,4 +1,8 @@
-"""Artifacts on their way from the agent's sandbox to the verifier's."""
+"""Artifacts on their way from the agent's sandbox to the verifier's.
+
+Where an artifact goes is decided by the path that the reward named and by the fresh sandbox, before anything of the
+agent's is in it. No program of the agent's sandbox has a part in it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from backends import BackendError, Sandbox
-from lachesis.agent.file_copies import place, size, write_local
+from lachesis.agent.file_copies import chunks, size, write_local
 from lachesis.tasks import in_own_thread
 from lachesis.tools import ToolSession
 
@@ -32,19 +36,48 @@ class Artifacts:
     """Copies of what the agent left at the paths that a reward named."""
 
     folder: Path
-    taken: dict[str, tuple[str, Path]] = field(default_factory=dict)
-    """Their absolute paths inside, and the copies, by path."""
+    taken: dict[str, Path] = field(default_factory=dict)
+    """The copies, by path."""
     missing: list[str] = field(default_factory=list)
     refused: dict[str, str] = field(default_factory=dict)
     """The reasons, by path."""
 
-    async def place(self, sandbox: Sandbox) -> None:
-        """Put the copies at the same places of another sandbox."""
-        for path, (inside, kept) in self.taken.items():
+    async def place(self, fresh: ToolSession, allow: Iterable[str] = (), *, exactly: bool = False) -> None:
+        """Put the copies at the same paths of a fresh sandbox.
+
+        Args:
+            allow: absolute paths of files and folders that may be replaced besides workspace and home.
+            exactly: whether a folder holds nothing else afterwards, and what is missing is removed.
+        """
+        sandbox = await fresh.sandbox()
+        # All of them before anything is placed: an artifact may be a folder with links.
+        targets = await resolved([*self.taken, *(self.missing if exactly else ())], fresh, allow)
+        for path, (inside, problem) in targets.items():
+            kept = self.taken.get(path)
+            if problem:
+                self.refused[path] = problem
+                continue
             try:
-                await place(sandbox, inside, kept)
+                if exactly and inside != sandbox.workdir:
+                    await _remove(sandbox, inside)
+                if kept is not None:
+                    await _place(sandbox, inside, kept)
             except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
                 self.refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
+
+
+async def resolved(paths: Iterable[str], fresh: ToolSession, allow: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """By path: where it is in a fresh sandbox, without links, and why nothing may be put there, or an empty text."""
+    sandbox = await fresh.sandbox()
+    named = [name for name in (sandbox.workdir, sandbox.home) if name.strip("/")]
+    named += [await fresh.path(name) for name in ([allow] if isinstance(allow, str) else allow)]
+    roots = {(await sandbox.stat(name)).path for name in named}
+    found = {}
+    for path in paths:
+        real = (await sandbox.stat(await fresh.path(path))).path
+        within = any(real == root or real.startswith(root + "/") for root in roots)
+        found[path] = real, "" if within else f"{real} is not in the workspace or the home folder; name it in `allow`"
+    return found
 
 
 @contextlib.asynccontextmanager
@@ -72,8 +105,8 @@ async def _take(sandbox: Sandbox, path: str, inside: str, kept: Path, artifacts:
     try:
         try:
             await write_local(kept, sandbox.read_chunks(inside), room)
-            executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside}, fresh=True)
-            await in_own_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
+            mode = (await sandbox.stat(inside)).mode or 0
+            await in_own_thread(kept.chmod, 0o700 if mode & 0o111 else 0o600)
         except IsADirectoryError:
             await sandbox.download_dir(inside, kept, max_bytes=room)
     except (FileNotFoundError, NotADirectoryError):
@@ -84,6 +117,23 @@ async def _take(sandbox: Sandbox, path: str, inside: str, kept: Path, artifacts:
         artifacts.refused[path] = error.strerror or str(error)
         await in_own_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
     else:
-        artifacts.taken[path] = inside, kept
+        artifacts.taken[path] = kept
         return await in_own_thread(size, kept)
     return 0
+
+
+async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:
+    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
+    if not kept.is_dir():
+        await sandbox.write_chunks(inside, chunks(kept), mode=0o755 if kept.stat().st_mode & 0o100 else 0o644)
+        return
+    try:
+        await sandbox.upload_dir(kept, inside)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
+            await _remove(sandbox, inside)
+        raise
+
+
+async def _remove(sandbox: Sandbox, inside: str) -> None:
+    await sandbox.exec('rm -rf -- "$P"', timeout=60, env={"P": inside}, fresh=True)

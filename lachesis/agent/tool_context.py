@@ -331,7 +331,9 @@ class ToolContext:
         return reply
 
     @_method
-    async def seal(self, paths: Iterable[str], *, max_bytes: int = MAX_ARTIFACT) -> ToolContext:
+    async def seal(
+        self, paths: Iterable[str], *, allow: Iterable[str] = (), max_bytes: int = MAX_ARTIFACT
+    ) -> ToolContext:
         """Take what the agent left at `paths` into a fresh sandbox, and end the agent's own.
 
         First everything that runs in the agent's sandbox is killed; then the files and folders at `paths` are copied
@@ -341,7 +343,9 @@ class ToolContext:
         `refused` name the paths that are not there: scoring them is the reward's part.
 
         Args:
-            paths: files or folders; relative ones start at the workspace.
+            paths: files or folders in the workspace or the home folder; relative ones start at the workspace.
+            allow: absolute paths of other files and folders that may be in `paths`, with everything below them. What
+                is named by neither is refused: there are the programs that the reward relies on.
             max_bytes: of all artifacts together; what does not fit is refused.
 
         Raises:
@@ -354,7 +358,7 @@ class ToolContext:
             self._sealed = True
             await self._session.close()
             verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
-            await artifacts.place(await verifier._sandbox())
+            await artifacts.place(verifier._session, allow)
         verifier.missing, verifier.refused = tuple(artifacts.missing), artifacts.refused
         return verifier
 

@@ -51,7 +51,6 @@ class ToolSession:
         self.start_ended = float("-inf")
         """When the last start of the sandbox ended, on the clock of the event loop. Time limits begin then."""
         self._create = create
-        self._home: str | None = None
         self._starting: asyncio.Task[Sandbox] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._state: dict[type[Any], Any] = {}
@@ -117,11 +116,8 @@ class ToolSession:
         if "\0" in path:
             raise ValueError("a path cannot contain a NUL character")
         if path == "~" or path.startswith("~/"):
-            if self._home is None:
-                done = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # the agent may export another
-                self._home = done.stdout.decode()
-            path = self._home + path[1:]
-        return posixpath.normpath(posixpath.join(sandbox.workdir, path))
+            path = sandbox.home + path[1:]  # not what the agent's shell says: it may have been replaced
+        return posixpath.normpath("/" + posixpath.join(sandbox.workdir, path).lstrip("/"))
 
     def state(self, kind: type[State]) -> State:
         """The session's instance of `kind`, created without arguments at first use: the state of a tool."""
