@@ -315,8 +315,11 @@ class Sandbox(Protocol):
         """Read a file. Raises `FileNotFoundError`, `IsADirectoryError` or `PermissionError` as the file system does."""
         ...
 
-    async def write_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file atomically, and create missing parent folders."""
+    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Replace a file atomically, and create missing parent folders.
+
+        `mode` has its permissions; None keeps those of the file that is replaced.
+        """
         ...
 
     async def stat(self, path: str) -> FileStatus:
@@ -328,10 +331,7 @@ class Sandbox(Protocol):
         ...
 
     async def write_chunks(self, path: str, chunks: AsyncIterable[bytes], *, mode: int | None = None) -> None:
-        """`write_bytes` in constant memory at any size. The file is replaced after the last chunk.
-
-        `mode` has its permissions; None keeps those of the file that is replaced.
-        """
+        """`write_bytes` in constant memory at any size. The file is replaced after the last chunk."""
         ...
 
     async def upload_dir(self, local: str | os.PathLike[str], remote: str) -> None:

@@ -238,11 +238,11 @@ class ExecutorSandbox:
         _, data = await self._connection.request("read", path=path, offset=offset, limit=limit)
         return data
 
-    async def write_bytes(self, path: str, data: bytes) -> None:
+    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         if len(data) <= PART:
-            await self._connection.request("write", data, path=path)
+            await self._connection.request("write", data, path=path, mode=mode)
             return
-        async with self._transfer("write", path) as transfer:
+        async with self._transfer("write", path, mode) as transfer:
             await transfer.push(data)
             await transfer.commit()
 

@@ -21,6 +21,8 @@ from lachesis.tools import ToolSession
 
 MAX_ARTIFACT = 1 << 30
 """Bytes that `seal` takes along, in all."""
+_AT_ONCE = 1 << 18
+"""Bytes that go into a sandbox in one request."""
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 """Errors of this machine in every method."""
 OURS = (errno.ENOSPC, errno.EDQUOT, *NO_FILES)
@@ -125,7 +127,12 @@ async def _take(sandbox: Sandbox, path: str, inside: str, kept: Path, artifacts:
 async def _place(sandbox: Sandbox, inside: str, kept: Path) -> None:
     """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
     if not kept.is_dir():
-        await sandbox.write_chunks(inside, chunks(kept), mode=0o755 if kept.stat().st_mode & 0o100 else 0o644)
+        facts = kept.stat()
+        mode = 0o755 if facts.st_mode & 0o100 else 0o644
+        if facts.st_size <= _AT_ONCE:  # the reward may run it now: another open descriptor would be "Text file busy"
+            await sandbox.write_bytes(inside, await in_own_thread(kept.read_bytes), mode=mode)
+        else:
+            await sandbox.write_chunks(inside, chunks(kept), mode=mode)
         return
     try:
         await sandbox.upload_dir(kept, inside)

@@ -37,8 +37,9 @@ async def test_the_mode_of_a_written_file_can_be_given(sandbox: Sandbox) -> None
     async def blocks() -> AsyncIterator[bytes]:
         yield b"#!/bin/sh\necho ran"
 
-    await sandbox.write_chunks("given.sh", blocks(), mode=0o755)
-    assert await output(sandbox, "./given.sh") == "ran"
+    await sandbox.write_bytes("given.sh", b"#!/bin/sh\necho ran", mode=0o755)
+    await sandbox.write_chunks("chunks.sh", blocks(), mode=0o711)
+    assert await output(sandbox, "stat -c %a chunks.sh; ./given.sh") == "711\nran"
 
 
 async def test_the_home_folder_is_the_one_it_was_made_with(sandbox: Sandbox) -> None:
