@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -19,6 +19,7 @@ from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes, 
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.file_copies import chunks, files_below, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.agent.pytest_judge import Judgement, PytestJudge
 from lachesis.agent.sealing import MAX_ARTIFACT, NO_FILES, OURS, Sealed, taken
 from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
@@ -361,6 +362,51 @@ class ToolContext:
             await artifacts.place(verifier._session, allow)
         verifier.missing, verifier.refused = tuple(artifacts.missing), artifacts.refused
         return verifier
+
+    @_method
+    async def judge_pytest(
+        self,
+        sources: Iterable[str],
+        tests: Mapping[str, str | bytes | Path] | None = None,
+        *,
+        expect: Sequence[str],
+        python: str = "python3",
+        args: Sequence[str] = (),
+        timeout: float = 120,
+        rounds: int = 1,
+        allow: Iterable[str] = (),
+        max_bytes: int = MAX_ARTIFACT,
+    ) -> Judgement:
+        """Run a pytest suite on what the agent left at `sources`, and find out whether the outcomes are forged.
+
+        Ends the agent's sandbox as `seal` does. Every test runs in two fresh sandboxes, as it is and changed so that a
+        right solution fails it, in an order that code under test cannot know. `Judgement.fraction` is a score.
+
+        Args:
+            sources: what the agent had to write, as in `seal`. In the fresh tree, a folder is replaced whole, and what
+                the agent removed is removed.
+            tests: by path in the workspace, the text of files that are written over the tree, or a local file. Other
+                files of `expect` are those of the fresh tree.
+            expect: ids of the tests that have to pass, `tests/test_add.py::test_add[1-2]`, from the workspace on.
+                Skipped, deselected, missing, erroneous and xfailed tests have not passed.
+            python: shell text that runs a Python with pytest; ` -` is appended.
+            args: further arguments of pytest.
+            timeout: seconds of one run.
+            rounds: how often all of this is done; more where tests are few.
+            allow, max_bytes: as in `seal`.
+
+        Raises:
+            RewardError: pytest is not there, a file is missing or cannot be read, an id is wrong: the environment's.
+            BackendError: a sandbox failed, as in any method.
+        """
+        self._require_open()
+        if self._open_verifier is None:
+            raise Sealed("this context is already the one of a verifier sandbox; judge the agent's own")
+        judge = PytestJudge(tests or {}, expect, python, args, timeout, self._open_verifier)
+        async with taken(self._session, sources, max_bytes) as artifacts:
+            self._sealed = True
+            await self._session.close()
+            return await judge.judge(artifacts, allow=allow, rounds=rounds)
 
     @_method
     async def cleanup(self) -> Reply:

@@ -175,12 +175,14 @@ class ToolSessions:
         """A new session. Its sandbox starts at first use.
 
         Args:
-            task_id: Unique among open sessions.
+            task_id: Unique among open sessions; that of a session which was closed may be used again.
             spec: The specification of this sandbox, if different from that of the run.
 
         Raises:
             ValueError: the task has an open session: two rollouts must never share one.
         """
+        if (before := self._sessions.get(task_id)) is not None and before.closed:
+            self._ending[self._sessions.pop(task_id)] = None
         if task_id in self._sessions:
             raise ValueError(f"task {task_id!r} has an open session; every rollout needs its own task_id")
         wanted = spec or self.spec
