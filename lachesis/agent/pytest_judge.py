@@ -9,6 +9,7 @@ to forge has to guess, for each test and in each run, whether it is the right on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pkgutil
 import random
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backends import Sandbox
 from lachesis.agent.changed_tests import ENDED, Change, TestFile
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts, resolved
@@ -26,7 +28,7 @@ from lachesis.tools import ToolSession
 
 _OUTPUT = 10_000_000
 """Bytes of a report, and of what pytest prints, that are read."""
-_CHECK = "import pytest"
+_TRIAL = "def test_trial():\n    pass\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,15 +125,15 @@ class PytestJudge:
                         plan = _Plan(await self._files(fresh), self.expect, self.random)
                         kinds = {**plan.changes, **kinds}
                     await artifacts.place(fresh, allow, exactly=True)
-                    found, begun, output = await self._run(fresh, plan, second)
+                    found, output = await self._run(fresh, plan, second)
                 finally:
                     await fresh.close()
-                started = started or begun
+                started = started or not {"passed", "failed"}.isdisjoint(found.values())
                 for changed in (True, False):
                     ids = [id for id in self.expect if (id in plan.first) is not (second is changed)]
                     outcomes[changed].append({id: found.get(plan.names(id, changed), "missing") for id in ids})
         if not started:
-            await self._check_pytest()
+            await self._try_pytest()
         verdicts = {}
         for id in self.expect:
             seen = [[found[id] for found in outcomes[changed] if id in found] for changed in (False, True)]
@@ -174,52 +176,57 @@ class PytestJudge:
                 ) from error
         return files
 
-    async def _run(self, fresh: ToolSession, plan: _Plan, second: bool) -> tuple[dict[str, str], bool, str]:
-        """Outcomes by id as pytest knows it, whether pytest began, and what it printed."""
+    async def _run(self, fresh: ToolSession, plan: _Plan, second: bool) -> tuple[dict[str, str], str]:
+        """Outcomes by id as pytest knows it, and what it printed."""
         sandbox = await fresh.sandbox()
         for path, data in plan.files(second).items():
             await sandbox.write_bytes(await fresh.path(path), data)
+        changed = {id for id in self.expect if (id in plan.first) is not second}
+        return await self._report(
+            sandbox,
+            ended=[id for id in changed if plan.changes[id].kind == ENDED],
+            args=["--rootdir=.", *self.args, *dict.fromkeys(id.partition("::")[0] for id in self.expect)],
+            expected=[plan.names(id, id in changed) for id in self.expect],
+            timeout=self.timeout,
+        )
+
+    async def _report(
+        self, sandbox: Sandbox, *, ended: list[str], args: list[str], expected: list[str], timeout: float
+    ) -> tuple[dict[str, str], str]:
         secret = secrets.token_hex(16)
-        changed = [id for id in self.expect if (id in plan.first) is not second]
-        ended = [id for id in changed if plan.changes[id].kind == ENDED]
-        ids = [plan.names(id, id in set(changed)) for id in self.expect]
-        paths = list(dict.fromkeys(id.partition("::")[0] for id in self.expect))
-        args = ["--rootdir=.", *self.args, "--maxfail=0", *paths]
-        source = pkgutil.get_data("lachesis.agent", "pytest_reporter.py") or b""
-        program = (
-            source
-            + f"\n\nreport(**{ ({'secret': secret, 'ended': ended, 'args': args, 'expected': ids})!r})\n".encode()
-        )
-        done = await sandbox.exec(
-            f"{self.python} -", timeout=self.timeout, stdin=program, fresh=True, max_output=_OUTPUT
-        )
+        settings = {"secret": secret, "ended": ended, "args": [*args, "--maxfail=0"], "expected": expected}
+        program = pkgutil.get_data("lachesis.agent", "pytest_reporter.py") or b""
+        program += f"\n\nreport(**{settings!r})\n".encode()
+        done = await sandbox.exec(f"{self.python} -", timeout=timeout, stdin=program, fresh=True, max_output=_OUTPUT)
         records = []
         for line in done.stdout.decode(errors="replace").splitlines():
             if line.startswith(secret + " "):
-                try:
-                    record = json.loads(line[len(secret) :])
-                except ValueError:
-                    continue
-                records += [record] if isinstance(record, dict) else []
+                with contextlib.suppress(ValueError):
+                    records.append(json.loads(line[len(secret) :]))
         output = done.stderr.decode(errors="replace")
-        if done.timed_out:
-            output += f"\nthe tests took longer than {self.timeout:g} s"
-        return _outcomes(records), any("begin" in record for record in records), output
+        output += f"\nthe tests took longer than {timeout:g} s" if done.timed_out else ""
+        return _outcomes(record for record in records if isinstance(record, dict)), output
 
-    async def _check_pytest(self) -> None:
-        """Whether pytest is there without anything of the agent's."""
+    async def _try_pytest(self) -> None:
+        """Whether pytest works without anything of the agent's, nor of the suite, which may need that."""
         fresh = self.open_fresh()
         try:
             sandbox = await fresh.sandbox()
-            done = await sandbox.exec(f"{self.python} -", timeout=60, stdin=_CHECK.encode(), fresh=True)
+            folder = f"{sandbox.home}/lachesis-trial"
+            await sandbox.write_bytes(f"{folder}/pytest.ini", b"[pytest]\n")
+            await sandbox.write_bytes(f"{folder}/test_trial.py", _TRIAL.encode())
+            args, expected = (
+                ["-c", f"{folder}/pytest.ini", f"--rootdir={folder}", folder],
+                ["test_trial.py::test_trial"],
+            )
+            found, output = await self._report(sandbox, ended=[], args=args, expected=expected, timeout=self.timeout)
         finally:
             await fresh.close()
-        if done.exit_code != 0:
-            said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        if "passed" not in found.values():
+            last = next((line for line in reversed(output.splitlines()) if line.strip()), "it printed nothing")
             raise RewardError(
-                f"judge_pytest: {self.python!r} cannot run pytest in a fresh sandbox: "
-                f"{said[-1] if said else f'exit code {done.exit_code}'}. Next step: install pytest in the image, or "
-                "name a Python that has it, as `python`"
+                f"judge_pytest: {self.python!r} cannot run pytest in a fresh sandbox: {last}. Next step: install "
+                "pytest in the image, or name a Python that has it, as `python`"
             )
 
 

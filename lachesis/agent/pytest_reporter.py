@@ -29,8 +29,6 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
     class Reporter:
         def pytest_configure(self, config: Any) -> None:
             self.worker = hasattr(config, "workerinput")
-            if not self.worker:
-                say(begin=pytest.__version__)
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, config: Any, items: Any) -> None:
@@ -56,6 +54,4 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
         return runtest
 
     sys.argv[:] = ["pytest"]
-    code = int(pytest.main(args, plugins=[Reporter()]))
-    say(end=code)
-    sys.exit(code)
+    sys.exit(int(pytest.main(args, plugins=[Reporter()])))
