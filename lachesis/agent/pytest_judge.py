@@ -142,7 +142,7 @@ class PytestJudge:
         return Judgement(verdicts, output, tuple(artifacts.missing), dict(artifacts.refused))
 
     async def _check_targets(self, artifacts: Artifacts, fresh: ToolSession, allow: list[str]) -> None:
-        targets = await resolved([*artifacts.taken, *artifacts.missing], fresh, allow)
+        targets = await resolved([*artifacts.taken, *artifacts.missing, *artifacts.refused], fresh, allow)
         for path, (_, problem) in targets.items():
             if problem:
                 raise RewardError(f"judge_pytest: source {path!r}: {problem}")
