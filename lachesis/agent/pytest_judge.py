@@ -3,7 +3,7 @@
 Code under test can reach everything in that interpreter, pytest and this reporter included. So no outcome is believed
 by itself. Every test runs twice, in two fresh sandboxes: once as it is, once changed so that a right solution fails it
 (`changed_tests`). Which half of the tests is changed in the first run is drawn at random and known only to this
-process. A test counts where it passed as it is and failed when changed; a changed test that passes is forged. Who wants
+process. A test counts where it passed as it is and failed when changed; where it passed both, it is forged. Who wants
 to forge has to guess, for each test and in each run, whether it is the right one.
 """
 
@@ -40,7 +40,7 @@ class TestVerdict:
     outcome: str
     """As it is: `passed`, `failed`, `error`, `skipped`, `xfailed`, `missing` (no report), `contradictory` (several)."""
     changed: str
-    """The same test changed so that it has to fail."""
+    """The same test changed so that a right solution fails it."""
     kind: str
     """How it was changed: `value`, `inverted` or `ended`, see `lachesis.agent.changed_tests`."""
     change: str = ""
@@ -53,7 +53,11 @@ class TestVerdict:
 
     @property
     def forged(self) -> bool:
-        return self.changed == "passed" or "contradictory" in (self.outcome, self.changed)
+        """It passed as it is and also when changed, which no solution does; or there were several reports.
+
+        A wrong solution may pass a changed test alone, by accident.
+        """
+        return self.outcome == self.changed == "passed" or "contradictory" in (self.outcome, self.changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class Judgement:
         found = [id for id, verdict in self.tests.items() if verdict.forged]
         if not found:
             return ""
-        return f"{len(found)} of {len(self.tests)} tests passed although they were changed to fail: {', '.join(found)}"
+        return f"{len(found)} of {len(self.tests)} tests passed, and also when changed to fail: {', '.join(found)}"
 
     @property
     def passed(self) -> bool:

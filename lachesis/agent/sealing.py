@@ -6,6 +6,7 @@ agent's is in it. No program of the agent's sandbox has a part in it.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import shutil
@@ -31,6 +32,10 @@ OURS = (errno.ENOSPC, errno.EDQUOT, *NO_FILES)
 
 class Sealed(RuntimeError):
     """The agent's sandbox is gone since `seal`: the reward goes on with the context that `seal` returned."""
+
+
+class HostDiskFull(BackendError):
+    """This machine has no room for what rewards may copy out. It concerns every rollout: the run stops and says so."""
 
 
 @dataclass(slots=True)
@@ -90,13 +95,42 @@ async def taken(session: ToolSession, paths: Iterable[str], room: int) -> AsyncI
     await sandbox.stop_processes()
     artifacts = Artifacts(Path(tempfile.mkdtemp(prefix="lachesis-seal-")))
     try:
-        for number, path in enumerate(wanted):
-            kept = artifacts.folder / str(number)
-            room -= await _take(sandbox, path, await session.path(path), kept, artifacts, room)
+        async with _room_for(room, artifacts.folder.parent):
+            for number, path in enumerate(wanted):
+                kept = artifacts.folder / str(number)
+                room -= await _take(sandbox, path, await session.path(path), kept, artifacts, room)
         yield artifacts
     finally:
         # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
         await in_own_thread(shutil.rmtree, artifacts.folder, ignore_errors=True)
+
+
+_promised = 0
+"""Bytes that seals of this process may still write."""
+
+
+@contextlib.asynccontextmanager
+async def _room_for(size: int, folder: Path) -> AsyncIterator[None]:
+    """Wait until `size` more bytes have room beside what other seals may write.
+
+    What the agent left does not matter: otherwise it could decide when a run stops.
+
+    Raises:
+        HostDiskFull: there is no room, and nothing to wait for.
+    """
+    global _promised
+    while (free := shutil.disk_usage(folder).free) < _promised + size:
+        if not _promised:
+            raise HostDiskFull(
+                f"a seal may copy {size} bytes to {folder} of this machine, which has {free} bytes free. Next step: "
+                "make room there, set TMPDIR to a folder on another disk, or give `seal` a smaller max_bytes"
+            )
+        await asyncio.sleep(0.1)
+    _promised += size
+    try:
+        yield
+    finally:
+        _promised -= size
 
 
 async def _take(sandbox: Sandbox, path: str, inside: str, kept: Path, artifacts: Artifacts, room: int) -> int:
@@ -115,7 +149,8 @@ async def _take(sandbox: Sandbox, path: str, inside: str, kept: Path, artifacts:
         artifacts.missing.append(path)
     except OSError as error:
         if error.errno in OURS:
-            raise BackendError(f"the artifacts cannot be kept on this machine: {error}") from error
+            kind = BackendError if error.errno in NO_FILES else HostDiskFull
+            raise kind(f"the artifacts cannot be kept on this machine: {error}") from error
         artifacts.refused[path] = error.strerror or str(error)
         await in_own_thread(shutil.rmtree, kept, ignore_errors=True)  # as far as it came
     else:

@@ -12,7 +12,7 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
-from lachesis.agent.pytest_judge import Judgement
+from lachesis.agent.pytest_judge import Judgement, TestVerdict
 from lachesis.agent.reward import RewardError
 from lachesis.agent.tool_context import ToolContext
 from lachesis.testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
@@ -226,6 +226,17 @@ class Parts(unittest.TestCase):
     assert {id.partition("::")[2]: verdict.outcome for id, verdict in found.tests.items()} == wanted
     assert [verdict.passed for verdict in found.tests.values()] == [outcome == "passed" for outcome in wanted.values()]
     assert not found.forged and found.fraction == 0.2
+
+
+def test_a_wrong_solution_that_passes_a_changed_test_by_accident_is_not_forged() -> None:
+    def judgement(*outcomes: tuple[str, str]) -> Judgement:
+        tests = {str(at): TestVerdict(*outcome, VALUE) for at, outcome in enumerate(outcomes)}
+        return Judgement(tests, "")
+
+    assert judgement(("failed", "passed"), ("passed", "failed")).fraction == 0.5
+    assert judgement(("passed", "passed"), ("passed", "failed")).fraction == 0.0
+    assert judgement(("contradictory", "failed"), ("passed", "failed")).fraction == 0.0
+    assert judgement(("passed", "missing"), ("passed", "failed")).fraction == 0.5
 
 
 async def test_the_tree_is_fresh_and_the_named_sources_are_as_the_agent_left_them(tmp_path: Path) -> None:

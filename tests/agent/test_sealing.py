@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from backends import SandboxSpec, create_backend
+from lachesis.agent import sealing
+from lachesis.agent.sealing import HostDiskFull
 from lachesis.agent.tool_context import ToolContext
+from lachesis.runs.failures import RunStopped
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
 from tests.support.root_images import full_root
+from tests.support.scripted_server import say
+from tests.support.small_envs import SortWords, process
 
 REPLACED_BASH = """
 cat > /tmp/bash <<'END'
@@ -127,3 +136,41 @@ async def test_without_walls_every_sandbox_has_folders_of_its_own() -> None:
         verifier = await ctx.seal(["a", "~/d", "c", "/tmp/x"])
         assert verifier.missing == ("/tmp/x",) and verifier.refused == {}
         assert (await verifier.terminal("cat a ~/d/b; ./c"))["output"] == "work\nhome\nran\n"
+
+
+async def test_seals_wait_for_the_room_that_others_may_need(
+    sessions: ToolSessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Room for one and a half: all of them get it, one after the other."""
+    copying: list[int] = []
+    take = sealing._take
+
+    async def counted(*args: Any) -> int:
+        copying.append(sealing._promised)
+        return await take(*args)
+
+    monkeypatch.setattr(sealing, "_take", counted)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    size = shutil.disk_usage(tmp_path).free * 2 // 3
+    contexts = [context(sessions, f"task-{number}") for number in range(3)]
+    await asyncio.gather(*(ctx.write_file("a", "work") for ctx in contexts))
+    verifiers = await asyncio.gather(*(ctx.seal(["a"], max_bytes=size) for ctx in contexts))
+    assert [await verifier.read_file("a") for verifier in verifiers] == ["work"] * 3
+    assert copying == [size] * 3 and sealing._promised == 0
+
+
+async def test_a_disk_without_room_is_named_whatever_the_agent_left(sessions: ToolSessions) -> None:
+    ctx = context(sessions)
+    with pytest.raises(HostDiskFull, match="Next step: make room there, set TMPDIR"):
+        await ctx.seal(["never made"], max_bytes=1 << 60)
+    assert isinstance(ctx.failure, HostDiskFull) and sealing._promised == 0
+
+
+async def test_a_full_disk_stops_the_run_and_scores_nothing(tmp_path: Path) -> None:
+    class Seals(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            await ctx.seal(["sorted.txt"], max_bytes=1 << 60)
+            return 1.0
+
+    with pytest.raises(RunStopped, match=r"a seal may copy .* TMPDIR"):
+        await process(Seals, tmp_path, [say("Done.")], total_steps=3, group_size=2)
