@@ -166,8 +166,7 @@ class PytestJudge:
                         f"judge_pytest: the file {path!r} of expected tests is neither in `tests` nor in the fresh "
                         f"tree ({error.strerror}). Next step: give its text in `tests`"
                     ) from error
-            data = await in_own_thread(given.read_bytes) if isinstance(given, Path) else given
-            data = data.encode() if isinstance(data, str) else data
+            data = await _content(given)
             if path not in needed:
                 files[path] = data
                 continue
@@ -216,6 +215,8 @@ class PytestJudge:
         fresh = self.open_fresh()
         try:
             sandbox = await fresh.sandbox()
+            for path, given in self.tests.items():  # pytest itself may be among them
+                await sandbox.write_bytes(await fresh.path(path), await _content(given))
             folder = f"{sandbox.home}/lachesis-trial"
             await sandbox.write_bytes(f"{folder}/pytest.ini", b"[pytest]\n")
             await sandbox.write_bytes(f"{folder}/test_trial.py", _TRIAL.encode())
@@ -232,6 +233,11 @@ class PytestJudge:
                 f"judge_pytest: {self.python!r} cannot run pytest in a fresh sandbox: {last}. Next step: install "
                 "pytest in the image, or name a Python that has it, as `python`"
             )
+
+
+async def _content(given: str | bytes | Path) -> bytes:
+    data = await in_own_thread(given.read_bytes) if isinstance(given, Path) else given
+    return data.encode() if isinstance(data, str) else data
 
 
 class _Plan:
