@@ -185,6 +185,18 @@ class ExecResult:
 
 
 @dataclass(frozen=True, slots=True)
+class FileStatus:
+    """What is at a path of a sandbox."""
+
+    path: str
+    """The absolute path without symbolic links, also where nothing is there."""
+    mode: int | None
+    """As `os.stat` gives it; None where nothing is there."""
+    size: int
+    """Bytes."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """A background process: `exit_code` is None while it runs."""
 
@@ -256,6 +268,11 @@ class Sandbox(Protocol):
         """Path of a Python >= 3.8 inside, None where there is none."""
         ...
 
+    @property
+    def home(self) -> str:
+        """The home folder (`HOME`) that it was made with. Nothing inside is asked for it."""
+        ...
+
     async def exec(
         self,
         command: str,
@@ -270,7 +287,8 @@ class Sandbox(Protocol):
         """Run `command` with bash. `cd` and exported variables persist into the next `exec` without `cwd` and `env`.
 
         With `fresh` it starts in `workdir` with the initial variables of the sandbox, and changes nothing for later
-        commands. A reward uses this to run without the agent's PATH.
+        commands. Its bash is one that no command can have replaced, and first in PATH, where the backend can provide
+        that. A reward uses this to run without the agent's PATH and shell.
 
         After `timeout` seconds, everything that the command started is killed. Children that a finished command left
         in the background live on and do not delay the result.
@@ -306,15 +324,22 @@ class Sandbox(Protocol):
         """Read a file. Raises `FileNotFoundError`, `IsADirectoryError` or `PermissionError` as the file system does."""
         ...
 
-    async def write_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file atomically, and create missing parent folders."""
+    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Replace a file atomically, and create missing parent folders.
+
+        `mode` has its permissions; None keeps those of the file that is replaced.
+        """
+        ...
+
+    async def stat(self, path: str) -> FileStatus:
+        """What is at `path`, links followed. No program inside has a part in it. Raises `OSError`."""
         ...
 
     def read_chunks(self, path: str) -> AsyncIterator[bytes]:
         """The bytes of a file of any size, in constant memory. Raises as `read_bytes`."""
         ...
 
-    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes]) -> None:
+    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes], *, mode: int | None = None) -> None:
         """`write_bytes` in constant memory at any size. The file is replaced after the last chunk."""
         ...
 

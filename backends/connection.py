@@ -78,6 +78,8 @@ class Connection:
         """The executor's greeting: `python` (its version, three integers), `pid`."""
         self.ended: asyncio.Future[str | None] = loop.create_future()
         """Done when nothing more will arrive, with the reason if it is known."""
+        self.home = "/"
+        """The home folder with which the inside was initialised."""
         # Resumable connections only:
         self._dial: Dial | None = None
         self._name, self._grace, self._sealed = "the sandbox", GRACE, False

@@ -24,6 +24,7 @@ from .base import (
     BackendUnavailable,
     CallGuard,
     ExecResult,
+    FileStatus,
     OutputChunk,
     Process,
     ProcessStatus,
@@ -91,6 +92,7 @@ async def initialise(
         raise BackendError(f"the executor did not start: {error}") from None
     except OSError as error:
         raise BackendError(f"the working directory {workdir!r} cannot be used: {error}") from error
+    connection.home = {**env, **spec.env}.get("HOME") or workdir
     return Inside(python=found["python"])
 
 
@@ -143,6 +145,10 @@ class ExecutorSandbox:
     def interrupted(self) -> float:
         """Seconds so far for which its connection was broken, through no fault of what runs inside."""
         return self._connection.interrupted
+
+    @property
+    def home(self) -> str:
+        return self._connection.home
 
     async def exec(
         self,
@@ -247,24 +253,28 @@ class ExecutorSandbox:
         _, data = await self._connection.request("read", path=path, offset=offset, limit=limit)
         return data
 
-    async def write_bytes(self, path: str, data: bytes) -> None:
+    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
         if len(data) <= PART:
-            await self._connection.request("write", data, path=path)
+            await self._connection.request("write", data, path=path, mode=mode)
             return
-        async with self._transfer("write", path) as transfer:
+        async with self._transfer("write", path, mode=mode) as transfer:
             await transfer.push(data)
             await transfer.commit()
 
     def _transfer(self, kind: str, path: str, **options: int | None) -> Transfer:
         return Transfer(self._connection, next(self._transfers), kind, path, **options)
 
+    async def stat(self, path: str) -> FileStatus:
+        header, _ = await self._connection.request("stat", path=path)
+        return FileStatus(header["path"], header.get("mode"), header.get("size", 0))
+
     async def read_chunks(self, path: str) -> AsyncGenerator[bytes]:
         async with self._transfer("read", path) as transfer, aclosing(transfer.parts()) as parts:
             async for part in parts:
                 yield part
 
-    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes]) -> None:
-        async with self._transfer("write", path) as transfer:
+    async def write_chunks(self, path: str, chunks: AsyncIterable[bytes], *, mode: int | None = None) -> None:
+        async with self._transfer("write", path, mode=mode) as transfer:
             async for chunk in chunks:
                 await transfer.push(chunk)
             await transfer.commit()
@@ -330,6 +340,10 @@ class _LeasedConnection:
     @property
     def interrupted(self) -> float:
         return self._connection.interrupted
+
+    @property
+    def home(self) -> str:
+        return self._connection.home
 
     async def guard(self, call: Coroutine[Any, Any, T]) -> T:
         return await self._lease.run(call)

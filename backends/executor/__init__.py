@@ -8,7 +8,7 @@ which is started inside as `python3 -I -S executor.py`, as PID 1 where the sandb
   --listen @NAME   wait for connections to the abstract Unix socket NAME
   --listen fd:N    wait for connections to the listening socket inherited as descriptor N
   --relay @NAME    run no executor: copy standard input and output to and from that socket until either ends
-  --bash PATH      the bash to use where PATH has none
+  --bash PATH      the bash of `fresh` commands, alone in a folder that nothing inside can write; also if PATH has none
   --group KIND:N   start commands in this control group, by an inherited descriptor: `folder` of its folder, `tasks` of
                    its file of that name, in version 1
   FOLDER ...       folders to remove at the end, unless this is PID 1
@@ -29,7 +29,8 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
 
   init       workdir, env, lifetime, wall_time?, grace?, memory?                     python?; comes first, once
   exec       command, timeout, cwd?, env?, stdin? (true: the payload), max_output,   as `ExecResult`; see below
-             fresh? (true: use the initial variables and folder, discard all changes)
+             fresh? (true: use the initial variables and folder, discard all changes,
+             and run the bash of `--bash`, whose folder comes first in PATH)
   spilled    execution, stream ("stdout" or "stderr"), offset, limit                 payload
   start      command, cwd?, env?, terminal? ([rows, columns])                        process: its id
   processes                                                                          processes: [[id, command], ...]
@@ -39,8 +40,10 @@ Requests, their fields, and their answers (`?` marks optional fields; times in s
   kill       process                                                                 {}
   kill_all                                                                           {} when nothing else runs inside
   read       path, offset, limit?                                                    payload
-  write      path; payload (at most 256 KiB)                                         {}
-  open       transfer: a number, never reused; kind, path, most? (members of `pack`) {}
+  write      path, mode?; payload (at most 256 KiB)                                  {}
+  stat       path                                                                    path: without links; mode?, size?
+  open       transfer: a number, never reused; kind, path, most? (members of         {}
+             `pack`), mode? (of a file)
   pull       transfer                                                                end; payload (at most 256 KiB)
   push       transfer; payload (at most 256 KiB)                                     {} when there is room for more
   commit     transfer                                                                {} when all is in its place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
@@ -42,10 +43,16 @@ ENDED = 1 << 25
 class Executor:
     """Serves requests until the loop ends."""
 
-    def __init__(self, bash: str, oom: tuple[int, bytes] | None, group: CommandGroup | None = None) -> None:
+    def __init__(
+        self,
+        bash: str,
+        oom: tuple[int, bytes] | None,
+        group: CommandGroup | None = None,
+        own_bash: str | None = None,
+    ) -> None:
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
-        self.shells = Shells(self.loop, bash, oom, group)
+        self.shells = Shells(self.loop, bash, oom, group, own_bash)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
         self.spill_limit = SPILL
@@ -196,7 +203,7 @@ class Executor:
         self.session.send_file(header["id"], chunks)
 
     def op_write(self, header: Header, payload: bytes) -> None:
-        upload = Upload(self.path(header["path"]))
+        upload = Upload(self.path(header["path"]), header.get("mode"))
         try:
             upload.feed(payload)
             upload.close(keep=True)
@@ -204,6 +211,14 @@ class Executor:
             upload.close(keep=False)
             raise
         self.session.send({"id": header["id"]})
+
+    def op_stat(self, header: Header, _: bytes) -> None:
+        path = os.path.realpath(self.path(header["path"]))
+        answer = {"id": header["id"], "path": path}
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            status = os.stat(path)
+            answer.update(mode=status.st_mode, size=status.st_size)
+        self.session.send(answer)
 
     def transfer(self, header: Header) -> OpenTransfer:
         try:
@@ -213,8 +228,9 @@ class Executor:
 
     def op_open(self, header: Header, _: bytes) -> None:
         kinds = {"read": FileReader, "write": FileWriter, "pack": FolderPacker, "unpack": FolderUnpacker}
-        opened = kinds[header["kind"]](self, self.path(header["path"]), header.get("most") or math.inf)
-        self.transfers[header["transfer"]] = opened
+        options = {name: header[name] for name in ("most", "mode") if header.get(name) is not None}
+        path = self.path(header["path"])
+        self.transfers[header["transfer"]] = kinds[header["kind"]](self, path, **options)
         self.session.send({"id": header["id"]})
 
     def op_listen(self, header: Header, _: bytes) -> None:

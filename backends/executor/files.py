@@ -68,7 +68,8 @@ def read_file(path: str, offset: int, limit: int | None) -> Iterator[bytes]:
 class Upload:
     """A file that is being written beside its target."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, mode: int | None = None) -> None:
+        """`mode` is that of the file; None keeps the target's."""
         try:
             self.path = os.path.realpath(path)
         except RecursionError:  # it follows more links than the kernel
@@ -82,7 +83,7 @@ class Upload:
         self.temporary = os.path.join(os.path.dirname(self.path), ".upload-%s" % os.urandom(8).hex())
         self.fd = os.open(self.temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):
-            os.fchmod(self.fd, stat.S_IMODE(os.stat(self.path).st_mode))
+            os.fchmod(self.fd, stat.S_IMODE(os.stat(self.path).st_mode) if mode is None else mode)
 
     def feed(self, data: bytes) -> None:
         view = memoryview(data)

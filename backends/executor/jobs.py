@@ -153,7 +153,7 @@ class Exec(Job):
         plain = self.cwd is None and not self.env and not request.get("stdin")
         self.prewarmed = executor.prewarmed.take(self.command) if plain else None  # it has its command now
         self.stdout, self.stderr = (Capped(request["max_output"], executor.new_spill) for _ in range(2))
-        self.before = dict(self.shells.state.first if self.fresh else self.shells.state.env, **self.env)
+        self.before = dict(self.shells.fresh_environment() if self.fresh else self.shells.state.env, **self.env)
         self.timer = self.loop.after(min(request["timeout"], executor.wall_time), self.on_timeout)
         if self.prewarmed is None:
             self.start_new_shell(stdin if request.get("stdin") else None)
@@ -168,7 +168,8 @@ class Exec(Job):
         """Start a new shell. Raises `OSError`, or what is wrong with the request, and leaves nothing open."""
         fds: list[int] = []
         try:
-            arguments = shell_arguments(self.shells.bash, self.command, stateful=True)
+            bash = self.shells.own_bash if self.fresh else None
+            arguments = shell_arguments(bash or self.shells.bash, self.command, stateful=True)
             env = encode_environment(self.before)
             fds.append(os.dup(self.shells.null) if stdin is None else os.memfd_create("stdin"))
             if stdin is not None:

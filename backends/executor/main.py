@@ -64,7 +64,7 @@ def main() -> None:
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
     group = CommandGroup(int(options["--group"].rpartition(":")[2])) if "--group" in options else None
-    executor = Executor(find_bash(options.get("--bash")), oom, group)
+    executor = Executor(find_bash(options.get("--bash")), oom, group, options.get("--bash"))
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)
         os.close(stream_out)

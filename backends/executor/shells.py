@@ -32,10 +32,19 @@ SETTLING = 0.2
 class Shells:
     """Starts shells with the folder and the variables that earlier ones have left."""
 
-    def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None, group: CommandGroup | None = None) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        bash: str,
+        oom: tuple[int, bytes] | None,
+        group: CommandGroup | None = None,
+        own_bash: str | None = None,
+    ) -> None:
         self.loop = loop
         self.group = group
         self.bash = bash
+        self.own_bash = own_bash
+        """One that commands cannot replace, alone in its folder; None where there is none."""
         self.oom = oom
         """An open /proc/self/oom_score_adj and its content; None: children write their own."""
         self.state = ShellState("/", {})
@@ -45,6 +54,13 @@ class Shells:
             self.starter = Starter(group)
         self.children: dict[int, Callable[[int], None]] = {}
         """Called with the exit code when the child of this number has ended."""
+
+    def fresh_environment(self) -> dict[str, str]:
+        """The variables before any command. `bash` is the one that commands cannot replace."""
+        first = self.state.first
+        if self.own_bash is None:
+            return first
+        return {**first, "PATH": os.path.dirname(self.own_bash) + ":" + first.get("PATH", os.defpath)}
 
     def spawn(
         self,

@@ -65,9 +65,9 @@ class FileReader(OpenTransfer):
 
 
 class FileWriter(OpenTransfer):
-    def __init__(self, executor: Executor, path: str, most: float = math.inf) -> None:
+    def __init__(self, executor: Executor, path: str, most: float = math.inf, mode: int | None = None) -> None:
         super().__init__(executor, path)
-        self.upload = Upload(path)
+        self.upload = Upload(path, mode)
         self.done = False
 
     def push(self, request: int, data: bytes) -> None:

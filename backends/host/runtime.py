@@ -18,6 +18,7 @@ import json
 import os
 import pkgutil
 import py_compile
+import re
 import shutil
 import subprocess
 import sys
@@ -35,6 +36,8 @@ from .folders import cached
 RUNTIME = "/run/lachesis"
 """The folder's place inside. Its programs work nowhere else."""
 _PYTHON, _BASH, _EXECUTOR = "bin/python3", "bin/bash", "executor.pyc"
+_SHELL = "shell/bash"
+"""A link to bash, alone in its folder: that may be in PATH, where the Python must not be found."""
 _LIBRARIES, _BASH_LIBRARIES = "lib", "lib/bash"
 
 # Lists the files of all modules and libraries that the executor needs. The C library loads libgcc_s when a thread ends.
@@ -63,18 +66,23 @@ print(json.dumps({"modules": modules, "maps": mapped, "library": library}))
 _ALWAYS = ("__future__", "encodings.utf_8", "encodings.ascii", "encodings.latin_1")
 """Modules that Python loads although the executor does not import them."""
 _BASH_PROBE = 'while read -r line; do echo "$line"; done </proc/$$/maps'
-# The loader would also load the libraries that the image's list names, which are made for the image's C library. The
-# replacement has the same length, and no file has this name.
-_PRELOAD, _NO_PRELOAD = b"/etc/ld.so.preload\0", b"/run/lachesis/none\0"
+# Files of the image from which the loader, the C library and bash would take code, or data that leads to code: a list
+# of libraries to load; locales, which name a character set; modules that convert character sets; translations, which
+# are formats of printf; libraries that find users. The replacements have the same length. The folder has the locale
+# C.UTF-8, which not every C library has built in; of the other files there are none.
+_NOWHERE = "/run/lachesis/none"
+_LOCALES, _OWN_LOCALES = "/usr/lib/locale", "/run/lachesis/l"
+_OUTSIDE = re.compile(rb"/etc/ld\.so\.preload|/etc/nsswitch\.conf|/usr/share/locale|/usr/lib[a-z0-9_/-]*/gconv")
 
 
 def runtime_command(*arguments: str) -> list[str]:
     """The command line that starts the executor inside; `arguments` are those of the executor.
 
-    The environment must not have `LD_PRELOAD`. The executor uses the image's bash if there is one.
+    The environment must not have `LD_PRELOAD`. The executor uses the image's bash if there is one, but not for
+    commands that must not depend on what the agent can write (`fresh`).
     """
     python = [f"{RUNTIME}/{_PYTHON}", "-I", "-S", "-B", "-X", "utf8"]
-    return [*python, f"{RUNTIME}/{_EXECUTOR}", "--bash", f"{RUNTIME}/{_BASH}", *arguments]
+    return [*python, f"{RUNTIME}/{_EXECUTOR}", "--bash", f"{RUNTIME}/{_SHELL}", *arguments]
 
 
 def portable_runtime() -> Path:
@@ -141,7 +149,8 @@ def _make(folder: Path, python: Path, bash: Path) -> None:
     _fill(folder, python, bash)
     _try(folder)
     for path in [folder, *folder.rglob("*")]:
-        path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" or ".so" in path.name else 0o644)
+        if not path.is_symlink():
+            path.chmod(0o755 if path.is_dir() or path.parent.name == "bin" or ".so" in path.name else 0o644)
 
 
 def _modules() -> list[str]:
@@ -193,6 +202,12 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
     maps = _run([str(bash), "--norc", "--noprofile", "-c", _BASH_PROBE], bash)
     _place(folder, bash, _BASH, _mapped(maps), [_BASH_LIBRARIES, _LIBRARIES], placed)
     (folder / _EXECUTOR).write_bytes(executor_code.bytecode())
+    for name in ("C.utf8", "C.UTF-8"):
+        if Path(_LOCALES, name).is_dir():
+            shutil.copytree(Path(_LOCALES, name), folder / os.path.relpath(_OWN_LOCALES, RUNTIME) / name)
+    shell = folder / _SHELL
+    shell.parent.mkdir()
+    shell.symlink_to(os.path.relpath(folder / _BASH, shell.parent))
 
 
 def _place(
@@ -214,8 +229,8 @@ def _place(
     for soname, path in places.items():
         if placed.get(soname) == path:
             continue
-        data = path.read_bytes().replace(_PRELOAD, _NO_PRELOAD) if path == loader else _read(path).library()
-        (folder / libraries[0] / soname).write_bytes(data)
+        data = path.read_bytes() if path == loader else _read(path).library()
+        (folder / libraries[0] / soname).write_bytes(_inward(data))
         placed.setdefault(soname, path)
     home = libraries[0] if (folder / libraries[0] / asked.name).exists() else libraries[-1]
     try:
@@ -225,7 +240,13 @@ def _place(
         )
     except elf.NotPortable as error:
         raise _not_portable(program, error) from error
-    (folder / name).write_bytes(data)
+    (folder / name).write_bytes(_inward(data))
+
+
+def _inward(data: bytes) -> bytes:
+    """A program or library that looks for no code outside the folder."""
+    data = data.replace(_LOCALES.encode(), _OWN_LOCALES.encode())
+    return _OUTSIDE.sub(lambda found: _NOWHERE.encode()[: len(found[0])].ljust(len(found[0]), b"-"), data)
 
 
 def _read(path: Path) -> elf.Elf:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 import threading
@@ -10,7 +9,7 @@ import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from backends import MAX_DOWNLOAD, Sandbox
+from backends import MAX_DOWNLOAD
 from backends.executor.trees import walk
 from backends.extraction import Room
 from lachesis.agent.context_results import Replies, Reply
@@ -70,21 +69,6 @@ async def write_local(path: Path, chunks: AsyncIterator[bytes], max_bytes: int |
         temporary.unlink(missing_ok=True)
         raise
     return room.size
-
-
-async def place(sandbox: Sandbox, inside: str, kept: Path) -> None:
-    """Put an artifact where it was. Raises `OSError`, and leaves no part of it."""
-    if not kept.is_dir():
-        await sandbox.write_chunks(inside, chunks(kept))
-        if kept.stat().st_mode & 0o100:
-            await sandbox.exec('chmod +x -- "$P"', timeout=30, env={"P": inside})
-        return
-    try:
-        await sandbox.upload_dir(kept, inside)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):  # the room is the reward's
-            await sandbox.exec('rm -rf -- "$P"', timeout=30, env={"P": inside}, fresh=True)
-        raise
 
 
 def size(path: Path) -> int:

@@ -8,7 +8,6 @@ import errno
 import functools
 import json
 import os
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,29 +17,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxExhausted
 from backends.base import INSIDE
-from backends.executor.trees import remove_tree
 from backends.lease import LeaseOver
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.blocking_calls import result_of, running_loop
 from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
-from lachesis.agent.file_copies import chunks, files_below, members, place, size, write_local
+from lachesis.agent.file_copies import chunks, files_below, members, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.agent.pytest_judge import Judgement, PytestJudge
+from lachesis.agent.sealing import MAX_ARTIFACT, NO_FILES, Sealed, taken
 from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
-MAX_ARTIFACT = 1 << 30
-"""Bytes that `seal` takes along, in all."""
-_REMOVAL = 60.0
-"""Seconds for the removal of artifacts, which are bounded by `MAX_ARTIFACT` and the bounds of a download."""
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
-_NO_FILES = (errno.EMFILE, errno.ENFILE)
-"""Errors of this machine in every method."""
-_OURS = (errno.ENOSPC, errno.EDQUOT, *_NO_FILES)
-"""Errors of this machine where files are copied out. Reading the agent's files in a sandbox never raises them."""
 _UPLOADS, _DOWNLOADS = ("upload_file", "upload_dir"), ("download_file", "download_dir")
 _RUN = ("terminal", "call_tool", "search")
 """Methods that run commands."""
@@ -56,13 +48,8 @@ while builtin read -r -d '' kind && builtin read -r -d '' path; do
 done"""
 """Removes what stands where a folder (d) or a file (f) is to be written; reads pairs of a kind and a path."""
 
-
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Sealed(RuntimeError):
-    """The agent's sandbox is gone since `seal`: the reward goes on with the context that `seal` returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,9 +164,9 @@ def _blamed(
     else:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         if INSIDE not in getattr(error, "__notes__", ()):
-            if error.errno in _NO_FILES or (full and method in (*_DOWNLOADS, "seal")):
+            if error.errno in NO_FILES or (full and method in (*_DOWNLOADS, "seal", "judge_pytest")):
                 return BackendError(f"{method} failed on this machine: {error}")
-            if method in ("seal", "cleanup"):  # what they meet inside is no error
+            if method in ("seal", "judge_pytest", "cleanup"):  # what they meet inside is no error
                 return error
             refused = method in _DOWNLOADS and error.errno in (errno.EFBIG, errno.EPERM, errno.EIO)
             if local is not None and not refused and _is_below(error.filename, local):
@@ -290,6 +277,7 @@ class ToolContext:
             self.enter(scope)
         self._sealed = False
         self._sealed_into: tuple[list[str], ToolContext] | None = None
+        self._judged: Judgement | None = None
 
     def __await__(self) -> Generator[Any, Any, ToolContext]:
         yield from ()
@@ -467,7 +455,9 @@ class ToolContext:
         return reply
 
     @_method
-    async def seal(self, paths: Iterable[str], *, max_bytes: int = MAX_ARTIFACT) -> ToolContext:
+    async def seal(
+        self, paths: Iterable[str], *, allow: Iterable[str] = (), max_bytes: int = MAX_ARTIFACT
+    ) -> ToolContext:
         """Take what the agent left at `paths` into a fresh sandbox, and end the agent's own.
 
         First everything that runs in the agent's sandbox is killed; then the files and folders at `paths` are copied
@@ -477,7 +467,9 @@ class ToolContext:
         `refused` name the paths that are not there: scoring them is the reward's part.
 
         Args:
-            paths: files or folders; relative ones start at the workspace.
+            paths: files or folders in the workspace or the home folder; relative ones start at the workspace.
+            allow: absolute paths of other files and folders that may be in `paths`, with everything below them. What
+                is named by neither is refused: there are the programs that the reward relies on.
             max_bytes: of all artifacts together; what does not fit is refused.
 
         Raises:
@@ -489,57 +481,62 @@ class ToolContext:
         self._require_open()
         if self._open_verifier is None:
             raise Sealed("this context is already the one of a verifier sandbox; it cannot be sealed again")
-        agents = await self._sandbox()
-        await agents.stop_processes()
-        folder = Path(tempfile.mkdtemp(prefix="lachesis-seal-"))
-        try:
-            taken, missing, refused = await self._take(wanted, folder, max_bytes)
+        async with taken(self._session, wanted, max_bytes) as artifacts:
             self._sealed = True
             await self._session.close()
             verifier = ToolContext(self._open_verifier(), self._registry, shared=self._shared)
-            for path, (inside, kept) in taken.items():
-                try:
-                    await place(await verifier._sandbox(), inside, kept)
-                except OSError as error:  # the agent's copy of a small disk may be large, or in a folder's way
-                    refused[path] = f"it cannot be put into a fresh sandbox: {error.strerror or error}"
-        finally:
-            # In a thread, which also ends it if this is cancelled: it may hold as many files as the agent liked.
-            await in_own_thread(remove_tree, str(folder), _REMOVAL)
-        verifier.missing, verifier.refused = missing, refused
+            await artifacts.place(verifier._session, allow)
+        verifier.missing, verifier.refused = tuple(artifacts.missing), artifacts.refused
         self._sealed_into = wanted, verifier
         return verifier
 
-    async def _take(
-        self, paths: list[str], folder: Path, room: int
-    ) -> tuple[dict[str, tuple[str, Path]], tuple[str, ...], dict[str, str]]:
-        """By path, the artifacts' absolute paths inside with their copies; the paths that have none; the refused."""
-        sandbox = await self._sandbox()
-        taken: dict[str, tuple[str, Path]] = {}
-        missing: list[str] = []
-        refused: dict[str, str] = {}
-        for number, path in enumerate(paths):
-            inside, kept = await self._path(path), folder / str(number)
-            if not inside.strip("/"):
-                refused[path] = "the root folder is no artifact"
-                continue
-            try:
-                try:
-                    await write_local(kept, sandbox.read_chunks(inside), room)
-                    executable = await sandbox.exec('test -x "$P"', timeout=30, env={"P": inside}, fresh=True)
-                    await in_own_thread(kept.chmod, 0o700 if executable.exit_code == 0 else 0o600)
-                except IsADirectoryError:
-                    await sandbox.download_dir(inside, kept, max_bytes=room)
-            except (FileNotFoundError, NotADirectoryError):
-                missing.append(path)
-            except OSError as error:
-                if error.errno in _OURS:
-                    raise BackendError(f"the artifacts cannot be kept on this machine: {error}") from error
-                refused[path] = error.strerror or str(error)
-                await in_own_thread(remove_tree, str(kept), _REMOVAL)  # as far as it came
-            else:
-                room -= await in_own_thread(size, kept)
-                taken[path] = inside, kept
-        return taken, tuple(missing), refused
+    @_method
+    async def judge_pytest(
+        self,
+        sources: Iterable[str],
+        tests: Mapping[str, str | bytes | Path] | None = None,
+        *,
+        expect: Sequence[str],
+        python: str = "python3",
+        args: Sequence[str] = (),
+        timeout: float = 120,
+        rounds: int = 1,
+        allow: Iterable[str] = (),
+        max_bytes: int = MAX_ARTIFACT,
+    ) -> Judgement:
+        """Run a pytest suite on what the agent left at `sources`, and find out whether the outcomes are forged.
+
+        Ends the agent's sandbox as `seal` does. Every test runs in two fresh sandboxes, as it is and changed so that a
+        right solution fails it, in an order that code under test cannot know. `Judgement.fraction` is a score.
+
+        Args:
+            sources: what the agent had to write, as in `seal`. In the fresh tree, a folder is replaced whole, and what
+                the agent removed is removed.
+            tests: by path in the workspace, the text of files that are written over the tree, or a local file. Other
+                files of `expect` are those of the fresh tree.
+            expect: ids of the tests that have to pass, `tests/test_add.py::test_add[1-2]`, from the workspace on.
+                Skipped, deselected, missing, erroneous and xfailed tests have not passed.
+            python: shell text that runs a Python with pytest; ` -` is appended.
+            args: further arguments of pytest.
+            timeout: seconds of one run.
+            rounds: how often all of this is done; more where tests are few.
+            allow, max_bytes: as in `seal`.
+
+        Raises:
+            RewardError: pytest is not there, a file is missing or cannot be read, an id is wrong: the environment's.
+            BackendError: a sandbox failed, as in any method.
+        """
+        if self._shared.repeated and self._judged is not None:
+            return self._judged
+        self._require_open()
+        if self._open_verifier is None:
+            raise Sealed("this context is already the one of a verifier sandbox; judge the agent's own")
+        judge = PytestJudge(tests or {}, expect, python, args, timeout, self._open_verifier)
+        async with taken(self._session, sources, max_bytes) as artifacts:
+            self._sealed = True
+            await self._session.close()
+            self._judged = await judge.judge(artifacts, allow=allow, rounds=rounds)
+        return self._judged
 
     @_method
     async def cleanup(self) -> Reply:

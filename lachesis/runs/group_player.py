@@ -10,6 +10,7 @@ from typing import Any
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
+from lachesis.agent.sealing import HostDiskFull
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
@@ -78,7 +79,7 @@ async def play_group(
         rounds: how often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only.
 
     Raises:
-        RunStopped: the server rejects the key, or knows no such model or route.
+        RunStopped: the server rejects the key, or knows no such model or route; this machine's disk is full.
     """
     toolsets, tools = env.group_tools(item_key)
     rollouts: list[Rollout] = []
@@ -93,6 +94,7 @@ async def play_group(
             )
             stop_if_hopeless(rollouts)
         rollouts = await env.player.score_group(item, rollouts)
+        stop_if_hopeless(rollouts)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
     return PlayedGroup(item, item_key, tools, measured, toolsets=toolsets)
 
@@ -108,9 +110,9 @@ def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | N
 
 
 def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
-    """Raises `RunStopped` where the key, the name of the model or the kind of server is wrong."""
+    """Raises `RunStopped` for what would fail every rollout: the key, the name of the model, a full disk."""
     for rollout in rollouts:
-        if _every_request_would_fail(rollout.error):
+        if isinstance(rollout.error, HostDiskFull) or _every_request_would_fail(rollout.error):
             raise RunStopped(str(rollout.error)) from rollout.error
 
 

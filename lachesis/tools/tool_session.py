@@ -57,7 +57,6 @@ class ToolSession:
         self._create = create
         self._start_began: float | None = None
         self._starting_took = 0.0
-        self._home: str | None = None
         self._starting: asyncio.Task[Sandbox] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._state: dict[type[Any], Any] = {}
@@ -136,11 +135,8 @@ class ToolSession:
         if "\0" in path:
             raise UnusablePath("a path cannot contain a NUL character")
         if path == "~" or path.startswith("~/"):
-            if self._home is None:
-                done = await sandbox.exec('printf %s "$HOME"', timeout=30, fresh=True)  # the agent may export another
-                self._home = done.stdout.decode()
-            path = self._home + path[1:]
-        return posixpath.normpath(posixpath.join(sandbox.workdir, path))
+            path = sandbox.home + path[1:]  # not what the agent's shell says: it may have been replaced
+        return posixpath.normpath("/" + posixpath.join(sandbox.workdir, path).lstrip("/"))
 
     def state(self, kind: type[State]) -> State:
         """The session's instance of `kind`, created without arguments at first use: the state of a tool."""
@@ -198,12 +194,14 @@ class ToolSessions:
         """A new session. Its sandbox starts at first use.
 
         Args:
-            task_id: Unique among open sessions.
+            task_id: Unique among open sessions; that of a session which was closed may be used again.
             spec: The specification of this sandbox, if different from that of the run.
 
         Raises:
             ValueError: the task has an open session: two rollouts must never share one.
         """
+        if (before := self._sessions.get(task_id)) is not None and before.closed:
+            self._ending[self._sessions.pop(task_id)] = None
         if task_id in self._sessions:
             raise ValueError(f"task {task_id!r} has an open session; every rollout needs its own task_id")
         wanted = spec or self.spec

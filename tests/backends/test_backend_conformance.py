@@ -10,7 +10,7 @@ import modal
 import pytest
 from modal_proto import api_pb2
 
-from backends import Backend, create_backend
+from backends import Backend, Sandbox, create_backend
 from lachesis.testing.backend_suite import *  # noqa: F403
 
 OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
@@ -41,3 +41,15 @@ def unchecked(variant: str) -> Collection[str]:
     if variant == "local-none":
         return ["network"]
     return ["cpus", "memory_bytes", "image", "network"] if variant == "modal" else []
+
+
+async def test_no_command_can_replace_the_shell_of_fresh_ones(sandbox: Sandbox, variant: str) -> None:
+    if variant in ("local-none", "modal"):
+        pytest.skip("commands can write all that is there")
+    spoil = 'rm -f "$BASH"; echo x > "$BASH"; mv /run/lachesis /tmp/gone'
+    script = f'echo "$BASH"; command -v bash; {spoil}; echo "$BASH_VERSION"'
+    done = await sandbox.exec(script, timeout=20, fresh=True)
+    shell, found, version = done.stdout.decode().split()
+    assert shell == found == "/run/lachesis/shell/bash" and version, done
+    again = await sandbox.exec("echo as before", timeout=20, fresh=True)
+    assert again.stdout == b"as before\n"

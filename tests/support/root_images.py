@@ -5,6 +5,7 @@ Files are copied, never linked: a sandbox that can write to its root must not re
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -15,6 +16,8 @@ import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+
+import pluggy
 
 _PROGRAMS = """
 bash sh [ awk base64 basename cat chmod chown cmp comm cp cut date dd df diff dirname du echo env expr false find fold
@@ -42,6 +45,28 @@ def full_root(folder: Path) -> Path:
         RuntimeError: the machine lacks a program that the root needs.
     """
     return _once(folder, _make_full)
+
+
+def pytest_root(folder: Path) -> Path:
+    """`full_root` with the pytest that runs this in /opt/pytest."""
+
+    def make(root: Path) -> None:
+        _make_full(root)
+        os.chown(root / "home/agent", os.geteuid(), os.getegid())
+        for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments", "py"):
+            found = importlib.util.find_spec(name)
+            if found is None or found.origin is None:
+                continue
+            target = root / "opt/pytest" / name
+            if found.submodule_search_locations is None:
+                shutil.copy(found.origin, target.with_suffix(".py"))
+            else:
+                left_out = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(Path(found.origin).parent, target, ignore=left_out)
+        for metadata in Path(pluggy.__file__).parent.parent.glob("pluggy-*.dist-info"):
+            shutil.copytree(metadata, root / "opt/pytest" / metadata.name)
+
+    return _once(folder, make)
 
 
 def bare_root(folder: Path) -> Path:

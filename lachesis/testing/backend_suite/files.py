@@ -34,6 +34,34 @@ async def test_writing_keeps_the_mode_and_follows_links(sandbox: Sandbox) -> Non
     assert await output(sandbox, "stat -c %a run.sh; readlink link; ./run.sh") == "750\nrun.sh\nnew"
 
 
+async def test_the_mode_of_a_written_file_can_be_given(sandbox: Sandbox) -> None:
+    async def blocks() -> AsyncIterator[bytes]:
+        yield b"#!/bin/sh\necho ran"
+
+    await sandbox.write_bytes("given.sh", b"#!/bin/sh\necho ran", mode=0o755)
+    await sandbox.write_chunks("chunks.sh", blocks(), mode=0o711)
+    assert await output(sandbox, "stat -c %a chunks.sh; ./given.sh") == "711\nran"
+
+
+async def test_the_home_folder_is_the_one_it_was_made_with(sandbox: Sandbox) -> None:
+    await sandbox.exec("export HOME=/tmp", timeout=20)
+    done = await sandbox.exec("echo ~", timeout=20, fresh=True)
+    assert done.stdout.decode() == f"{sandbox.home}\n" != "/tmp\n"
+
+
+async def test_stat_says_where_a_path_leads(sandbox: Sandbox) -> None:
+    await sandbox.exec(
+        "mkdir real; echo four > real/file; chmod 750 real/file; ln -s real link; ln -s on on", timeout=20
+    )
+    here = await output(sandbox, "pwd -P")
+    found = await sandbox.stat("link/../link/file")
+    assert (found.path, found.mode, found.size) == (f"{here}/real/file", 0o100750, 5)
+    missing = await sandbox.stat("link/none/../none")
+    assert (missing.path, missing.mode) == (f"{here}/real/none", None)
+    with pytest.raises(OSError):
+        await sandbox.stat("on")
+
+
 async def test_file_errors_are_the_file_systems(sandbox: Sandbox) -> None:
     await sandbox.exec("mkdir folder; echo x > file; mkfifo fifo", timeout=20)
     with pytest.raises(FileNotFoundError) as missing:

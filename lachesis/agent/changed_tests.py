@@ -1,0 +1,400 @@
+"""Tests changed so that a right solution fails them: canaries that nothing in the interpreter tells from the tests.
+
+A change is made in the text of the test, at a place that the test must reach in order to pass. Where the test compares
+with a literal, or expects an exception by name, that is replaced by another one of its kind (`VALUE`): whoever sees the
+changed test cannot know which of the two is right without solving the task. Otherwise the comparison is turned around
+(`INVERTED`), and where there is nothing to turn around the test fails once it has ended (`ENDED`). Both catch code that
+makes every test pass; code that knows of them can recognise them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import random
+import re
+import string
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+VALUE, INVERTED, ENDED = "value", "inverted", "ended"
+Found: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | None
+
+_TURNED: dict[type[ast.cmpop], tuple[bytes, bytes]] = {
+    ast.Eq: (b"==", b"!="),
+    ast.NotEq: (b"!=", b"=="),
+    ast.Lt: (b"<", b">="),
+    ast.GtE: (b">=", b"<"),
+    ast.Gt: (b">", b"<="),
+    ast.LtE: (b"<=", b">"),
+    ast.Is: (b"is", b"is not"),
+    ast.IsNot: (b"is not", b"is"),
+    ast.In: (b"in", b"not in"),
+    ast.NotIn: (b"not in", b"in"),
+}
+_OPPOSITE = {
+    "assertEqual": "assertNotEqual",
+    "assertTrue": "assertFalse",
+    "assertIs": "assertIsNot",
+    "assertIsNone": "assertIsNotNone",
+    "assertIn": "assertNotIn",
+    "assertIsInstance": "assertNotIsInstance",
+    "assertAlmostEqual": "assertNotAlmostEqual",
+    "assertGreater": "assertLessEqual",
+    "assertLess": "assertGreaterEqual",
+}
+_OPPOSITE.update({opposite: name for name, opposite in _OPPOSITE.items()})
+_EQUAL = {
+    "assertEqual",
+    "assertListEqual",
+    "assertTupleEqual",
+    "assertDictEqual",
+    "assertSetEqual",
+    "assertSequenceEqual",
+}
+_EQUAL |= {"assertMultiLineEqual", "assertCountEqual", "assert_equal", "assert_array_equal"}
+_EQUAL |= {"assert_called_with", "assert_called_once_with"}
+_NEAR = {"assertAlmostEqual", "assert_allclose", "assert_almost_equal", "assert_array_almost_equal"}
+_RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
+_EXCEPTIONS = ("ZeroDivisionError", "IndexError", "OverflowError", "EOFError", "RecursionError", "TypeError")
+"""What a test may expect instead. Exceptions of programs rarely inherit from two of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    begin: int
+    end: int
+    text: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """How one test function is changed."""
+
+    kind: str
+    edits: tuple[Edit, ...] = ()
+    renamed: Mapping[str, str] = field(default_factory=dict)
+    """The ids that change with it, of parameters: from before to after."""
+    shown: str = ""
+    """For people."""
+
+
+class TestFile:
+    """A file of tests, in which tests are found by their ids."""
+
+    __test__ = False
+
+    def __init__(self, path: str, source: bytes) -> None:
+        """Raises `SyntaxError`, also for what this Python does not know yet."""
+        self.path, self.source = path, source
+        self.tree = ast.parse(source, path)
+        self._lines = [0]
+        for line in source.splitlines(keepends=True):
+            self._lines.append(self._lines[-1] + len(line))
+        self._plain = _is_utf8(source)
+
+    def function(self, id: str) -> Found:
+        """The function of a test; None where it is not written in this file."""
+        names = id[len(self.path) + 2 :].partition("[")[0].split("::")
+        return _method(self.tree, self.tree, names)
+
+    def change(self, function: ast.AST | None, ids: Sequence[str], choose: random.Random) -> Change:
+        """A change that makes the tests `ids` of one function fail if they would pass."""
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and self._plain:
+            found = list(_Changes(self, function, ids, choose))
+            for kind in (VALUE, INVERTED):
+                of_kind = [change for change in found if change.kind == kind]
+                choose.shuffle(of_kind)
+                for change in of_kind:
+                    if self._parses(change):
+                        return change
+        return Change(ENDED)
+
+    def changed(self, changes: Iterable[Change]) -> bytes:
+        text = self.source
+        for edit in sorted((edit for change in changes for edit in change.edits), key=lambda edit: -edit.begin):
+            text = text[: edit.begin] + edit.text + text[edit.end :]
+        return text
+
+    def _parses(self, change: Change) -> bool:
+        try:
+            ast.parse(self.changed([change]))
+        except SyntaxError:
+            return False
+        return True
+
+    def span(self, node: ast.AST) -> tuple[int, int]:
+        assert isinstance(node, ast.expr | ast.stmt) and node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._lines[node.lineno - 1] + node.col_offset, self._lines[node.end_lineno - 1] + node.end_col_offset
+
+    def text(self, node: ast.AST) -> bytes:
+        begin, end = self.span(node)
+        return self.source[begin:end]
+
+
+class _Changes:
+    """The changes that are possible in one function."""
+
+    def __init__(self, file: TestFile, function: ast.AST, ids: Sequence[str], choose: random.Random) -> None:
+        assert isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        self.file, self.function, self.ids, self.choose = file, function, ids, choose
+
+    def __iter__(self) -> Iterator[Change]:
+        if any(isinstance(node, ast.Yield | ast.YieldFrom) for node in ast.walk(self.function)):
+            return
+        for statement in _reached(self.function.body):
+            if isinstance(statement, ast.Assert):
+                yield from self.condition(statement.test)
+            elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                yield from self.call(statement.value)
+            elif isinstance(statement, ast.With | ast.AsyncWith):
+                for item in statement.items:
+                    if isinstance(item.context_expr, ast.Call):
+                        yield from self.exception(item.context_expr)
+
+    def condition(self, test: ast.expr) -> Iterator[Change]:
+        """Changes that make a true condition false."""
+        if isinstance(test, ast.BoolOp):
+            for value in test.values if isinstance(test.op, ast.And) else ():
+                yield from self.condition(value)
+        elif isinstance(test, ast.Compare):
+            if len(test.ops) == 1:
+                yield from self.comparison(test, test.left, test.ops[0], test.comparators[0])
+        elif isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            begin, _ = self.file.span(test)
+            if self.file.source[begin : begin + 4] == b"not ":
+                yield self.made(INVERTED, test, [Edit(begin, begin + 4, b"")])
+        elif isinstance(test, ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.Await):
+            begin, _ = self.file.span(test)
+            yield self.made(INVERTED, test, [Edit(begin, begin, b"not ")])
+
+    def comparison(self, test: ast.expr, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Iterator[Change]:
+        if isinstance(operator, ast.Eq):
+            for side in (right, left):
+                edit = self.other(side)
+                if edit is not None:
+                    yield self.made(VALUE, test, [edit])
+                    break
+                if isinstance(side, ast.Name):
+                    yield from self.parameter(side)
+        for side in (right, left) if isinstance(operator, ast.Eq | ast.Is) else ():
+            if isinstance(side, ast.Constant) and isinstance(side.value, bool):
+                yield self.made(INVERTED, test, [Edit(*self.file.span(side), str(not side.value).encode())])
+                return
+        before, after = _TURNED[type(operator)]
+        begin, end = self.file.span(left)[1], self.file.span(right)[0]
+        between = self.file.source[begin:end]
+        if between.count(before) == 1:
+            yield self.made(INVERTED, test, [Edit(begin, end, between.replace(before, after))])
+
+    def call(self, call: ast.Call) -> Iterator[Change]:
+        name = _called(call)
+        if name in _EQUAL | _NEAR and not (name in _NEAR and (call.keywords or len(call.args) > 2)):
+            arguments = [*call.args[1:], *call.args[:1]]
+            if name.startswith("assert_called"):
+                arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
+            for argument in arguments:
+                edit = self.other(argument, leading=name in _NEAR)
+                if edit is not None:
+                    yield self.made(VALUE, call, [edit])
+                    break
+        if name in _OPPOSITE and isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name):
+            _, end = self.file.span(call.func)
+            yield self.made(INVERTED, call, [Edit(end - len(name), end, _OPPOSITE[name].encode())])
+        yield from self.exception(call)
+
+    def exception(self, call: ast.Call) -> Iterator[Change]:
+        """Another exception than the one that has to be raised."""
+        if _called(call) not in _RAISES or not call.args or not isinstance(call.args[0], ast.Name):
+            return
+        name = call.args[0].id
+        known = getattr(builtins, name, None)
+        others = []
+        for other in _EXCEPTIONS:
+            kind = getattr(builtins, other)
+            related = isinstance(known, type) and (issubclass(known, kind) or issubclass(kind, known))
+            if not related and other != name and other not in name:
+                others.append(other)
+        edit = Edit(*self.file.span(call.args[0]), self.choose.choice(others).encode()) if others else None
+        if edit is not None:
+            yield self.made(VALUE, call, [edit])
+
+    def parameter(self, name: ast.Name) -> Iterator[Change]:
+        """Other values of the parameter `name`, which the test uses for nothing else."""
+        uses = [node for node in ast.walk(self.function) if isinstance(node, ast.Name) and node.id == name.id]
+        marks = [mark for mark in self.function.decorator_list if isinstance(mark, ast.Call)]
+        marks = [mark for mark in marks if _called(mark) == "parametrize"]
+        if len(uses) != 1 or len(marks) != 1 or len(marks[0].args) != 2 or not isinstance(marks[0].args[1], ast.List):
+            return
+        names = _names(marks[0].args[0])
+        if name.id not in names:
+            return
+        place, edits, renamed = names.index(name.id), [], {}
+        keeps_ids = any(keyword.arg == "ids" for keyword in marks[0].keywords)
+        for number, row in enumerate(marks[0].args[1].elts):
+            values = row.elts if isinstance(row, ast.Tuple | ast.List) and len(names) > 1 else [row]
+            edit = self.other(values[place]) if len(values) == len(names) else None
+            if edit is None:
+                return
+            edits.append(edit)
+            if not keeps_ids:
+                after = ast.parse(edit_text(self.file, values[place], edit).strip(), mode="eval").body
+                ids = [
+                    _id(names, [*values[:place], value, *values[place + 1 :]], number)
+                    for value in (values[place], after)
+                ]
+                if ids[0] is None or ids[1] is None:
+                    return
+                renamed[ids[0]] = ids[1]
+        if not keeps_ids and len(set(renamed.values())) < len(edits):
+            return
+        full = {}
+        for id in self.ids:
+            base, _, rest = id.partition("[")
+            if not keeps_ids and rest[:-1] not in renamed:
+                return
+            full[id] = id if keeps_ids else f"{base}[{renamed[rest[:-1]]}]"
+        yield self.made(VALUE, marks[0], edits, full)
+
+    def made(self, kind: str, node: ast.AST, edits: list[Edit], renamed: Mapping[str, str] | None = None) -> Change:
+        edit = edits[0]
+        begin, end = self.file.span(node)
+        if edit.begin < begin or edit.end > end:
+            begin, end = edit.begin, edit.end
+        before = self.file.source[begin:end]
+        after = self.file.source[begin : edit.begin] + edit.text + self.file.source[edit.end : end]
+        shown = " -> ".join(text.decode(errors="replace") for text in (before, after))
+        return Change(kind, tuple(edits), dict(renamed or {}), shown)
+
+    def other(self, node: ast.expr, *, leading: bool = False) -> Edit | None:
+        """Replace one value in a literal by another of its type, so that the two literals are not equal."""
+        if isinstance(node, ast.Call) and _called(node) == "approx" and len(node.args) == 1 and not node.keywords:
+            return self.other(node.args[0], leading=True)
+        leaves = list(_leaves(node))
+        self.choose.shuffle(leaves)
+        for leaf in leaves:
+            text = self.file.text(leaf).decode()
+            places = [at for at, letter in enumerate(text) if letter in string.ascii_letters + string.digits]
+            if leading:
+                places = [at for at in places if text[at] in "123456789"][:1]
+            for _ in range(30 if places else 0):
+                at = self.choose.choice(places)
+                made = text[:at] + _similar(text[at], self.choose) + text[at + 1 :]
+                if (not leading or made[at] != "0") and _differ(text, made):
+                    return Edit(*self.file.span(leaf), made.encode())
+        return None
+
+
+def edit_text(file: TestFile, node: ast.expr, edit: Edit) -> str:
+    """The text of `node` after `edit`."""
+    begin, end = file.span(node)
+    return (file.source[begin : edit.begin] + edit.text + file.source[edit.end : end]).decode()
+
+
+def _is_utf8(source: bytes) -> bool:
+    try:
+        source.decode()
+    except UnicodeDecodeError:
+        return False
+    return not re.match(rb"(?:.*\n)?\s*#.*coding[:=]\s*(?!utf-?8)", source, re.IGNORECASE)
+
+
+def _method(tree: ast.Module, scope: ast.Module | ast.ClassDef, names: Sequence[str]) -> Found:
+    """The function of this name; the last one counts, and that of a class before those of the classes it names."""
+    found: Found = None
+    for node in scope.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and len(names) == 1 and node.name == names[0]:
+            found = node
+        elif isinstance(node, ast.ClassDef) and len(names) > 1 and node.name == names[0]:
+            found = _method(tree, node, names[1:])
+    if found is None and isinstance(scope, ast.ClassDef):
+        bases = [base.id for base in scope.bases if isinstance(base, ast.Name) and base.id != scope.name]
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in bases and found is None and node is not scope:
+                found = _method(tree, node, names)
+    return found
+
+
+def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements that a test has carried out if it has passed."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.With | ast.AsyncWith):
+            calls = [item.context_expr for item in statement.items]
+            # What ends a block early, or passes over its failures, usually has such a name.
+            if not any(re.search("(?i)raises|suppress|test|warns|skip", _called(call)) for call in calls):
+                yield from _reached(statement.body)
+        if any(isinstance(node, ast.Return) for node in _own(statement)):
+            return
+
+
+def _own(node: ast.AST) -> Iterator[ast.AST]:
+    """`node` and what is in it, without the functions."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield from _own(child)
+
+
+def _called(node: ast.expr) -> str:
+    """The last name of what is called."""
+    function = node.func if isinstance(node, ast.Call) else node
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+
+
+def _leaves(node: ast.expr) -> Iterator[ast.expr]:
+    """The numbers and texts whose change makes a display another value."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        for element in node.elts:
+            yield from _leaves(element)
+    elif isinstance(node, ast.Dict):
+        for value in node.values:
+            yield from _leaves(value)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        yield from _leaves(node.operand)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float, complex, str, bytes):
+        yield node
+
+
+def _similar(letter: str, choose: random.Random) -> str:
+    kinds = (string.digits, string.ascii_lowercase, string.ascii_uppercase)
+    kind = next(kind for kind in kinds if letter in kind)
+    return choose.choice([other for other in kind if other != letter])
+
+
+def _differ(text: str, made: str) -> bool:
+    """Whether both are literals of one type and not equal, by any measure that a test is likely to use."""
+    try:
+        before, after = ast.literal_eval(text), ast.literal_eval(made)
+    except (ValueError, SyntaxError):
+        return False
+    if type(before) is not type(after) or before == after:
+        return False
+    return not isinstance(before, str) or before.lower().split() != after.lower().split()
+
+
+def _names(node: ast.expr) -> list[str]:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return [name.strip() for name in node.value.split(",")]
+    elements: Collection[ast.expr] = node.elts if isinstance(node, ast.Tuple | ast.List) else ()
+    return [str(element.value) for element in elements if isinstance(element, ast.Constant)]
+
+
+def _id(names: Sequence[str], values: Sequence[ast.expr], number: int) -> str | None:
+    """pytest's id of a row of parameters, None where that is not known from the text."""
+    parts = []
+    for name, node in zip(names, values, strict=True):
+        try:
+            value = ast.literal_eval(node)
+        except (ValueError, SyntaxError):
+            return None
+        if isinstance(value, str):
+            if not value.isascii() or not value.isprintable() or not value or "[" in value:
+                return None
+            parts.append(value)
+        else:
+            parts.append(str(value) if isinstance(value, int | float | types.NoneType) else f"{name}{number}")
+    return "-".join(parts)

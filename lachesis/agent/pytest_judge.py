@@ -1,0 +1,324 @@
+"""An existing pytest suite as a judge of code that runs in the suite's own interpreter.
+
+Code under test can reach everything in that interpreter, pytest and this reporter included. So no outcome is believed
+by itself. Every test runs twice, in two fresh sandboxes: once as it is, once changed so that a right solution fails it
+(`changed_tests`). Which half of the tests is changed in the first run is drawn at random and known only to this
+process. A test counts where it passed as it is and failed when changed; where it passed both, it is forged. Who wants
+to forge has to guess, for each test and in each run, whether it is the right one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pkgutil
+import random
+import secrets
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backends import Sandbox
+from lachesis.agent.changed_tests import ENDED, Change, TestFile
+from lachesis.agent.reward import RewardError
+from lachesis.agent.sealing import Artifacts, resolved
+from lachesis.tasks import in_own_thread
+from lachesis.tools import ToolSession
+
+_OUTPUT = 10_000_000
+"""Bytes of a report, and of what pytest prints, that are read."""
+_TRIAL = "def test_trial():\n    pass\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TestVerdict:
+    """What a test did."""
+
+    __test__ = False
+
+    outcome: str
+    """As it is: `passed`, `failed`, `error`, `skipped`, `xfailed`, `missing` (no report), `contradictory` (several)."""
+    changed: str
+    """The same test changed so that a right solution fails it."""
+    kind: str
+    """How it was changed: `value`, `inverted` or `ended`, see `lachesis.agent.changed_tests`."""
+    change: str = ""
+    """The changed text, for people."""
+
+    @property
+    def passed(self) -> bool:
+        """It passed as it is, and failed when changed."""
+        return self.outcome == "passed" and self.changed in ("failed", "error")
+
+    @property
+    def forged(self) -> bool:
+        """It passed as it is and also when changed, which no solution does; or there were several reports.
+
+        A wrong solution may pass a changed test alone, by accident.
+        """
+        return self.outcome == self.changed == "passed" or "contradictory" in (self.outcome, self.changed)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What `judge_pytest` found."""
+
+    tests: Mapping[str, TestVerdict]
+    """By id, all those that were expected and no others."""
+    output: str
+    """What pytest printed in the last run."""
+    missing: tuple[str, ...] = ()
+    """Sources that the agent left nothing at."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Sources that were not taken along, with the reason."""
+
+    @property
+    def forged(self) -> str:
+        """Why the outcomes cannot be believed; empty where they can."""
+        found = [id for id, verdict in self.tests.items() if verdict.forged]
+        if not found:
+            return ""
+        return f"{len(found)} of {len(self.tests)} tests passed, and also when changed to fail: {', '.join(found)}"
+
+    @property
+    def passed(self) -> bool:
+        """Every expected test passed, and nothing is forged."""
+        return self.fraction == 1.0
+
+    @property
+    def fraction(self) -> float:
+        """The part of the expected tests that passed; 0 where something is forged."""
+        return 0.0 if self.forged else sum(verdict.passed for verdict in self.tests.values()) / len(self.tests)
+
+    def __await__(self) -> Generator[Any, Any, Judgement]:
+        yield from ()
+        return self
+
+
+@dataclass(slots=True)
+class PytestJudge:
+    """The suite, and where it is run."""
+
+    tests: Mapping[str, str | bytes | Path]
+    expect: Sequence[str]
+    python: str
+    args: Sequence[str]
+    timeout: float
+    open_fresh: Callable[[], ToolSession]
+    random: random.Random = field(default_factory=random.SystemRandom)
+
+    def __post_init__(self) -> None:
+        self.expect = list(dict.fromkeys([self.expect] if isinstance(self.expect, str) else self.expect))
+        if not self.expect:
+            raise RewardError("judge_pytest: expect is empty. Next step: name the ids of the tests that have to pass")
+
+    async def judge(self, artifacts: Artifacts, *, allow: Iterable[str], rounds: int) -> Judgement:
+        """Raises `RewardError` for what the environment has to correct, and `BackendError`."""
+        allow = list(allow)
+        outcomes: dict[bool, list[dict[str, str]]] = {True: [], False: []}
+        kinds: dict[str, Change] = {}
+        started, output = False, ""
+        for _ in range(rounds):
+            plan: _Plan | None = None
+            for second in (False, True):
+                fresh = self.open_fresh()
+                try:
+                    if plan is None:
+                        await self._check_targets(artifacts, fresh, allow)
+                        plan = _Plan(await self._files(fresh), self.expect, self.random)
+                        kinds = {**plan.changes, **kinds}
+                    await artifacts.place(fresh, allow, exactly=True)
+                    found, output = await self._run(fresh, plan, second)
+                finally:
+                    await fresh.close()
+                started = started or not {"passed", "failed"}.isdisjoint(found.values())
+                for changed in (True, False):
+                    ids = [id for id in self.expect if (id in plan.first) is not (second is changed)]
+                    outcomes[changed].append({id: found.get(plan.names(id, changed), "missing") for id in ids})
+        if not started:
+            await self._try_pytest()
+        verdicts = {}
+        for id in self.expect:
+            seen = [[found[id] for found in outcomes[changed] if id in found] for changed in (False, True)]
+            plain, changed_ = (_worst(each, good) for each, good in zip(seen, _GOOD, strict=True))
+            verdicts[id] = TestVerdict(plain, changed_, kinds[id].kind, kinds[id].shown)
+        return Judgement(verdicts, output, tuple(artifacts.missing), dict(artifacts.refused))
+
+    async def _check_targets(self, artifacts: Artifacts, fresh: ToolSession, allow: list[str]) -> None:
+        targets = await resolved([*artifacts.taken, *artifacts.missing, *artifacts.refused], fresh, allow)
+        for path, (_, problem) in targets.items():
+            if problem:
+                raise RewardError(f"judge_pytest: source {path!r}: {problem}")
+
+    async def _files(self, fresh: ToolSession) -> dict[str, TestFile | bytes]:
+        """The files of the suite, by path: those of `tests`, and those of `expect` that are in the fresh tree."""
+        files: dict[str, TestFile | bytes] = {}
+        needed = dict.fromkeys(id.partition("::")[0] for id in self.expect)
+        sandbox = await fresh.sandbox()
+        for path in dict.fromkeys((*self.tests, *needed)):
+            given = self.tests.get(path)
+            if given is None:
+                try:
+                    given = await sandbox.read_bytes(await fresh.path(path))
+                except OSError as error:
+                    raise RewardError(
+                        f"judge_pytest: the file {path!r} of expected tests is neither in `tests` nor in the fresh "
+                        f"tree ({error.strerror}). Next step: give its text in `tests`"
+                    ) from error
+            data = await _content(given)
+            if path not in needed:
+                files[path] = data
+                continue
+            try:
+                files[path] = TestFile(path, data)
+            except (SyntaxError, ValueError) as error:
+                raise RewardError(
+                    f"judge_pytest: the tests in {path!r} cannot be read by the Python of this process: {error}. Next "
+                    "step: correct the file, or run with a Python that knows its syntax"
+                ) from error
+        return files
+
+    async def _run(self, fresh: ToolSession, plan: _Plan, second: bool) -> tuple[dict[str, str], str]:
+        """Outcomes by id as pytest knows it, and what it printed."""
+        sandbox = await fresh.sandbox()
+        for path, data in plan.files(second).items():
+            await sandbox.write_bytes(await fresh.path(path), data)
+        changed = {id for id in self.expect if (id in plan.first) is not second}
+        return await self._report(
+            sandbox,
+            ended=[id for id in changed if plan.changes[id].kind == ENDED],
+            args=["--rootdir=.", *self.args, *dict.fromkeys(id.partition("::")[0] for id in self.expect)],
+            expected=[plan.names(id, id in changed) for id in self.expect],
+            timeout=self.timeout,
+        )
+
+    async def _report(
+        self, sandbox: Sandbox, *, ended: list[str], args: list[str], expected: list[str], timeout: float
+    ) -> tuple[dict[str, str], str]:
+        secret = secrets.token_hex(16)
+        settings = {"secret": secret, "ended": ended, "args": [*args, "--maxfail=0"], "expected": expected}
+        program = pkgutil.get_data("lachesis.agent", "pytest_reporter.py") or b""
+        program += f"\n\nreport(**{settings!r})\n".encode()
+        done = await sandbox.exec(f"{self.python} -", timeout=timeout, stdin=program, fresh=True, max_output=_OUTPUT)
+        records = []
+        for line in done.stdout.decode(errors="replace").splitlines():
+            if line.startswith(secret + " "):
+                with contextlib.suppress(ValueError):
+                    records.append(json.loads(line[len(secret) :]))
+        output = done.stderr.decode(errors="replace")
+        output += f"\nthe tests took longer than {timeout:g} s" if done.timed_out else ""
+        return _outcomes(record for record in records if isinstance(record, dict)), output
+
+    async def _try_pytest(self) -> None:
+        """Whether pytest works without anything of the agent's, nor of the suite, which may need that."""
+        fresh = self.open_fresh()
+        try:
+            sandbox = await fresh.sandbox()
+            for path, given in self.tests.items():  # pytest itself may be among them
+                await sandbox.write_bytes(await fresh.path(path), await _content(given))
+            folder = f"{sandbox.home}/lachesis-trial"
+            await sandbox.write_bytes(f"{folder}/pytest.ini", b"[pytest]\n")
+            await sandbox.write_bytes(f"{folder}/test_trial.py", _TRIAL.encode())
+            args, expected = (
+                ["-c", f"{folder}/pytest.ini", f"--rootdir={folder}", folder],
+                ["test_trial.py::test_trial"],
+            )
+            found, output = await self._report(sandbox, ended=[], args=args, expected=expected, timeout=self.timeout)
+        finally:
+            await fresh.close()
+        if "passed" not in found.values():
+            last = next((line for line in reversed(output.splitlines()) if line.strip()), "it printed nothing")
+            raise RewardError(
+                f"judge_pytest: {self.python!r} cannot run pytest in a fresh sandbox: {last}. Next step: install "
+                "pytest in the image, or name a Python that has it, as `python`"
+            )
+
+
+async def _content(given: str | bytes | Path) -> bytes:
+    data = await in_own_thread(given.read_bytes) if isinstance(given, Path) else given
+    return data.encode() if isinstance(data, str) else data
+
+
+class _Plan:
+    """Which tests are changed in the first run of a round, and how; all others are in the second."""
+
+    def __init__(self, files: Mapping[str, TestFile | bytes], expect: Sequence[str], choose: random.Random) -> None:
+        self._files = files
+        self.changes: dict[str, Change] = {}
+        """By id; tests of one function share theirs."""
+        self.first: set[str] = set()
+        functions: dict[Any, list[str]] = {}
+        for id in expect:
+            file = files[id.partition("::")[0]]
+            assert isinstance(file, TestFile)
+            function = file.function(id)
+            name = id.partition("[")[0].rpartition("::")[2].encode()
+            if function is None and name not in file.source and b"class " not in file.source:  # it is not inherited
+                raise RewardError(
+                    f"judge_pytest: {file.path!r} has no test of the expected id {id!r}. Next step: correct `expect`"
+                )
+            functions.setdefault((file, function or id), []).append(id)
+        for (file, function), ids in functions.items():
+            change = file.change(None if isinstance(function, str) else function, ids, choose)
+            self.changes.update(dict.fromkeys(ids, change))
+            if choose.random() < 0.5:
+                self.first.update(ids)
+
+    def names(self, id: str, changed: bool) -> str:
+        """The id that pytest has for a test."""
+        return self.changes[id].renamed.get(id, id) if changed else id
+
+    def files(self, second: bool) -> dict[str, bytes]:
+        """The files of a run."""
+        made = {}
+        for path, file in self._files.items():
+            if isinstance(file, bytes):
+                made[path] = file
+                continue
+            changes = {
+                id(change): change
+                for test, change in self.changes.items()
+                if test.partition("::")[0] == path and (test in self.first) is not second
+            }
+            made[path] = file.changed(changes.values())
+        return made
+
+
+_GOOD: tuple[Collection[str], Collection[str]] = (("passed",), ("failed", "error"))
+"""Outcomes of a test as it is, and changed, with a right solution."""
+
+
+def _worst(outcomes: Sequence[str], good: Collection[str]) -> str:
+    """The outcome of several rounds: the first that a right solution would not have, preferring a pass."""
+    bad = [outcome for outcome in outcomes if outcome not in good]
+    for suspect in ("contradictory", "passed"):
+        if suspect in bad:
+            return suspect
+    return (bad or list(outcomes))[0]
+
+
+def _outcomes(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The outcome of every test that the records are about."""
+    phases: dict[str, dict[str, set[str]]] = {}
+    for record in records:
+        if isinstance(record.get("id"), str) and isinstance(record.get("when"), str):
+            outcome = str(record.get("outcome"))
+            outcome = "xfailed" if record.get("xfail") else outcome
+            phase = "part" if record.get("part") else record["when"]  # of a test with parts, its failures count
+            if phase != "part" or outcome == "failed":
+                phases.setdefault(record["id"], {}).setdefault(phase, set()).add(outcome)
+    return {id: _outcome(found) for id, found in phases.items()}
+
+
+def _outcome(phases: Mapping[str, set[str]]) -> str:
+    everything = set().union(*phases.values())
+    if any({"passed", "failed"} <= outcomes for outcomes in phases.values()):
+        return "contradictory"
+    if "failed" in everything:
+        return "failed" if "failed" in {*phases.get("call", ()), *phases.get("part", ())} else "error"
+    for outcome in ("xfailed", "skipped"):
+        if outcome in everything:
+            return outcome
+    done = all(phases.get(when) == {"passed"} for when in ("setup", "call", "teardown"))
+    return "passed" if done else "missing"

@@ -1,0 +1,317 @@
+"""A suite that judges code in its own interpreter: what a right solution passes, and nothing else does."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from backends import SandboxSpec, create_backend
+from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
+from lachesis.agent.pytest_judge import Judgement, TestVerdict
+from lachesis.agent.reward import RewardError
+from lachesis.agent.tool_context import ToolContext
+from lachesis.testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
+from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from tests.support.judges import AGENTS, JUDGES, table
+from tests.support.root_images import pytest_root
+
+VENV = Path(sys.prefix)
+PYTHON = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {VENV}/bin/python"
+
+HELPERS = """
+import contextlib, unittest
+from unittest import mock
+import pytest
+
+def raising(*args): raise KeyError("no")
+numbers, found, words, called = [3, 1, 2], {"a": [1, 2.5], "b": None}, "two words", mock.Mock()
+called(7)
+"""
+CERTAIN = {
+    "assert sorted(numbers) == [1, 2, 3]": VALUE,
+    "assert 6 == sum(numbers), 'a message'": VALUE,
+    "assert found == {'a': [1, 2.5], 'b': None}": VALUE,
+    "assert words == 'two words'": VALUE,
+    "assert words.encode() == b'two words'": VALUE,
+    'assert words == "two " "words"': VALUE,
+    "assert -max(numbers) == -3 and words": VALUE,
+    "assert max(numbers) == pytest.approx(3.0)": VALUE,
+    "assert (max(numbers)) == (\n        3\n    )": VALUE,
+    "with pytest.raises(KeyError):\n        raising()": VALUE,
+    "with contextlib.nullcontext():\n        assert max(numbers) == 3": VALUE,
+    "called.assert_called_once_with(7)": VALUE,
+    "assert numbers == found['a'] or max(numbers) == 3\n    assert len(words) > 3": INVERTED,
+    "assert numbers is numbers": INVERTED,
+    "assert numbers is not found": INVERTED,
+    "assert 'two' in words": INVERTED,
+    "assert 'ten' not in words": INVERTED,
+    "assert not found['b']": INVERTED,
+    "assert isinstance(words, str)": INVERTED,
+    "assert callable(raising) is True": INVERTED,
+    "assert found['b'] is None": INVERTED,
+    "assert max(numbers) >= 3": INVERTED,
+    "assert sum(numbers) == sum(reversed(numbers))": INVERTED,
+    "assert words == f'{words}'": INVERTED,
+    "case.assertEqual(max(numbers), 3)": VALUE,
+    "case.assertRaises(KeyError, raising)": VALUE,
+    "case.assertAlmostEqual(3.0, float(max(numbers)))": VALUE,
+    "case.assertIn('two', words)": INVERTED,
+    "case.assertTrue(words)": INVERTED,
+    "case.assertLess(1, max(numbers))": INVERTED,
+    "case.assertIsNone(found['b'])": INVERTED,
+    "if not numbers:\n        return\n    assert max(numbers) == 3": ENDED,
+    "for number in []:\n        assert number == 3": ENDED,
+    "with contextlib.suppress(AssertionError):\n        assert max(numbers) == 3": ENDED,
+    "with pytest.raises(KeyError) as caught:\n        raising()\n        assert max(numbers) == 3": VALUE,
+    "try:\n        assert max(numbers) == 3\n    except AssertionError:\n        pass": ENDED,
+    "raising if numbers else None": ENDED,
+}
+"""Bodies of tests that pass, with the strongest change that is certain to make them fail."""
+
+
+@pytest.mark.parametrize("body", CERTAIN)
+def test_a_changed_test_fails_wherever_the_test_passes(body: str) -> None:
+    def run(text: bytes) -> None:
+        names: dict[str, Any] = {}
+        exec(compile(text, "test_it.py", "exec"), names)
+        names["test_it"](__import__("unittest").TestCase())
+
+    source = f"{HELPERS}\n\ndef test_it(case=None):\n    # ümläut: offsets are in bytes\n    {body}\n".encode()
+    file = TestFile("test_it.py", source)
+    run(source)
+    function = file.function("test_it.py::test_it")
+    for seed in range(20):
+        change = file.change(function, ["test_it.py::test_it"], random.Random(seed))
+        assert change.kind == CERTAIN[body], change
+        if change.kind == ENDED:
+            assert file.changed([change]) == source
+            continue
+        changed = file.changed([change])
+        assert changed != source and "ümläut".encode() in changed
+        with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
+            run(changed)
+
+
+SUITE = """
+import unittest
+
+import pytest
+
+
+class Base:
+    def test_inherited(self):
+        assert max(1, 2) == 2
+
+
+class TestIt(Base):
+    @pytest.mark.parametrize("a, expected", [(1, 1), ("x-y", 2), (None, 3.5)])
+    def test_rows(self, a, expected):
+        assert {1: 1, "x-y": 2, None: 3.5}[a] == expected
+
+    @pytest.mark.parametrize(("a", "expected"), [(1, 1), (2, 2)], ids=["one", "two"])
+    def test_named(self, a, expected):
+        assert a == expected
+
+    @pytest.mark.parametrize("a", [1, 2])
+    @pytest.mark.parametrize("expected", [3, 4])
+    def test_product(self, a, expected):
+        assert a + 2 == expected
+
+    @pytest.mark.parametrize("a, expected", [([1], [1]), (object, "object")])
+    def test_objects(self, a, expected):
+        assert getattr(a, "__name__", a) == expected
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "params", "kind", "renames"),
+    [
+        ("test_rows", ["1-1", "x-y-2", "None-3.5"], VALUE, True),
+        ("test_named", ["one", "two"], VALUE, False),
+        ("test_product", ["3-1", "3-2"], INVERTED, False),
+        ("test_objects", ["a0-expected0", "object-object"], INVERTED, False),
+        ("test_inherited", [], VALUE, False),
+    ],
+)
+def test_changed_parameters_keep_the_ids_known(test: str, params: list[str], kind: str, renames: bool) -> None:
+    file = TestFile("t/test_a.py", SUITE.encode())
+    ids = [f"t/test_a.py::TestIt::{test}[{name}]" for name in params] or [f"t/test_a.py::TestIt::{test}"]
+    change = file.change(file.function(ids[0]), ids, random.Random(3))
+    assert change.kind == kind
+    assert {id != change.renamed.get(id, id) for id in ids} == {renames}
+
+
+Judge = Callable[..., Any]
+
+
+@pytest.fixture
+async def judge() -> AsyncIterator[Judge]:
+    """Judges what an agent leaves: `await judge({path: text}, expect=..., tests=...)`."""
+    async with ToolSessions(create_backend("local", mounts=[str(VENV)])) as sessions:
+
+        async def judged(left: dict[str, str], before: str = "", **options: Any) -> Judgement:
+            name = f"task-{len(list(sessions))}"
+            ctx = ToolContext(sessions.open(name), BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+            for path, text in left.items():
+                await ctx.write_file(path, text)
+            if before:
+                await ctx.terminal(before)
+            options = {"sources": list(left), "python": PYTHON, "timeout": 60, **options}
+            return await ctx.judge_pytest(**options)
+
+        yield judged
+
+
+async def test_a_right_solution_passes_and_every_verdict_is_shown(judge: Judge) -> None:
+    found = await judge({"shop.py": SOLUTION}, tests={TEST_PATH: TESTS}, expect=IDS)
+    assert found.passed and found.fraction == 1.0 and not found.forged, found
+    assert list(found.tests) == list(IDS)
+    assert {verdict.kind for verdict in found.tests.values()} == {VALUE, INVERTED}
+    assert "passed" in found.output and "changed" not in found.output
+
+
+async def test_what_is_no_pass_does_not_count(judge: Judge) -> None:
+    """Skipped, expected to fail, broken by a fixture, missing: each is named."""
+    suite = """
+import pytest, unittest
+import shop
+
+@pytest.fixture
+def broken():
+    raise RuntimeError
+
+@pytest.fixture
+def breaks_later():
+    yield 1
+    raise RuntimeError
+
+def test_good(): assert shop.total([1, 2]) == 3
+def test_bad(): assert shop.total([1, 2]) == 4
+def test_skipped(): pytest.skip("not here")
+@pytest.mark.xfail
+def test_xfailed(): assert shop.total([1]) == 2
+@pytest.mark.xfail(strict=False)
+def test_xpassed(): assert shop.total([1]) == 1
+def test_setup(broken): assert shop.total([1]) == 1
+def test_teardown(breaks_later): assert shop.total([1]) == 1
+class Parts(unittest.TestCase):
+    def test_parts(self):
+        for number in (1, 2):
+            with self.subTest(number=number):
+                self.assertEqual(shop.total([number]), number)
+    def test_bad_part(self):
+        with self.subTest(number=1):
+            self.assertEqual(shop.total([1]), 2)
+        self.assertEqual(shop.total([1]), 1)
+"""
+    wanted = {
+        "test_good": "passed",
+        "test_bad": "failed",
+        "test_skipped": "skipped",
+        "test_xfailed": "xfailed",
+        "test_xpassed": "xfailed",
+        "test_setup": "error",
+        "test_teardown": "error",
+        "Parts::test_parts": "passed",
+        "Parts::test_bad_part": "failed",
+        "test_good[none]": "missing",
+    }
+    ids = [f"test_it.py::{name}" for name in wanted]
+    found = await judge({"shop.py": SOLUTION}, tests={"test_it.py": suite}, expect=ids)
+    assert {id.partition("::")[2]: verdict.outcome for id, verdict in found.tests.items()} == wanted
+    assert [verdict.passed for verdict in found.tests.values()] == [outcome == "passed" for outcome in wanted.values()]
+    assert not found.forged and found.fraction == 0.2
+
+
+def test_a_wrong_solution_that_passes_a_changed_test_by_accident_is_not_forged() -> None:
+    def judgement(*outcomes: tuple[str, str]) -> Judgement:
+        tests = {str(at): TestVerdict(*outcome, VALUE) for at, outcome in enumerate(outcomes)}
+        return Judgement(tests, "")
+
+    assert judgement(("failed", "passed"), ("passed", "failed")).fraction == 0.5
+    assert judgement(("passed", "passed"), ("passed", "failed")).fraction == 0.0
+    assert judgement(("contradictory", "failed"), ("passed", "failed")).fraction == 0.0
+    assert judgement(("passed", "missing"), ("passed", "failed")).fraction == 0.5
+
+
+async def test_the_tree_is_fresh_and_the_named_sources_are_as_the_agent_left_them(tmp_path: Path) -> None:
+    """The image is a repository. The agent changes a file, removes another, and spoils what it did not name."""
+    image = pytest_root(tmp_path / "root")
+    for path, text in {
+        "pkg/__init__.py": "",
+        "pkg/code.py": "def value(): return 1\n",
+        "pkg/old.py": "",
+        "tests/test_code.py": "from pkg.code import value\n\n\ndef test_value():\n    assert value() == 2\n",
+        "tests/test_old.py": "import os\n\n\ndef test_gone():\n    assert not os.path.exists('pkg/old.py')\n",
+        "tests/conftest.py": "",
+    }.items():
+        (image / "repo" / path).parent.mkdir(parents=True, exist_ok=True)
+        (image / "repo" / path).write_text(text)
+    spec = SandboxSpec(image=str(image), workdir="/repo")
+    async with ToolSessions(create_backend("local"), spec) as sessions:
+        ctx = ToolContext(sessions.open("task"), BUILTIN_TOOLS, open_verifier=lambda: sessions.open("verifier"))
+        await ctx.write_file("pkg/code.py", "def value(): return 2\n")
+        await ctx.terminal("rm pkg/old.py; echo 'raise SystemExit(0)' > tests/conftest.py; rm -rf /opt/pytest")
+        found = await ctx.judge_pytest(
+            ["pkg"],
+            expect=["tests/test_code.py::test_value", "tests/test_old.py::test_gone"],
+            python="PYTHONPATH=/opt/pytest python3",
+            timeout=60,
+        )
+        assert found.passed, found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"python": "/usr/bin/env python-none"}, "cannot run pytest in a fresh sandbox.*Next step"),
+        ({"expect": ["tests/test_none.py::test_a"]}, "neither in `tests` nor in the fresh tree"),
+        (
+            {"expect": [f"{TEST_PATH}::test_none"], "tests": {TEST_PATH: "def test_a(): pass"}},
+            "has no test of the expected id",
+        ),
+        ({"tests": {TEST_PATH: "def test_a(:"}}, "cannot be read by the Python"),
+        ({"sources": ["/etc/hosts"]}, "/etc/hosts is not in the workspace"),
+        ({"expect": []}, "expect is empty"),
+    ],
+)
+async def test_what_the_environment_has_to_correct_is_never_a_score(judge: Judge, options: Any, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        await judge({"shop.py": SOLUTION}, **{"tests": {TEST_PATH: TESTS}, "expect": IDS, **options})
+
+
+async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
+    found = await judge({"shop.py": "raise SystemExit(0)"}, tests={TEST_PATH: TESTS}, expect=IDS)
+    assert found.fraction == 0.0 and {verdict.outcome for verdict in found.tests.values()} == {"missing"}
+    found = await judge({"shop.py": "import time; time.sleep(60)"}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=3)
+    assert found.fraction == 0.0 and "took longer than 3 s" in found.output
+
+
+async def test_a_missing_source_is_named(judge: Judge) -> None:
+    options: dict[str, Any] = {"sources": ["shop.py", "other.py"], "tests": {TEST_PATH: TESTS}, "expect": IDS}
+    found = await judge({"shop.py": WRONG}, **options)
+    assert found.missing == ("other.py",) and 0 < found.fraction < 1
+
+
+async def test_no_cheat_is_taken_for_a_solution(tmp_path: Path) -> None:
+    """One of each kind; `benchmarks/tamper.py` plays them all, on four backends."""
+    cheats = [
+        "reports of pytest are patched",
+        "an object equal to everything",
+        "the expected value is read in the caller",
+        "the tests are read for their answers",
+        "the records of the judge are forged",
+        "atexit ends with 0",
+        "usercustomize.py",
+    ]
+    spec = SandboxSpec(image=str(pytest_root(tmp_path / "root")))
+    judges = {name: JUDGES[name] for name in ("`judge_pytest`", "programs")}
+    async with ToolSessions(create_backend("local"), spec) as sessions:
+        found = await table(sessions, ["honest", *cheats], judges)
+    assert found == {name: {"honest"} for name in judges}
+    assert set(cheats) <= set(AGENTS)
