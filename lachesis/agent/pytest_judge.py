@@ -110,12 +110,13 @@ class PytestJudge:
 
     def __post_init__(self) -> None:
         self.expect = list(dict.fromkeys([self.expect] if isinstance(self.expect, str) else self.expect))
+        self.args = [self.args] if isinstance(self.args, str) else list(self.args)
         if not self.expect:
             raise RewardError("judge_pytest: expect is empty. Next step: name the ids of the tests that have to pass")
 
     async def judge(self, artifacts: Artifacts, *, allow: Iterable[str], rounds: int) -> Judgement:
         """Raises `RewardError` for what the environment has to correct, and `BackendError`."""
-        allow = list(allow)
+        allow = [allow] if isinstance(allow, str) else list(allow)
         outcomes: dict[bool, list[dict[str, str]]] = {True: [], False: []}
         kinds: dict[str, Change] = {}
         started, output = False, ""
