@@ -39,5 +39,5 @@ def portable_backend(variant: str, request: pytest.FixtureRequest) -> Any:
 @pytest.fixture
 def unchecked(variant: str) -> Collection[str]:
     if variant == "local-none":
-        return ["network"]
+        return ["network", "kernel", "inodes"]
     return ["cpus", "memory_bytes", "image", "network"] if variant == "modal" else []
