@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,8 @@ class EngineInfo:
     """Storage driver and its file system: `overlay2 on extfs`."""
     architecture: str
     """As in `uname -m`: `x86_64`."""
+    seccomp: str = ""
+    """Its profile of system calls: `default` or `builtin`, `unconfined`, a path; empty where it reports none."""
 
 
 def find_engine(url: str | None = None) -> Engine:
@@ -232,6 +235,7 @@ async def engine_info(docker: aiodocker.Docker, engine: Engine) -> EngineInfo:
         selinux="selinux" in options,
         storage=f"{info.get('Driver', '?')} on {backing}",
         architecture=_MACHINES.get(version.get("Arch", ""), str(version.get("Arch"))),
+        seccomp=(re.findall(r"name=seccomp,profile=(\S+)", options) or [""])[0],
     )
 
 

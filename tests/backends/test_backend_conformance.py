@@ -40,4 +40,4 @@ def portable_backend(variant: str, request: pytest.FixtureRequest) -> Any:
 def unchecked(variant: str) -> Collection[str]:
     if variant == "local-none":
         return ["network", "kernel", "inodes"]
-    return ["cpus", "memory_bytes", "image", "network"] if variant == "modal" else []
+    return ["cpus", "memory_bytes", "image", "network", "kernel"] if variant == "modal" else []
