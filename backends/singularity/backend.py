@@ -25,11 +25,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from backends.host import cgroups
+from backends.host import cgroups, records
 from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
 from backends.host.folders import cached
 from backends.host.machine import environment
-from backends.host.plan import Plan
+from backends.host.plan import Disk, Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
 from lachesis.tasks import in_own_thread
@@ -155,7 +155,7 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
+        sandbox = await self._host.create(spec, lambda id, _: self._plan(id, spec, image), detail=reference)
         try:
             await _name_user(sandbox)
         except BaseException:
@@ -172,13 +172,20 @@ class SingularityBackend:
 
     # In worker threads: everything below blocks.
 
-    def _plan(self, spec: SandboxSpec, image: Path) -> Plan:
+    def _plan(self, id: str, spec: SandboxSpec, image: Path) -> Plan:
         installation = self._found()
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
             disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE
+        runtime, own = portable_runtime(), None
+        if os.geteuid() == 0:  # see `Bubblewrap.disk_of`; other users would need a namespace more
+            mount = records.folder(id) / "files" / "mount"
+            mount.mkdir(parents=True)
+            own = Disk(str(mount), _MEBIBYTE, overlays=[(str(runtime), "runtime")])
+            runtime = mount / "runtime"
         return Plan(
-            command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network),
+            command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network, runtime=runtime),
+            disk=own,
             workdir=spec.workdir or WORKDIR,
             env={**environment(image=True), "SHELL": "/bin/sh", **self._image_environment(installation, image)},
         )
@@ -247,9 +254,17 @@ def _fix(failure: str) -> str:
 
 
 def command(
-    installation: Installation, image: Path, inner: Sequence[str], *, disk_bytes: int | None, network: bool
+    installation: Installation,
+    image: Path,
+    inner: Sequence[str],
+    *,
+    disk_bytes: int | None,
+    network: bool,
+    runtime: Path | None = None,
 ) -> list[str]:
     """The command line that runs `inner` as PID 1 of a new sandbox made from the folder `image`. Blocks.
+
+    `runtime` is where the portable runtime is, unless it is in the cache.
 
     Raises:
         BackendUnavailable: `disk_bytes` cannot be enforced.
@@ -267,7 +282,7 @@ def command(
     arguments += [] if network else ["--net", "--network", "none"]
     for folder in ["/dev/shm", *([] if _is_ours(image / HOME.lstrip("/")) else [HOME])]:
         arguments += ["--scratch", folder]
-    for source, target in [(str(portable_runtime()), RUNTIME), *_hidden_proc()]:
+    for source, target in [(str(runtime or portable_runtime()), RUNTIME), *_hidden_proc()]:
         arguments += ["--mount", f'type=bind,"src={source}",dst={target},ro']
     return [*arguments, str(image), *inner]
 
