@@ -24,8 +24,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from backends.host import cgroups, records
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    Profile,
+    SandboxInfo,
+    SandboxSpec,
+    check_profile,
+    disk_in_memory,
+    hardened_spec,
+)
+from backends.host import cgroups, hardened, records
 from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
 from backends.host.folders import cached
 from backends.host.machine import environment
@@ -101,13 +111,17 @@ class SingularityBackend:
         *,
         image: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
+        profile: Profile = "standard",
     ) -> None:
         """
         Args:
             binary: the program; without it, `apptainer` or else `singularity` on PATH.
             image: the image of sandboxes whose spec names none.
             progress: called with each line of text while an image is pulled; without it, the lines are logged.
+            profile: "hardened" needs an ordinary user, an installation without setuid programs, and cgroups for
+                limits, and is an error where one is missing.
         """
+        self._hardened = check_profile(profile)
         self._binary = None if binary is None else os.fspath(binary)
         self._image = None if image is None else os.fspath(image)
         self._images = Images(progress)
@@ -126,14 +140,27 @@ class SingularityBackend:
         try:
             with self._lock:
                 self._installation, availability = find(self._binary)
-            limits = cgroups.describe(self._host.available())
+            if self._installation is None:
+                return availability
+            available = self._host.available()
+            lacking = self._lacks(self._installation)
+            if self._hardened:
+                hardened.require_nothing("backend 'singularity'", lacking)
         except BackendError as error:
-            return Availability(False, str(error), "see the message")
-        return (
-            replace(availability, detail=f"{availability.detail}; limits: {limits}")
-            if self._installation
-            else availability
+            reason, _, step = str(error).partition(". Next step: ")
+            return Availability(False, reason, step or "see the message")
+        return replace(
+            availability,
+            isolation=hardened.isolation("Apptainer"),
+            limits=f"{cgroups.describe(available)}; disk: a file system in memory",
+            better=hardened.advice(lacking),
         )
+
+    def _lacks(self, installation: Installation) -> list[tuple[str, str]]:
+        lacking = hardened.lacks(self._host.available())
+        if not installation.configurable:
+            lacking.append(("the size of disks is the administrator's", "use an installation without setuid programs"))
+        return lacking
 
     def _found(self) -> Installation:
         with self._lock:
@@ -148,6 +175,8 @@ class SingularityBackend:
 
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. An image that is new here is pulled or unpacked first."""
+        if self._hardened:
+            spec = hardened_spec(spec)
         reference = spec.image if spec.image is not None else self._image
         if reference is None:
             raise BackendUnavailable(
@@ -174,6 +203,8 @@ class SingularityBackend:
 
     def _plan(self, id: str, spec: SandboxSpec, image: Path) -> Plan:
         installation = self._found()
+        if self._hardened:
+            hardened.require_nothing("backend 'singularity'", self._lacks(installation))
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
             disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE
