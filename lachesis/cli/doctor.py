@@ -14,9 +14,11 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from backends import create_backend
-from backends.host import cgroups
+from backends import backend_names, create_backend
+from lachesis.errors import LachesisError
 
+PATIENCE = 20.0
+"""Seconds that a backend has to answer."""
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",
     "OPENROUTER_API_KEY": "models at openrouter.ai",
@@ -34,28 +36,37 @@ class Check:
     detail: str
     fix: str = ""
     needed: bool = False
+    more: Sequence[str] = ()
+    """Lines below it."""
 
 
 async def examine() -> list[Check]:
     """All checks, those that are needed first."""
-    sandbox = await create_backend("local").check()
+    python = sys.version_info >= (3, 11)
     return [
-        Check(
-            "python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer", needed=True
+        Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
+        *await asyncio.gather(
+            *(_sandboxes(name) for name in sorted(backend_names(), key=lambda name: name != "local"))
         ),
-        Check("bubblewrap", sandbox.ok, sandbox.detail, sandbox.fix, needed=True),
-        _limits(),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
         *(_key(name, use) for name, use in KEYS.items()),
     ]
 
 
-def _limits() -> Check:
-    available = cgroups.find()
-    enforced = len(available.parents) == 3
-    fix = "" if enforced else f"to limit local sandboxes, {cgroups.next_step(available)}"
-    return Check("limits of sandboxes", enforced, cgroups.describe(available), fix)
+async def _sandboxes(name: str) -> Check:
+    """What isolates the sandboxes of a backend, which limits hold, and what would make it better."""
+    needed = name == "local"
+    try:
+        async with asyncio.timeout(PATIENCE):
+            found = await create_backend(name).check()
+    except TimeoutError:
+        return Check(f"sandboxes: {name}", False, f"no answer within {PATIENCE:g} s", needed=needed)
+    except (LachesisError, ValueError) as error:  # a package or an option that it needs
+        return Check(f"sandboxes: {name}", False, str(error), needed=needed)
+    lines = [("isolation", found.isolation), ("limits", found.limits), *(("better", line) for line in found.better)]
+    more = [f"{what}: {line}" for what, line in lines if line]
+    return Check(f"sandboxes: {name}", found.ok, found.detail, found.fix, needed, more)
 
 
 def _model() -> Check:
@@ -103,5 +114,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{mark:<8}", style=style, end="")
         # Not a table: text that is folded at the edge of a cell cannot be copied.
         detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
-        console.print(f"{finding.name:<{width}}  {detail}", markup=False, highlight=False, soft_wrap=True)
+        for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 10}}{line}" for line in finding.more)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0 if all(finding.ok for finding in findings if finding.needed) else 1
