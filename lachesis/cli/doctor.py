@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import yaml
 from rich.console import Console
 
 from backends import backend_names, create_backend
@@ -40,26 +42,25 @@ class Check:
     """Lines below it."""
 
 
-async def examine() -> list[Check]:
-    """All checks, those that are needed first."""
+async def examine(backend: str | None, options: dict[str, Any]) -> list[Check]:
+    """All checks, those that are needed first; or that of one backend."""
+    if backend is not None:
+        return [await _sandboxes(backend, options, needed=True)]
     python = sys.version_info >= (3, 11)
     return [
         Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
-        *await asyncio.gather(
-            *(_sandboxes(name) for name in sorted(backend_names(), key=lambda name: name != "local"))
-        ),
+        *await asyncio.gather(*(_sandboxes(name, {}, needed=name == "local") for name in backend_names())),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
         *(_key(name, use) for name, use in KEYS.items()),
     ]
 
 
-async def _sandboxes(name: str) -> Check:
+async def _sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Check:
     """What isolates the sandboxes of a backend, which limits hold, and what would make it better."""
-    needed = name == "local"
     try:
         async with asyncio.timeout(PATIENCE):
-            found = await create_backend(name).check()
+            found = await create_backend(name, **options).check()
     except TimeoutError:
         return Check(f"sandboxes: {name}", False, f"no answer within {PATIENCE:g} s", needed=needed)
     except (LachesisError, ValueError) as error:  # a package or an option that it needs
@@ -105,8 +106,14 @@ def _key(name: str, use: str) -> Check:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; 1 when something needed is missing."""
-    argparse.ArgumentParser(prog="lachesis doctor", description=__doc__).parse_args(argv)
-    findings = asyncio.run(examine())
+    parser = argparse.ArgumentParser(prog="lachesis doctor", description=__doc__)
+    parser.add_argument("--backend", metavar="NAME", help="only this backend of sandboxes")
+    parser.add_argument("--options", default="{}", metavar="YAML", help="its options, as in terminal_options")
+    arguments = parser.parse_args(argv)
+    options = yaml.safe_load(arguments.options)
+    if not isinstance(options, dict) or (options and arguments.backend is None):
+        parser.error("--options takes a mapping, and needs --backend")
+    findings = asyncio.run(examine(arguments.backend, options))
     console = Console()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
