@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -21,6 +22,11 @@ from lachesis.errors import LachesisError
 
 PATIENCE = 20.0
 """Seconds that a backend has to answer."""
+_CHILD = """
+import asyncio, dataclasses, json, sys
+from lachesis.cli.doctor import sandboxes
+print(json.dumps(dataclasses.asdict(asyncio.run(sandboxes(sys.argv[1], {}, needed=False)))))
+"""
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",
     "OPENROUTER_API_KEY": "models at openrouter.ai",
@@ -45,18 +51,30 @@ class Check:
 async def examine(backend: str | None, options: dict[str, Any]) -> list[Check]:
     """All checks, those that are needed first; or that of one backend."""
     if backend is not None:
-        return [await _sandboxes(backend, options, needed=True)]
+        return [await sandboxes(backend, options, needed=True)]
     python = sys.version_info >= (3, 11)
     return [
         Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
-        *await asyncio.gather(*(_sandboxes(name, {}, needed=name == "local") for name in backend_names())),
+        await sandboxes("local", {}, needed=True),
+        *await asyncio.gather(*(_in_child(name) for name in backend_names() if name != "local")),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
         *(_key(name, use) for name, use in KEYS.items()),
     ]
 
 
-async def _sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Check:
+async def _in_child(name: str) -> Check:
+    """`sandboxes` in another process: a backend may load a large client."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", _CHILD, name), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    output, _ = await child.communicate()
+    if child.returncode:
+        return Check(f"sandboxes: {name}", False, f"its check ended with exit code {child.returncode}")
+    return Check(**json.loads(output.splitlines()[-1]))
+
+
+async def sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Check:
     """What isolates the sandboxes of a backend, which limits hold, and what would make it better."""
     try:
         async with asyncio.timeout(PATIENCE):
