@@ -10,6 +10,7 @@ import contextlib
 import copy
 import errno
 import itertools
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
@@ -39,6 +40,7 @@ from .forwarding import Forward, forwarded
 from .transfer import PART, Transfer, download, upload
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +95,8 @@ async def initialise(
     except OSError as error:
         raise BackendError(f"the working directory {workdir!r} cannot be used: {error}") from error
     connection.home = {**env, **spec.env}.get("HOME") or workdir
+    if found["unfiltered"]:
+        log.warning("commands may make every system call: %s", found["unfiltered"])
     return Inside(python=found["python"])
 
 

@@ -15,9 +15,11 @@ from backends.base import (
     disk_in_memory,
 )
 from backends.executor.kernel import STARVED
+from backends.executor.system_calls import MACHINES
 from backends.host.spawn_server import IPC_LIMITS
 from backends.limits import DISK, MEMORY, with_defaults
 
+from . import seccomp
 from .client import EngineInfo
 
 LABEL = "lachesis."
@@ -196,7 +198,7 @@ def container(
         "AutoRemove": True,
         "CapDrop": ["ALL"],
         "CapAdd": list(options.capabilities),
-        "SecurityOpt": ["no-new-privileges"],
+        "SecurityOpt": security_options(facts),
         "MaskedPaths": _MASKED,
         "ReadonlyPaths": _READ_ONLY,
         "NetworkMode": options.network if spec.network else "none",
@@ -259,6 +261,11 @@ def default_disk(image: Image, facts: EngineInfo) -> int | None:
     if driver in ("btrfs", "zfs"):  # they count the image as well
         return image.size + DISK
     return DISK if (driver, backing) == ("overlay2", "xfs") else None
+
+
+def security_options(facts: EngineInfo) -> list[str]:
+    pinned = facts.seccomp == "unconfined" and facts.architecture in MACHINES
+    return ["no-new-privileges", *([f"seccomp={seccomp.profile(facts.architecture)}"] if pinned else [])]
 
 
 def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:

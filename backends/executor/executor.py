@@ -47,9 +47,11 @@ class Executor:
         self,
         bash: str,
         oom: tuple[int, bytes] | None,
+        unfiltered: str,
         group: CommandGroup | None = None,
         own_bash: str | None = None,
     ) -> None:
+        self.unfiltered = unfiltered
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
         self.shells = Shells(self.loop, bash, oom, group, own_bash)
@@ -147,7 +149,8 @@ class Executor:
         if header.get("memory"):
             self.spill_limit = min(SPILL, header["memory"] // 8)
         self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
-        self.session.send({"id": header["id"], "python": find_python(env.get("PATH", os.defpath))})
+        python = find_python(env.get("PATH", os.defpath))
+        self.session.send({"id": header["id"], "python": python, "unfiltered": self.unfiltered})
 
     def op_exec(self, header: Header, payload: bytes) -> None:
         self.execs[header["id"]] = Exec(self, header, payload)

@@ -24,13 +24,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    Profile,
+    SandboxInfo,
+    SandboxSpec,
+    check_profile,
+    disk_in_memory,
+    hardened_spec,
+)
 from backends.failures import typed_failures
-from backends.host import cgroups
+from backends.host import cgroups, hardened, records
 from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
 from backends.host.folders import cached
 from backends.host.machine import environment
-from backends.host.plan import Plan
+from backends.host.plan import Disk, Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
 from backends.host.spawn_server import CAP_SYS_ADMIN, holds
@@ -104,13 +114,17 @@ class SingularityBackend:
         *,
         image: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
+        profile: Profile = "standard",
     ) -> None:
         """
         Args:
             binary: the program; without it, `apptainer` or else `singularity` on PATH.
             image: the image of sandboxes whose spec names none.
             progress: called with each line of text while an image is pulled; without it, the lines are logged.
+            profile: "hardened" needs an ordinary user, an installation without setuid programs, and cgroups for
+                limits, and is an error where one is missing.
         """
+        self._hardened = check_profile(profile)
         self._binary = None if binary is None else os.fspath(binary)
         self._image = None if image is None else os.fspath(image)
         self._images = Images(progress)
@@ -129,14 +143,28 @@ class SingularityBackend:
         try:
             with self._lock:
                 self._installation, availability = find(self._binary)
-            limits = cgroups.describe(self._host.available())
+            if self._installation is None:
+                return availability
+            available = self._host.available()
+            lacking = self._require(self._installation)
         except BackendError as error:
-            return Availability(False, str(error), "see the message")
-        return (
-            replace(availability, detail=f"{availability.detail}; limits: {limits}")
-            if self._installation
-            else availability
+            reason, _, step = str(error).partition(". Next step: ")
+            return Availability(False, reason, step or "see the message")
+        return replace(
+            availability,
+            isolation=hardened.isolation("Apptainer"),
+            limits=f"{cgroups.describe(available)}; disk: a file system in memory",
+            better=hardened.advice(lacking),
         )
+
+    def _require(self, installation: Installation) -> list[tuple[str, str]]:
+        """What the profile `hardened` lacks. Raises `BackendUnavailable` if that is the profile."""
+        lacking = hardened.lacks(self._host.available())
+        if not installation.configurable:
+            lacking.append(("the size of disks is the administrator's", "use an installation without setuid programs"))
+        if self._hardened:
+            hardened.require_nothing("backend 'singularity'", lacking)
+        return lacking
 
     def _found(self) -> Installation:
         with self._lock:
@@ -152,6 +180,9 @@ class SingularityBackend:
     @typed_failures
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. An image that is new here is pulled or unpacked first."""
+        if self._hardened:
+            spec = hardened_spec(spec)
+            await self._host.in_thread(lambda: self._require(self._found()))
         reference = spec.image if spec.image is not None else self._image
         if reference is None:
             raise BackendUnavailable(
@@ -160,7 +191,9 @@ class SingularityBackend:
             )
         image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
         sandbox = await self._host.create(
-            spec, lambda _, limited, arguments, __: self._plan(limited, image, arguments), detail=reference
+            spec,
+            lambda id, limited, arguments, _: self._plan(id, limited, image, arguments),
+            detail=reference,
         )
         try:
             await _name_user(sandbox)
@@ -178,11 +211,17 @@ class SingularityBackend:
 
     # In worker threads: everything below blocks.
 
-    def _plan(self, spec: SandboxSpec, image: Path, arguments: Sequence[str]) -> Plan:
+    def _plan(self, id: str, spec: SandboxSpec, image: Path, arguments: Sequence[str]) -> Plan:
         installation = self._found()
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
             disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE
+        runtime, own = portable_runtime(), None
+        if os.geteuid() == 0:  # see `Bubblewrap.disk_of`; other users would need a namespace more
+            mount = records.folder(id) / "files" / "mount"
+            mount.mkdir(parents=True)
+            own = Disk(str(mount), _MEBIBYTE, overlays=[(str(runtime), "runtime")])
+            runtime = mount / "runtime"
         return Plan(
             command(
                 installation,
@@ -191,7 +230,9 @@ class SingularityBackend:
                 disk_bytes=disk,
                 network=spec.network,
                 own_ipc=not holds(CAP_SYS_ADMIN),  # else it is started in one with limits
+                runtime=runtime,
             ),
+            disk=own,
             workdir=spec.workdir or WORKDIR,
             env={**environment(image=True), "SHELL": "/bin/sh", **self._image_environment(installation, image)},
         )
@@ -267,10 +308,12 @@ def command(
     disk_bytes: int | None,
     network: bool,
     own_ipc: bool = True,
+    runtime: Path | None = None,
 ) -> list[str]:
     """The command line that runs `inner` as PID 1 of a new sandbox made from the folder `image`. Blocks.
 
-    Without `own_ipc` it keeps the IPC namespace in which it is started.
+    Without `own_ipc` it keeps the IPC namespace in which it is started. `runtime` is where the portable runtime is,
+    unless it is in the cache.
 
     Raises:
         BackendUnavailable: `disk_bytes` cannot be enforced.
@@ -289,7 +332,7 @@ def command(
     arguments += [] if network else ["--net", "--network", "none"]
     for folder in ["/dev/shm", *([] if _is_ours(image / HOME.lstrip("/")) else [HOME])]:
         arguments += ["--scratch", folder]
-    for source, target in [(str(portable_runtime()), RUNTIME), *_hidden_proc()]:
+    for source, target in [(str(runtime or portable_runtime()), RUNTIME), *_hidden_proc()]:
         arguments += ["--mount", f'type=bind,"src={source}",dst={target},ro']
     return [*arguments, str(image), *inner]
 

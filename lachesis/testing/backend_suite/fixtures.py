@@ -32,7 +32,9 @@ def find_processes() -> FindProcesses:
 @pytest.fixture
 def unchecked() -> Collection[str]:
     """Fields of the spec that `create` accepts and the suite cannot check. Override it where the backend declares that
-    it does not enforce the network, or where a service enforces limits that the test's substitute does not have."""
+    it does not enforce the network, or where a service enforces limits that the test's substitute does not have.
+    `kernel` is another name, for a backend that leaves all system calls to its commands; `inodes` for one whose
+    sandboxes read the same files of the machine."""
     return ()
 
 
