@@ -149,7 +149,7 @@ async def test_a_conversation_that_outgrows_the_model_is_scored(tmp_path: Path) 
 
 
 async def test_a_rollout_whose_time_the_server_took_is_no_score(tmp_path: Path) -> None:
-    for rollout in await stock(tmp_path, faults=("hang",), rollout_timeout=1):
+    for rollout in await stock(tmp_path, faults=("hang",), rollout_timeout=4):
         assert (rollout["outcome"], rollout["reward"]) == ("infra_error", None)
         assert "the model server took" in rollout["reason"]
 
