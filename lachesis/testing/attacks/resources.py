@@ -63,6 +63,22 @@ except OSError:
     pass
 print(started)
 """
+PASSING = """
+import resource, socket, sys, time
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+kept = []
+try:
+    while len(kept) < 1000:
+        kept.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        kept[-1][0].setblocking(False)
+        for _ in range(8):
+            socket.send_fds(kept[-1][0], [b"x"], [1] * 250)
+except OSError as error:
+    print(error, flush=True)
+time.sleep(100)
+"""
+"""Descriptors that are sent and never received. The kernel counts them for all processes of a user."""
 DEEP = """
 import os
 os.mkdir("deep")
@@ -216,6 +232,23 @@ async def sparse_file(target: Target) -> Verdict:
         return await _copied(target.sandbox, "sparse", 10)
     finally:
         await target.sandbox.exec("rm -rf sparse", timeout=30)
+
+
+@resources.attack(
+    "passed descriptors", "pass as many descriptors as a user may, so that no sandbox starts", is_heavy=True
+)
+async def passed_descriptors(target: Target) -> Verdict:
+    async with target.another() as sandbox, target.another() as bystander:
+        await sandbox.write_bytes("passing.py", PASSING.encode())
+        await sandbox.start(f"exec {python(sandbox)} < passing.py > passed")
+        await sandbox.exec("until test -s passed; do sleep 0.05; done", timeout=20)
+        try:
+            async with target.another() as later:
+                verdict = await _alive(later)
+        except BackendError as error:
+            verdict = Fell(f"no sandbox can be made: {error}")
+        other = await _alive(bystander)
+        return Fell(f"another sandbox ended: {other.detail}") if isinstance(other, Fell) else verdict
 
 
 @resources.attack("many files", "have 100,000 files copied", is_heavy=True)
