@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from lachesis.errors import LachesisError
@@ -51,6 +51,12 @@ class Availability:
     """One line: a version when it works, the reason when it does not."""
     fix: str = ""
     """One line: the next step, empty when it works."""
+    isolation: str = ""
+    """One line: what stands between commands and the machine. Empty where the backend does not say."""
+    limits: str = ""
+    """One line: the limits that hold."""
+    better: Sequence[str] = ()
+    """What would make it safer, a line each, with the next step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +94,26 @@ class SandboxSpec:
                 raise ValueError(f"{name} must be positive, not {value!r}")
         if self.workdir is not None and not self.workdir.startswith("/"):
             raise ValueError(f"workdir must be an absolute path, not {self.workdir!r}")
+
+
+Profile = Literal["standard", "hardened"]
+"""How much a backend insists on. A backend with the option `profile` makes sandboxes of the profile `hardened` with all
+walls and limits that it knows, or not at all: what it cannot have is a `BackendUnavailable`."""
+HARDENED_LIMITS: Mapping[str, float] = {"cpus": 1.0, "memory_bytes": 2 << 30, "pids": 512}
+"""Limits of the profile `hardened` for what a spec leaves open."""
+
+
+def check_profile(profile: Profile) -> bool:
+    """Whether it is `hardened`. Raises `ValueError` for a profile that does not exist."""
+    if profile not in ("standard", "hardened"):
+        raise ValueError(f"profile is 'standard' or 'hardened', not {profile!r}")
+    return profile == "hardened"
+
+
+def hardened_spec(spec: SandboxSpec, **more: float | str) -> SandboxSpec:
+    """`spec` with a value for each limit of `HARDENED_LIMITS`, and those of `more` for other fields that it leaves."""
+    wanted: dict[str, Any] = {**HARDENED_LIMITS, **more}
+    return replace(spec, **{name: value for name, value in wanted.items() if getattr(spec, name) is None})
 
 
 def reject_fields(backend: str, spec: SandboxSpec, *fields: str) -> None:

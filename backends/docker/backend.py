@@ -24,9 +24,11 @@ from backends.base import (
     Availability,
     BackendError,
     BackendUnavailable,
+    Profile,
     SandboxInfo,
     SandboxLost,
     SandboxSpec,
+    check_profile,
     sandbox_title,
 )
 from backends.connection import Connection
@@ -36,6 +38,7 @@ from backends.sandbox import ExecutorSandbox, initialise
 from lachesis.tasks import finish, has_failed, seen
 
 from . import container as containers
+from . import hardened
 from .client import (
     PATIENCE,
     Engine,
@@ -47,6 +50,7 @@ from .client import (
     engine_info,
     explained,
     find_engine,
+    limit_line,
     request,
     upload,
 )
@@ -88,6 +92,7 @@ class DockerBackend:
         capabilities: Sequence[str] = (),
         grace: float = 60.0,
         parallel: int | None = None,
+        profile: Profile = "standard",
     ) -> None:
         """`progress` gets a line for each step of pulling an image.
 
@@ -107,6 +112,8 @@ class DockerBackend:
             grace: seconds within which an interrupted connection can be restored.
             parallel: containers that are created or removed at once. Default: two per processor of the engine; more
                 make each slower and all no faster.
+            profile: "hardened" needs gVisor or Kata as a runtime and remapped users, makes no sandbox for root inside,
+                and is an error where one is missing.
         """
         if transport not in ("auto", "socket", "exec"):
             raise ValueError(f"transport is 'auto', 'socket' or 'exec', not {transport!r}")
@@ -116,6 +123,7 @@ class DockerBackend:
             raise ValueError("grace and parallel must be positive")
         self._url, self._image, self._pull, self._progress = url, image, pull, progress
         self._transport, self._grace, self._parallel = transport, grace, parallel
+        self._hardened = check_profile(profile)
         self._options = Options(user, network, read_only, runtime, tuple(capabilities))
         self._found: tuple[Engine, EngineInfo] | None = None
         self._quota = True  # until the engine rejects one
@@ -135,12 +143,18 @@ class DockerBackend:
         try:
             engine, found = await self._engine(again=True)
             await asyncio.to_thread(runtime.portable_runtime)
+            options = self._options_for(found)
         except BackendUnavailable as error:
-            detail, _, fix = str(error).partition(": ")
+            detail, _, fix = str(error).partition(". Next step: " if ". Next step: " in str(error) else ": ")
             return Availability(False, detail, fix)
         except BackendError as error:
             return Availability(False, str(error), advice(error))
-        return Availability(True, description(found, engine))
+        isolation, limits = hardened.isolation(options, found), limit_line(found)
+        return Availability(True, description(found, engine), "", isolation, limits, hardened.better(options, found))
+
+    def _options_for(self, found: EngineInfo) -> Options:
+        """Raises `BackendUnavailable` if the profile cannot be had."""
+        return hardened.hardened(self._options, found) if self._hardened else self._options
 
     async def _engine(self, again: bool = False) -> tuple[Engine, EngineInfo]:
         if self._found is None or again:
@@ -176,8 +190,9 @@ class DockerBackend:
             engine, found = await self._engine()
         except EngineError as error:
             raise BackendUnavailable(str(error)) from error
+        options = self._options_for(found)
         async with client(engine, found.api) as docker:
-            creation = _Creation(self, spec, id, name, engine, found, docker)
+            creation = _Creation(self, spec, id, name, engine, found, docker, options)
             try:
                 return await creation.sandbox()
             except BaseException:
@@ -258,6 +273,7 @@ class _Creation:
     facts: EngineInfo
     docker: aiodocker.Docker
     """Closed once the sandbox exists."""
+    options: Options
     created: float = field(default_factory=time.time)
     asked: bool = False
     """Whether a container of that name may exist."""
@@ -269,8 +285,11 @@ class _Creation:
         return containers.labels(self.id, self.spec, this_owner(), self.created)
 
     async def sandbox(self) -> DockerSandbox:
-        backend, spec, options = self.backend, self.spec, self.backend._options
-        image = await backend._ensure_image(self.docker, self.engine, spec.image or backend._image)
+        backend = self.backend
+        image = await backend._ensure_image(self.docker, self.engine, self.spec.image or backend._image)
+        if backend._hardened:
+            self.spec, self.options = hardened.in_image(self.spec, self.options, image)
+        spec, options = self.spec, self.options
         async with backend._slot():
             user = options.user if options.user is not None else image.user
             account = containers.ROOT if containers.is_root(user) else await self._account(image, user)
@@ -292,7 +311,7 @@ class _Creation:
         env = containers.environment(image, account, workdir, read_only=in_memory)
         inside = await initialise(self.connection, spec, workdir=workdir, env=env, grace=backend._grace)
         sandbox = DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
-        if spec.network and backend._options.network.partition(":")[0] in ("host", "container"):
+        if spec.network and options.network.partition(":")[0] in ("host", "container"):
             sandbox.shared_network = "another machine"
         return sandbox
 
@@ -340,8 +359,8 @@ class _Creation:
         backend, limited = self.backend, self.spec.disk_bytes is not None
         is_root = account == containers.ROOT
         while True:
-            quota = limited and backend._quota and not backend._options.read_only
-            in_memory = backend._options.read_only or (limited and not quota)
+            quota = limited and backend._quota and not self.options.read_only
+            in_memory = self.options.read_only or (limited and not quota)
             scratch = ["/tmp", "/var/tmp"] if in_memory else []
             missing = (in_memory or not is_root) and not await self._is_in(image, workdir)
             if in_memory:
@@ -359,7 +378,7 @@ class _Creation:
                 self.spec,
                 image,
                 self.facts,
-                backend._options,
+                self.options,
                 workdir=workdir if is_root else "/",
                 command=runtime.runtime_command(*self.route.arguments),
                 mounts=self.route.mounts,
@@ -389,7 +408,9 @@ class _Creation:
 
     async def _open_route(self, image: Image) -> Route:
         how = self.backend._transport
-        if how == "exec" or (how == "auto" and (not self.engine.is_local or self.facts.selinux)):
+        # Another kernel reaches no socket of this machine through a file.
+        apart = not self.engine.is_local or self.facts.selinux or hardened.has_own_kernel(self.options.runtime)
+        if how == "exec" or (how == "auto" and apart):
             async with self.backend._lock():
                 if self.backend._volume is None:
                     self.backend._volume = await runtime_volume(self.docker, self.engine, image.id)

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -68,6 +69,12 @@ class EngineInfo:
     """Storage driver and its file system: `overlay2 on extfs`."""
     architecture: str
     """As in `uname -m`: `x86_64`."""
+    userns: bool = False
+    """Whether user 0 inside is another user outside: by remapping, or since the engine is rootless."""
+    runtimes: tuple[str, ...] = ()
+    """Its OCI runtimes."""
+    seccomp: str = ""
+    """Its profile of system calls: `default` or `builtin`, `unconfined`, a path; empty where it reports none."""
 
 
 def find_engine(url: str | None = None) -> Engine:
@@ -232,13 +239,25 @@ async def engine_info(docker: aiodocker.Docker, engine: Engine) -> EngineInfo:
         selinux="selinux" in options,
         storage=f"{info.get('Driver', '?')} on {backing}",
         architecture=_MACHINES.get(version.get("Arch", ""), str(version.get("Arch"))),
+        userns="rootless" in options or "name=userns" in options,
+        runtimes=tuple(sorted(info.get("Runtimes") or {})),
+        seccomp=(re.findall(r"name=seccomp,profile=(\S+)", options) or [""])[0],
     )
+
+
+def _limits(facts: EngineInfo) -> dict[str, bool]:
+    return {"memory": facts.memory_limit, "cpu": facts.cpu_limit, "pids": facts.pids_limit}
+
+
+def limit_line(facts: EngineInfo) -> str:
+    """`Availability.limits`."""
+    held = ", ".join(name for name, works in _limits(facts).items() if works)
+    return f"{held or 'none'} by the engine; disk: by the storage driver ({facts.storage}), else folders in memory"
 
 
 def description(facts: EngineInfo, engine: Engine) -> str:
     """One line for `check`."""
-    limits = {"memory": facts.memory_limit, "cpu": facts.cpu_limit, "pids": facts.pids_limit}
-    missing = ", ".join(name for name, works in limits.items() if not works)
+    missing = ", ".join(name for name, works in _limits(facts).items() if not works)
     line = f"{facts.product} {facts.version} at {engine.url}{', rootless' if facts.rootless else ''}"
     return line + (f"; it cannot limit {missing}" if missing else "")
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from backends.base import BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
+from backends.executor.system_calls import MACHINES
 
+from . import seccomp
 from .client import EngineInfo
 
 LABEL = "lachesis."
@@ -181,7 +183,7 @@ def container(
         "AutoRemove": True,
         "CapDrop": ["ALL"],
         "CapAdd": list(options.capabilities),
-        "SecurityOpt": ["no-new-privileges"],
+        "SecurityOpt": security_options(facts),
         "MaskedPaths": _MASKED,
         "ReadonlyPaths": _READ_ONLY,
         "NetworkMode": options.network if spec.network else "none",
@@ -224,6 +226,11 @@ def container(
     if options.user is not None:
         config["User"] = options.user
     return config
+
+
+def security_options(facts: EngineInfo) -> list[str]:
+    pinned = facts.seccomp == "unconfined" and facts.architecture in MACHINES
+    return ["no-new-privileges", *([f"seccomp={seccomp.profile(facts.architecture)}"] if pinned else [])]
 
 
 def limits(spec: SandboxSpec, facts: EngineInfo) -> dict[str, Any]:

@@ -38,7 +38,8 @@ ENDED = 1 << 25
 class Executor:
     """Serves requests until the loop ends."""
 
-    def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
+    def __init__(self, bash: str, oom: tuple[int, bytes] | None, unfiltered: str) -> None:
+        self.unfiltered = unfiltered
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
         self.shells = Shells(self.loop, bash, oom)
@@ -115,7 +116,8 @@ class Executor:
         self.session.grace = header.get("grace") or self.session.grace
         self.memory = header.get("memory")
         self.loop.after(lifetime, lambda: self.session.stop("its lifetime of %g s is over" % lifetime))
-        self.session.send({"id": header["id"], "python": find_python(env.get("PATH", os.defpath))})
+        python = find_python(env.get("PATH", os.defpath))
+        self.session.send({"id": header["id"], "python": python, "unfiltered": self.unfiltered})
 
     def op_exec(self, header: Header, payload: bytes) -> None:
         self.execs[header["id"]] = Exec(self, header, payload)

@@ -79,18 +79,23 @@ class Bubblewrap:
         """How many file systems in memory a sandbox has."""
         return 1 if self.disk else 4
 
-    def disk_of(self, request: Request, mount: str) -> Disk | None:
-        """The disk to mount over the folder `mount` before the command is run."""
+    def disk_of(self, request: Request, mount: str, runtime: str = "") -> Disk | None:
+        """The disk to mount over the folder `mount` before the command is run.
+
+        The portable runtime is laid over as well. Its files then have inodes of their own: otherwise sandboxes could
+        signal each other by locks on them, and by watching who opens them.
+        """
         if not self.disk:
             return None
         size = request.disk_bytes
+        own = [(runtime, "runtime")] if runtime else []
         if request.image is not None:
-            return Disk(mount, size, [("root", 0o755), ("shm", 0o1777)], [(request.image, "root")])
+            return Disk(mount, size, [("root", 0o755), ("shm", 0o1777)], [(request.image, "root"), *own])
         modes = [(path, 0o755) for path in ("", WORKDIR, HOME, "/run", "/etc", "/var")]
         modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
         folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
         laid = system_folders() if self.overlay else []
-        return Disk(mount, size, folders, [(folder, "root" + folder) for folder in laid])
+        return Disk(mount, size, folders, [*((folder, "root" + folder) for folder in laid), *own])
 
     def command(
         self,
@@ -121,7 +126,7 @@ class Bubblewrap:
         for path in request.mounts:
             arguments += ["--ro-bind", path, path]
         if runtime:
-            arguments += ["--ro-bind", runtime, RUNTIME]
+            arguments += ["--ro-bind", f"{mount}/runtime" if self.disk else runtime, RUNTIME]
         for inside, fd in (files or {}).items():
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
         arguments += _proc()

@@ -33,7 +33,7 @@ _PARENT = "lachesis"
 _PERIOD = 100_000
 """Microseconds over which processor time is measured out."""
 _LEAST_QUOTA = 1_000
-_FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
+FIELDS = {"cpus": "cpu", "memory_bytes": "memory", "pids": "pids"}
 """Field of `SandboxSpec` -> controller."""
 _TRACKER = "pids"
 """The controller of version 1 that lists and ends the processes of a group: its limit stops a fork bomb."""
@@ -49,7 +49,7 @@ class Limits:
     pids: int | None = None
 
     def controllers(self) -> set[str]:
-        return {controller for name, controller in _FIELDS.items() if getattr(self, name) is not None}
+        return {controller for name, controller in FIELDS.items() if getattr(self, name) is not None}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Cgroups:
 
     def require(self, limits: Limits) -> None:
         """Raises `BackendUnavailable` naming the first field of `limits` that cannot be enforced here."""
-        for name, controller in _FIELDS.items():
+        for name, controller in FIELDS.items():
             if getattr(limits, name) is not None and controller not in self.parents:
                 reason = self.refused.get(controller, f"there is no cgroup controller {controller!r}")
                 step = f"{next_step(self)}; or leave it out"
@@ -244,16 +244,16 @@ class Cgroup:
 def find(step: str = "") -> Cgroups:
     """What the running process may use, tried with a group that is removed again. `step` is for error messages."""
     if not Path("/proc/self/cgroup").exists():
-        return Cgroups(0, {}, dict.fromkeys(_FIELDS.values(), "this kernel has no cgroups"), step)
+        return Cgroups(0, {}, dict.fromkeys(FIELDS.values(), "this kernel has no cgroups"), step)
     own = dict(_own_groups())
-    legacy = {controller: own[controller] for controller in _FIELDS.values() if controller in own}
+    legacy = {controller: own[controller] for controller in FIELDS.values() if controller in own}
     return replace(_find_legacy(legacy) if legacy or "" not in own else _find_unified(*own[""]), step=step)
 
 
 def describe(available: Cgroups) -> str:
     """One line: the fields of `SandboxSpec` that can be enforced, and why others cannot."""
-    usable = [name for name, controller in _FIELDS.items() if controller in available.parents]
-    missing = {available.refused.get(each, "not there") for each in _FIELDS.values() if each not in available.parents}
+    usable = [name for name, controller in FIELDS.items() if controller in available.parents]
+    missing = {available.refused.get(each, "not there") for each in FIELDS.values() if each not in available.parents}
     text = f"{', '.join(usable) or 'none'} (cgroup version {available.version})" if available.version else "none"
     return text + (f"; others not: {'; '.join(sorted(missing))}" if missing else "")
 
@@ -294,7 +294,7 @@ def _own_groups() -> Iterable[tuple[str, tuple[Path, Path]]]:
 def _try(available: Cgroups, controllers: Iterable[str]) -> str | None:
     """Make and remove a group with limits of these controllers. Returns the reason of a failure."""
     tried = {"cpus": 1, "memory_bytes": 1 << 30, "pids": 1 << 10}
-    limits = Limits(**{name: value for name, value in tried.items() if _FIELDS[name] in controllers})
+    limits = Limits(**{name: value for name, value in tried.items() if FIELDS[name] in controllers})
     try:
         group = available.create(f"probe-{os.getpid()}-{time.monotonic_ns()}", limits)
         for fd in group.open():
@@ -312,7 +312,7 @@ def _find_legacy(own: Mapping[str, tuple[Path, Path]]) -> Cgroups:
 
 
 def _find_unified(mount: Path, own: Path) -> Cgroups:
-    wanted = list(_FIELDS.values())
+    wanted = list(FIELDS.values())
     failure = "there is no cgroup of version 2"
     candidates = [folder for folder in (own, *own.parents) if mount in (folder, *folder.parents)]
     for folder in candidates:

@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING
 
 from backends.executor.processes import send_signal
 
-from . import cgroups
+from . import cgroups, hardened
 from .bubblewrap import Bubblewrap
 from .folders import private_folder, remove_sandbox
 from .machine import Machine
@@ -155,8 +155,11 @@ class Hub:
             facts["detail"].append(detail)
         available = self.available()
         counted = available.allot("probe", cgroups.Limits(), countable=request["walled"], tracked=False)[2]
-        limits = "limits: " + cgroups.describe(available)
-        facts["detail"].append(limits + (", pids without a cgroup" if counted is not None else ""))
+        limits = cgroups.describe(available) + (", pids without a cgroup" if counted is not None else "")
+        facts["detail"].append("limits: " + limits)
+        facts["limits"] = limits
+        facts["isolation"] = hardened.isolation("bubblewrap") if request["walled"] else "none"
+        facts["lacks"] = hardened.lacks(available, self.machine.bwrap)
         return dict(facts, detail=", ".join(facts["detail"]), fix="")
 
     def op_probe(self, request: Message) -> Message:

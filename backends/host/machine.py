@@ -126,7 +126,7 @@ class Machine:
             workdir=request.workdir or WORKDIR,
             env=environment(image is not None),
             contents=list(contents.values()),
-            disk=bwrap.disk_of(request, str(mount)),
+            disk=bwrap.disk_of(request, str(mount), runtime),
             written=_resolver() if request.network and image is not None else {},
         )
 

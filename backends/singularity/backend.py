@@ -24,12 +24,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
-from backends.host import cgroups
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    Profile,
+    SandboxInfo,
+    SandboxSpec,
+    check_profile,
+    disk_in_memory,
+    hardened_spec,
+)
+from backends.host import cgroups, hardened, records
 from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
 from backends.host.folders import cached
 from backends.host.machine import environment
-from backends.host.plan import Plan
+from backends.host.plan import Disk, Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
 from lachesis.tasks import in_own_thread
@@ -101,13 +111,17 @@ class SingularityBackend:
         *,
         image: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
+        profile: Profile = "standard",
     ) -> None:
         """
         Args:
             binary: the program; without it, `apptainer` or else `singularity` on PATH.
             image: the image of sandboxes whose spec names none.
             progress: called with each line of text while an image is pulled; without it, the lines are logged.
+            profile: "hardened" needs an ordinary user, an installation without setuid programs, and cgroups for
+                limits, and is an error where one is missing.
         """
+        self._hardened = check_profile(profile)
         self._binary = None if binary is None else os.fspath(binary)
         self._image = None if image is None else os.fspath(image)
         self._images = Images(progress)
@@ -126,14 +140,27 @@ class SingularityBackend:
         try:
             with self._lock:
                 self._installation, availability = find(self._binary)
-            limits = cgroups.describe(self._host.available())
+            if self._installation is None:
+                return availability
+            available = self._host.available()
+            lacking = self._lacks(self._installation)
+            if self._hardened:
+                hardened.require_nothing("backend 'singularity'", lacking)
         except BackendError as error:
-            return Availability(False, str(error), "see the message")
-        return (
-            replace(availability, detail=f"{availability.detail}; limits: {limits}")
-            if self._installation
-            else availability
+            reason, _, step = str(error).partition(". Next step: ")
+            return Availability(False, reason, step or "see the message")
+        return replace(
+            availability,
+            isolation=hardened.isolation("Apptainer"),
+            limits=f"{cgroups.describe(available)}; disk: a file system in memory",
+            better=hardened.advice(lacking),
         )
+
+    def _lacks(self, installation: Installation) -> list[tuple[str, str]]:
+        lacking = hardened.lacks(self._host.available())
+        if not installation.configurable:
+            lacking.append(("the size of disks is the administrator's", "use an installation without setuid programs"))
+        return lacking
 
     def _found(self) -> Installation:
         with self._lock:
@@ -148,6 +175,8 @@ class SingularityBackend:
 
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. An image that is new here is pulled or unpacked first."""
+        if self._hardened:
+            spec = hardened_spec(spec)
         reference = spec.image if spec.image is not None else self._image
         if reference is None:
             raise BackendUnavailable(
@@ -155,7 +184,7 @@ class SingularityBackend:
                 "reference like docker://debian:12"
             )
         image = await in_own_thread(lambda: self._images.folder([*_as_plain_user(), self._found().path], reference))
-        sandbox = await self._host.create(spec, lambda *_: self._plan(spec, image), detail=reference)
+        sandbox = await self._host.create(spec, lambda id, _: self._plan(id, spec, image), detail=reference)
         try:
             await _name_user(sandbox)
         except BaseException:
@@ -172,13 +201,22 @@ class SingularityBackend:
 
     # In worker threads: everything below blocks.
 
-    def _plan(self, spec: SandboxSpec, image: Path) -> Plan:
+    def _plan(self, id: str, spec: SandboxSpec, image: Path) -> Plan:
         installation = self._found()
+        if self._hardened:
+            hardened.require_nothing("backend 'singularity'", self._lacks(installation))
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
             disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE
+        runtime, own = portable_runtime(), None
+        if os.geteuid() == 0:  # see `Bubblewrap.disk_of`; other users would need a namespace more
+            mount = records.folder(id) / "files" / "mount"
+            mount.mkdir(parents=True)
+            own = Disk(str(mount), _MEBIBYTE, overlays=[(str(runtime), "runtime")])
+            runtime = mount / "runtime"
         return Plan(
-            command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network),
+            command(installation, image, runtime_command(), disk_bytes=disk, network=spec.network, runtime=runtime),
+            disk=own,
             workdir=spec.workdir or WORKDIR,
             env={**environment(image=True), "SHELL": "/bin/sh", **self._image_environment(installation, image)},
         )
@@ -247,9 +285,17 @@ def _fix(failure: str) -> str:
 
 
 def command(
-    installation: Installation, image: Path, inner: Sequence[str], *, disk_bytes: int | None, network: bool
+    installation: Installation,
+    image: Path,
+    inner: Sequence[str],
+    *,
+    disk_bytes: int | None,
+    network: bool,
+    runtime: Path | None = None,
 ) -> list[str]:
     """The command line that runs `inner` as PID 1 of a new sandbox made from the folder `image`. Blocks.
+
+    `runtime` is where the portable runtime is, unless it is in the cache.
 
     Raises:
         BackendUnavailable: `disk_bytes` cannot be enforced.
@@ -267,7 +313,7 @@ def command(
     arguments += [] if network else ["--net", "--network", "none"]
     for folder in ["/dev/shm", *([] if _is_ours(image / HOME.lstrip("/")) else [HOME])]:
         arguments += ["--scratch", folder]
-    for source, target in [(str(portable_runtime()), RUNTIME), *_hidden_proc()]:
+    for source, target in [(str(runtime or portable_runtime()), RUNTIME), *_hidden_proc()]:
         arguments += ["--mount", f'type=bind,"src={source}",dst={target},ro']
     return [*arguments, str(image), *inner]
 

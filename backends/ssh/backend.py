@@ -18,8 +18,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 
-from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxLost, SandboxSpec
+from backends.base import (
+    Availability,
+    BackendError,
+    BackendUnavailable,
+    Profile,
+    SandboxInfo,
+    SandboxLost,
+    SandboxSpec,
+    check_profile,
+    hardened_spec,
+)
 from backends.connection import Connection
+from backends.host import hardened
 from backends.host.sandboxes import executor_death, explained, request_of, sandbox_name, write_inside
 from backends.owner import is_gone, new_id, this_owner
 from backends.sandbox import ExecutorSandbox, initialise
@@ -63,6 +74,7 @@ class SshBackend:
         folder: str = "",
         mounts: list[str] | None = None,
         grace: float = 60.0,
+        profile: Profile = "standard",
     ) -> None:
         """Options that are None come from ~/.ssh/config, or have the ssh command's defaults.
 
@@ -74,6 +86,8 @@ class SshBackend:
             folder: far folder for the state of sandboxes, which only this user may enter; empty: /tmp/lachesis-ssh-UID.
             mounts: absolute paths of files and folders of the far machine, to be read inside under the same path.
             grace: seconds for which a sandbox outlives its connection.
+            profile: "hardened" needs an ordinary user there, a bubblewrap that forbids user namespaces, and cgroups for
+                limits, and is an error where one is missing.
         """
         if not host:
             raise ValueError("backend 'ssh' needs its option host, for example terminal_options: {host: worker-1}")
@@ -81,6 +95,9 @@ class SshBackend:
             raise ValueError(f"isolation is 'bubblewrap' or 'none', not {isolation!r}")
         if grace <= 0:
             raise ValueError(f"grace has to be positive, not {grace!r}")
+        if check_profile(profile) and isolation == "none":
+            raise ValueError("profile='hardened' needs isolation='bubblewrap'; leave one of the two out")
+        self._hardened = profile == "hardened"
         self.isolation = isolation
         self._walled = isolation == "bubblewrap"
         self.grace = grace
@@ -113,6 +130,8 @@ class SshBackend:
             return Availability(False, reason, fix or f"try: {self._target.command} true")
 
     async def create(self, spec: SandboxSpec) -> SshSandbox:
+        if self._hardened:
+            spec = hardened_spec(spec)
         request_of(spec, walled=self._walled)
         with self._link().used() as link:
             facts = self._facts
@@ -159,8 +178,15 @@ class SshBackend:
             return Availability(False, f"{host}: {facts['detail']}", fix), facts
         detail = f"{host}: {facts['detail']}" + ("" if self._walled else ", unsandboxed")
         detail += ", it forwards no sockets: every sandbox takes one of its MaxSessions" if link.relayed else ""
+        if self._hardened:
+            try:
+                hardened.require_nothing(host, facts["lacks"])
+            except BackendUnavailable as error:
+                reason, _, step = str(error).partition(". Next step: ")
+                return Availability(False, reason, step), facts
         self._facts = facts
-        return Availability(True, detail), facts
+        better = hardened.advice(facts["lacks"])
+        return Availability(True, detail, "", facts["isolation"], facts["limits"], better), facts
 
     async def _list(self, link: Link) -> list[SandboxInfo]:
         try:

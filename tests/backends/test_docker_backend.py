@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -68,6 +69,19 @@ async def test_check_tells_what_there_is(engine: DockerEngine) -> None:
     availability = await backend_for(engine).check()
     assert availability.ok, availability
     assert availability.detail.startswith("Docker 2") and str(engine.socket) in availability.detail
+
+
+async def test_an_engine_without_a_profile_gets_ours(engine: DockerEngine) -> None:
+    backend = backend_for(engine)
+    found, facts = await backend._engine()
+    assert facts.seccomp in ("default", "builtin")
+    backend._found = found, dataclasses.replace(facts, seccomp="unconfined")
+    probe = "import socket\ntry: socket.socket(40, 1)\nexcept OSError as error: open('/said', 'w').write(str(error))"
+    async with opened(backend) as sandbox:
+        config = json.dumps({"Cmd": ["python3", "-c", probe]}).encode()
+        started = engine.call("POST", f"/containers/{sandbox.id}/exec", config)["Id"]  # no child of the executor
+        engine.call("POST", f"/exec/{started}/start", b'{"Detach": true}')
+        assert "not supported" in await output(sandbox, "until [ -s /said ]; do sleep 0.05; done; cat /said")
 
 
 async def test_an_engine_that_is_not_there_is_named_with_the_next_step(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ for _module in (
     "fixtures",
     "files",
     "forwarding",
+    "kernel",
     "leftovers",
     "lifecycle",
     "limits",
@@ -42,6 +43,7 @@ from .fixtures import (  # noqa: E402
     unchecked,
 )
 from .forwarding import *  # noqa: E402, F403
+from .kernel import *  # noqa: E402, F403
 from .leftovers import *  # noqa: E402, F403
 from .lifecycle import *  # noqa: E402, F403
 from .limits import *  # noqa: E402, F403
