@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from backends import BackendError, Sandbox
+from backends import BackendError, Sandbox, SandboxExhausted
 
 from .attack import Family, Fell, Held, Skipped, Target, Verdict, python
 
@@ -18,20 +18,24 @@ resources = Family("resources")
 MIB = 1 << 20
 
 SEGMENTS = """
-import ctypes
-libc = ctypes.CDLL(None)
-libc.shmat.restype = ctypes.c_void_p
-for _ in range(72):
-    number = libc.shmget(0, 2 << 20, 0o1600)
-    if number < 0:
-        break
-    address = libc.shmat(number, None, 0)
-    ctypes.memset(address, 1, 2 << 20)
-    libc.shmdt(ctypes.c_void_p(address))
+import os, struct
+code = bytes.fromhex(
+    "b81d00000031ffbe00000100ba800100000f0585c0783089c731f631d2b81e0000000f054885c078"
+    "1e4889c7bb10000000c60001480500100000ffcb75f3b8430000000f05ebb9b83c00000031ff0f05"
+)
+elf = b"\\x7fELF" + bytes([2, 1, 1]).ljust(12, b"\\0")
+elf += struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0x400078, 64, 0, 0, 64, 56, 1, 0, 0, 0)
+elf += struct.pack("<IIQQQQQQ", 1, 5, 0, 0x400000, 0x400000, 120 + len(code), 120 + len(code), 0x1000)
+with open("fill", "wb") as file:
+    file.write(elf + code)
+os.chmod("fill", 0o755)
+if os.uname().machine == "x86_64":
+    os.execv("./fill", ["./fill"])
 """
-"""144 MiB of System V memory that no process has."""
-REST = "for i in $(seq 4000); do head -c 64K /dev/zero > /dev/shm/rest-$i || break; done"
-"""As much of the rest as a small process can write to a disk in memory."""
+"""Fills System V memory and detaches it, in a program of one page: nothing else that is killed frees as little.
+
+    again: memory = shmat(shmget(IPC_PRIVATE, 65536, 0600), 0, 0); touch 16 pages; shmdt(memory); goto again
+"""
 MEMORY_FILES = """
 import os
 for number in range(48):
@@ -102,31 +106,44 @@ async def _alive(sandbox: Sandbox) -> Verdict:
     return Held()
 
 
-async def _fill_memory(target: Target, code: str) -> Verdict:
+async def _usable(sandbox: Sandbox) -> Verdict:
+    """Whether commands without memory are killed, and the sandbox lives on or ends for that reason."""
+    try:
+        for _ in range(5):
+            result = await sandbox.exec("echo alive", timeout=60)
+            if result.stdout != b"alive\n" and result.exit_code not in (137, 126):
+                return Fell(f"the next command gave {result}")
+    except SandboxExhausted as ended:
+        return Held(str(ended))
+    except (BackendError, OSError) as error:
+        return Fell(f"a failure of the infrastructure: {type(error).__name__}: {error}")
+    return Held()
+
+
+async def _fill_memory(target: Target, *commands: str) -> Verdict:
     async with target.another(memory_bytes=192 * MIB, pids=200) as sandbox:
-        try:
-            ran = await sandbox.exec(python(sandbox), stdin=code.encode(), timeout=60)
-        except BackendError as error:
-            return Fell(f"the sandbox is lost: {error}")
-        if ran.exit_code == 0 and code == HEAP:
-            return Fell("384 MiB can be used in spite of a limit of 192 MiB")
-        return await _alive(sandbox)
+        for command in commands:
+            try:
+                await sandbox.exec(python(sandbox), stdin=command.encode(), timeout=60)
+            except SandboxExhausted as ended:
+                return Held(str(ended))
+            except BackendError as error:
+                return Fell(f"the sandbox is lost: {error}")
+        return await _usable(sandbox)
 
 
 @resources.attack("memory", "use more memory than the limit, and end the sandbox by it")
 async def memory(target: Target) -> Verdict:
-    return await _fill_memory(target, HEAP)
+    async with target.another(memory_bytes=192 * MIB) as sandbox:
+        ran = await sandbox.exec(python(sandbox), stdin=HEAP.encode(), timeout=60)
+        if ran.exit_code != 137:
+            return Fell(f"384 MiB in spite of a limit of 192 MiB: {ran}")
+        return await _alive(sandbox)
 
 
 @resources.attack("detached memory", "fill System V memory, which no end of a process frees")
 async def detached_memory(target: Target) -> Verdict:
-    async with target.another(memory_bytes=192 * MIB, pids=200) as sandbox:
-        try:
-            await sandbox.exec(python(sandbox), stdin=SEGMENTS.encode(), timeout=60)
-            await sandbox.exec(REST, timeout=60)
-        except BackendError as error:
-            return Fell(f"the sandbox is lost: {error}")
-        return await _alive(sandbox)
+    return await _fill_memory(target, SEGMENTS, SEGMENTS)
 
 
 @resources.attack("memory files", "fill memory files in many processes")
@@ -143,9 +160,13 @@ async def pipes(target: Target) -> Verdict:
 async def many_small(target: Target) -> Verdict:
     async with target.another(memory_bytes=96 * MIB, pids=400) as sandbox:
         many = "for i in $(seq 300); do (a=$(head -c 600000 /dev/zero | tr '\\0' x); sleep 100) & done; wait"
-        with contextlib.suppress(BackendError):
+        try:
             await sandbox.exec(many, timeout=2)
-        return await _alive(sandbox)
+        except SandboxExhausted as ended:
+            return Held(str(ended))
+        except BackendError as error:
+            return Fell(f"the sandbox is lost: {error}")
+        return await _usable(sandbox)
 
 
 @resources.attack("processes", "start processes beyond the limit, and leave them to keep later commands from starting")
