@@ -86,6 +86,10 @@ def create_backend(name: str, **options: Any) -> Backend:
         BackendUnavailable: a package that it needs is not installed.
     """
     make = _load(name)
+    if options.get("profile") == "hardened" and "profile" not in inspect.signature(make).parameters:
+        others = ", ".join(other for other in ("docker", "local", "singularity", "ssh") if other != name)
+        step = f"leave it out (sandbox_profile), or use {others}"
+        raise ValueError(f"backend {name!r} has no profile 'hardened'. Next step: {step}")
     try:
         inspect.signature(make).bind(**options)
     except TypeError as error:

@@ -22,6 +22,7 @@ from .base import (
     hardened_spec,
 )
 from .host import cgroups, hardened, records
+from .host.bubblewrap import Bubblewrap
 from .host.machine import Machine
 from .host.plan import Plan
 from .host.sandboxes import HostSandbox, HostSandboxes, explained, request_of
@@ -93,9 +94,7 @@ class LocalBackend:
             return Availability(False, detail, f"{fix}; {_UNSANDBOXED}")
         try:
             available = self._host.available()
-            lacking = hardened.lacks(available, self._machine.bwrap)
-            if self._hardened:
-                hardened.require_nothing("backend 'local'", lacking)
+            lacking = self._require(self._machine.bwrap)
         except BackendError as error:
             reason, _, step = str(error).partition(". Next step: ")
             return Availability(False, reason, step or "see the message")
@@ -103,10 +102,18 @@ class LocalBackend:
         better = hardened.advice(lacking)
         return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)
 
+    def _require(self, bwrap: Bubblewrap | None) -> list[tuple[str, str]]:
+        """What the profile `hardened` lacks. Raises `BackendUnavailable` if that is the profile."""
+        lacking = hardened.lacks(self._host.available(), bwrap)
+        if self._hardened:
+            hardened.require_nothing("backend 'local'", lacking)
+        return lacking
+
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. Works in any event loop and any thread."""
         if self._hardened:
             spec = hardened_spec(spec)
+            await self._host.in_thread(lambda: self._require(self._machine.found()))
         with explained(spec):
             return await self._host.create(
                 spec,
@@ -124,9 +131,6 @@ class LocalBackend:
             file_systems = self._machine.found().file_systems
         except BackendUnavailable as error:
             raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
-        if self._hardened:
-            lacking = hardened.lacks(self._host.available(), self._machine.bwrap)
-            hardened.require_nothing("backend 'local'", lacking)
         request = request_of(spec, walled=True, file_systems=file_systems, mounts=self._mounts)
         return self._machine.plan(id, folder, request, counted=counted)
 

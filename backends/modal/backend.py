@@ -154,7 +154,8 @@ class ModalBackend:
             return Availability(False, f"Modal cannot be reached: {text_of(error)}", "check the network, and try again")
         import modal
 
-        return Availability(True, f"modal {modal.__version__}, app {self.app_name!r}")
+        limits = "cpus and memory, by Modal; no processes, no disk"
+        return Availability(True, f"modal {modal.__version__}, app {self.app_name!r}", "", "Modal: gVisor", limits)
 
     async def create(self, spec: SandboxSpec) -> ModalSandbox:
         _reject(spec)

@@ -143,9 +143,7 @@ class SingularityBackend:
             if self._installation is None:
                 return availability
             available = self._host.available()
-            lacking = self._lacks(self._installation)
-            if self._hardened:
-                hardened.require_nothing("backend 'singularity'", lacking)
+            lacking = self._require(self._installation)
         except BackendError as error:
             reason, _, step = str(error).partition(". Next step: ")
             return Availability(False, reason, step or "see the message")
@@ -156,10 +154,13 @@ class SingularityBackend:
             better=hardened.advice(lacking),
         )
 
-    def _lacks(self, installation: Installation) -> list[tuple[str, str]]:
+    def _require(self, installation: Installation) -> list[tuple[str, str]]:
+        """What the profile `hardened` lacks. Raises `BackendUnavailable` if that is the profile."""
         lacking = hardened.lacks(self._host.available())
         if not installation.configurable:
             lacking.append(("the size of disks is the administrator's", "use an installation without setuid programs"))
+        if self._hardened:
+            hardened.require_nothing("backend 'singularity'", lacking)
         return lacking
 
     def _found(self) -> Installation:
@@ -177,6 +178,7 @@ class SingularityBackend:
         """See `Backend.create`. An image that is new here is pulled or unpacked first."""
         if self._hardened:
             spec = hardened_spec(spec)
+            await self._host.in_thread(lambda: self._require(self._found()))
         reference = spec.image if spec.image is not None else self._image
         if reference is None:
             raise BackendUnavailable(
@@ -203,8 +205,6 @@ class SingularityBackend:
 
     def _plan(self, id: str, spec: SandboxSpec, image: Path) -> Plan:
         installation = self._found()
-        if self._hardened:
-            hardened.require_nothing("backend 'singularity'", self._lacks(installation))
         disk = spec.disk_bytes
         if disk is None and installation.configurable:
             disk = disk_in_memory(spec) // _MEBIBYTE * _MEBIBYTE

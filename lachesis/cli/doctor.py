@@ -11,12 +11,16 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import yaml
 from rich.console import Console
 
-from backends import create_backend
-from backends.host import cgroups
+from backends import backend_names, create_backend
+from lachesis.errors import LachesisError
 
+PATIENCE = 20.0
+"""Seconds that a backend has to answer."""
 KEYS = {
     "OPENAI_API_KEY": "models at openai.com",
     "OPENROUTER_API_KEY": "models at openrouter.ai",
@@ -34,28 +38,36 @@ class Check:
     detail: str
     fix: str = ""
     needed: bool = False
+    more: Sequence[str] = ()
+    """Lines below it."""
 
 
-async def examine() -> list[Check]:
-    """All checks, those that are needed first."""
-    sandbox = await create_backend("local").check()
+async def examine(backend: str | None, options: dict[str, Any]) -> list[Check]:
+    """All checks, those that are needed first; or that of one backend."""
+    if backend is not None:
+        return [await _sandboxes(backend, options, needed=True)]
+    python = sys.version_info >= (3, 11)
     return [
-        Check(
-            "python", sys.version_info >= (3, 11), sys.version.split()[0], "install Python 3.11 or newer", needed=True
-        ),
-        Check("bubblewrap", sandbox.ok, sandbox.detail, sandbox.fix, needed=True),
-        _limits(),
+        Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
+        *await asyncio.gather(*(_sandboxes(name, {}, needed=name == "local") for name in backend_names())),
         _model(),
         _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
         *(_key(name, use) for name, use in KEYS.items()),
     ]
 
 
-def _limits() -> Check:
-    available = cgroups.find()
-    enforced = len(available.parents) == 3
-    fix = "" if enforced else f"to limit local sandboxes, {cgroups.next_step(available)}"
-    return Check("limits of sandboxes", enforced, cgroups.describe(available), fix)
+async def _sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Check:
+    """What isolates the sandboxes of a backend, which limits hold, and what would make it better."""
+    try:
+        async with asyncio.timeout(PATIENCE):
+            found = await create_backend(name, **options).check()
+    except TimeoutError:
+        return Check(f"sandboxes: {name}", False, f"no answer within {PATIENCE:g} s", needed=needed)
+    except (LachesisError, ValueError) as error:  # a package or an option that it needs
+        return Check(f"sandboxes: {name}", False, str(error), needed=needed)
+    lines = [("isolation", found.isolation), ("limits", found.limits), *(("better", line) for line in found.better)]
+    more = [f"{what}: {line}" for what, line in lines if line]
+    return Check(f"sandboxes: {name}", found.ok, found.detail, found.fix, needed, more)
 
 
 def _model() -> Check:
@@ -94,8 +106,14 @@ def _key(name: str, use: str) -> Check:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; 1 when something needed is missing."""
-    argparse.ArgumentParser(prog="lachesis doctor", description=__doc__).parse_args(argv)
-    findings = asyncio.run(examine())
+    parser = argparse.ArgumentParser(prog="lachesis doctor", description=__doc__)
+    parser.add_argument("--backend", metavar="NAME", help="only this backend of sandboxes")
+    parser.add_argument("--options", default="{}", metavar="YAML", help="its options, as in terminal_options")
+    arguments = parser.parse_args(argv)
+    options = yaml.safe_load(arguments.options)
+    if not isinstance(options, dict) or (options and arguments.backend is None):
+        parser.error("--options takes a mapping, and needs --backend")
+    findings = asyncio.run(examine(arguments.backend, options))
     console = Console()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
@@ -103,5 +121,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         console.print(f"{mark:<8}", style=style, end="")
         # Not a table: text that is folded at the edge of a cell cannot be copied.
         detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
-        console.print(f"{finding.name:<{width}}  {detail}", markup=False, highlight=False, soft_wrap=True)
+        for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 10}}{line}" for line in finding.more)):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     return 0 if all(finding.ok for finding in findings if finding.needed) else 1

@@ -166,6 +166,10 @@ class HermesAgentEnvConfig(RemovedSettings):
         default="bubblewrap",
         description="Isolation of the local backend. 'none' runs the model's commands as you: trusted use only.",
     )
+    sandbox_profile: Literal["standard", "hardened"] = Field(
+        default="standard",
+        description="'hardened' insists on every wall and limit that the backend knows; what is missing is an error.",
+    )
     terminal_timeout: int = Field(
         default=120, ge=1, description="Seconds that a command may take unless the call says more."
     )
@@ -327,7 +331,8 @@ class HermesAgentEnvConfig(RemovedSettings):
     def backend_options(self) -> dict[str, Any]:
         """Options for `create_backend`."""
         own = {"isolation": self.sandbox} if self.terminal_backend == "local" else {}
-        return {**own, **self.terminal_options}
+        profile = {"profile": self.sandbox_profile} if self.sandbox_profile != "standard" else {}
+        return {**own, **self.terminal_options, **profile}
 
     def about_content(self, *, evaluation: bool) -> dict[str, Any]:
         """The settings that decide what a run writes, as JSON: a second start has to have the same."""
