@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import resource
@@ -11,7 +12,7 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
-from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, close_all, libc
+from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, PTRACE_DETACH, close_all, libc
 from .processes import send_signal
 from .shell import ARGUMENT, ShellState
 from .starter import Starter
@@ -179,6 +180,10 @@ class Shells:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):  # not the end: it has made this process its tracer (PTRACE_TRACEME)
+                number = os.WSTOPSIG(status)
+                libc.ptrace(PTRACE_DETACH, pid, None, ctypes.c_long(0 if number == signal.SIGTRAP else number))
+                continue
             if self.starter is not None:
                 self.starter.kept.pop(pid, None)
             on_exit = self.children.pop(pid, None)
