@@ -18,7 +18,6 @@ F_SETPIPE_SZ, F_ADD_SEALS = 1031, 1033
 F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_WRITE = 1, 2, 4, 8
 F_SEAL_ALL = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER = 1, 4, 22, 36
-PTRACE_DETACH = 17
 libc = ctypes.CDLL(None, use_errno=True)
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 """The limit of open files for commands: (soft, hard)."""

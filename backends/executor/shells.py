@@ -12,7 +12,7 @@ import termios
 import time
 from typing import TYPE_CHECKING
 
-from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, PTRACE_DETACH, close_all, libc
+from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, close_all, libc
 from .processes import send_signal
 from .shell import ARGUMENT, ShellState
 from .starter import Starter
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .jobs import Job
     from .loop import Loop
 
+PTRACE_DETACH = 17
 FORKING = 2.0
 """Seconds for which starting a shell is retried when the limit of processes or memory is reached."""
 SETTLING = 0.2
