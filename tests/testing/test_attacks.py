@@ -32,7 +32,6 @@ WITHOUT_WALLS = [
     "neighbours/shared memory",
     "neighbours/named memory",
     "neighbours/process",
-    "neighbours/files",
 ]
 """Attacks that succeed on any machine and as any user, where commands run without isolation."""
 
@@ -108,3 +107,10 @@ def test_the_list_names_every_attack_once(capsys: pytest.CaptureFixture[str]) ->
 def test_programs_that_run_inside_are_in_the_language_of_python_38(module: ModuleType) -> None:
     ast.parse(program(module, ""), feature_version=(3, 8))
     ast.parse(inspect.getsource(harness), feature_version=(3, 8))
+
+
+def test_the_page_shows_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
+    shown = page.partition("```text\n")[2].partition("```")[0]
+    assert main(["sandboxes", "attack", "--backend", "local", "--only", "channel/"]) == 0
+    assert capsys.readouterr().out == shown

@@ -97,6 +97,25 @@ async def forged_exit_code(target: Target) -> Verdict:
     return await _unharmed(target)
 
 
+TRACED = """
+import ctypes, os, signal
+traceme = 0
+ctypes.CDLL(None).ptrace(traceme, 0, 0, 0)
+os.kill(os.getpid(), signal.SIGURG)  # which does nothing, but stops what is traced
+print("went on", flush=True)
+os._exit(7)
+"""
+
+
+@control_channel.attack("forged end", "look ended while it runs, by making the executor its tracer (PTRACE_TRACEME)")
+async def forged_end(target: Target) -> Verdict:
+    command = f"exec {python(target.sandbox)[:-1]} -c '{TRACED}'"
+    result = await target.sandbox.exec(command, timeout=20)
+    if (result.exit_code, result.stdout) != (7, b"went on\n"):
+        return Fell(f"a command that runs was reported with exit code {result.exit_code}: {result}")
+    return await _unharmed(target)
+
+
 @control_channel.attack("forged report", "report a folder and variables of another's choice, damaged, or without end")
 async def forged_report(target: Target) -> Verdict:
     reports = [

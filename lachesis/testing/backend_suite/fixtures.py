@@ -33,7 +33,7 @@ def find_processes() -> FindProcesses:
 def unchecked() -> Collection[str]:
     """Fields of the spec that `create` accepts and the suite cannot check. Override it where the backend declares that
     it does not enforce the network, or where a service enforces limits that the test's substitute does not have.
-    The name of a family of attacks leaves those out, for a backend that promises no isolation."""
+    The name of an attack, or of a family of them, leaves those out: for a backend that promises no isolation."""
     return ()
 
 
