@@ -116,7 +116,7 @@ class Target:
         if self._own_processes is None:
             self._own_processes = (await self.sandbox.exec("echo $PPID", timeout=30)).stdout.strip() == b"1"
         if not self._own_processes:
-            raise Skipped("commands run among the processes of the machine, which it would hit")
+            raise Skipped("commands run among the processes of the machine, and the attack would hit those")
 
     async def found(self, module: ModuleType) -> dict[str, list[str]]:
         """What all functions of a module of `inside` find. They run once."""

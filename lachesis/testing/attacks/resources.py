@@ -143,6 +143,7 @@ async def memory(target: Target) -> Verdict:
 
 @resources.attack("detached memory", "fill System V memory, which no end of a process frees")
 async def detached_memory(target: Target) -> Verdict:
+    await target.needs_own_processes()  # without an IPC namespace, the memory would stay
     return await _fill_memory(target, SEGMENTS, SEGMENTS)
 
 
