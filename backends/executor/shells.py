@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import resource
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .jobs import Job
     from .loop import Loop
 
+PTRACE_DETACH = 17
 FORKING = 2.0
 """Seconds for which starting a shell is retried when the limit of processes or memory is reached."""
 SETTLING = 0.2
@@ -200,6 +202,10 @@ class Shells:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status):  # not the end: it has made this process its tracer (PTRACE_TRACEME)
+                number = os.WSTOPSIG(status)
+                libc.ptrace(PTRACE_DETACH, pid, None, ctypes.c_long(0 if number == signal.SIGTRAP else number))
+                continue
             if self.starter is not None:
                 self.starter.kept.pop(pid, None)
             on_exit = self.children.pop(pid, None)

@@ -13,7 +13,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from .kernel import PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, libc
+from .kernel import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, libc
 
 if TYPE_CHECKING:
     Program = list[tuple[int, int, int, int]]
@@ -39,7 +39,7 @@ REFUSED = {
 FILTERED = """
     socket 41 198, socketpair 53 199, clone 56 220, unshare 272 97, ioctl 16 29, fcntl 72 25, personality 135 92,
     preadv2 327 286, prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
-    sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30"""
+    sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30, prctl 157 167"""
 LATER = 470
 """The first number of calls that this table does not know, on both machines (Linux 6.18)."""
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -95,6 +95,8 @@ def _filtered_calls(own_pid: int) -> dict[str, Program]:
         "fcntl": [step for command in FILE_COMMANDS for step in _when(1, _EQUAL, command, invalid)],
         "personality": _when(0, _EQUAL, 0xFFFFFFFF, _ALLOW) + _when(0, _ANY_BIT, ~PERSONALITIES & 0xFFFFFFFF, denied),
         "preadv2": _when(5, _ANY_BIT, 8, _refuse(errno.EOPNOTSUPP)),  # RWF_NOWAIT
+        # A shell adopts the orphans of its command, so that a time limit finds them: no program may give that up.
+        "prctl": _when(0, _EQUAL, PR_SET_CHILD_SUBREAPER, _when(1, _EQUAL, 0, denied)),
     }
     # Commands run as the same user: `prlimit --pid 1 --cpu=1` would kill the executor and `--nofile=9` disable it.
     for name in ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):

@@ -40,6 +40,9 @@ CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 21, 24
 SCRATCH = 200
 """Descriptors are first moved up here, so that none has a number that another one is to get."""
 FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
+INSIDE = (min(FILES[0], FILES[1] * 7 // 8), FILES[1] * 7 // 8)
+"""The limit of files of what is started. The kernel counts descriptors that are being passed by user, and refuses them
+at the limit of who passes them: what runs inside must reach its own before its owner's."""
 RESET = (signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD)
 ESCAPED, BACKSLASHED = r"[\\:,]", r"\\\g<0>"
 libc = ctypes.CDLL(None, use_errno=True)
@@ -131,7 +134,7 @@ def become(job: dict[str, Any], fds: list[int], parent: int) -> None:
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, [])
         os.chdir("/")
-        resource.setrlimit(resource.RLIMIT_NOFILE, FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, INSIDE)
         os.execve(job["argv"][0], job["argv"], job.get("env", {}))
     except BaseException as error:
         os.write(fds[1], f"{what}: {error}".encode())

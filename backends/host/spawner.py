@@ -13,6 +13,7 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -32,6 +33,11 @@ from .plan import Disk, numbers
 
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
+_PASSED = (
+    "processes of this user are passing too many descriptors to each other (unix(7), ETOOMANYREFS). Next step: raise "
+    "the hard limit of files, `ulimit -Hn`"
+)
+_limit = threading.Lock()
 
 
 class Child:
@@ -153,7 +159,7 @@ class Spawner:
             try:
                 with theirs:
                     requests = self._helper(instead_of=requests)
-                    socket.send_fds(requests, [job], [theirs.fileno(), *fds])
+                    _send(requests, job, [theirs.fileno(), *fds])
                 ours.settimeout(_PATIENCE)
                 message, handles, _, _ = socket.recv_fds(ours, 4096, 1)
                 if message:
@@ -173,6 +179,9 @@ class Spawner:
                 if error.errno == errno.EMSGSIZE:  # no failure of the helper, with which its other children would end
                     ours.close()
                     raise BackendError(f"a process could not be started: {len(job)} bytes are too long a job") from None
+                if error.errno == errno.ETOOMANYREFS:  # nor is this
+                    ours.close()
+                    raise BackendError(f"a process could not be started: {_PASSED}") from None
                 reason = str(error)
             except BaseException:
                 ours.close()
@@ -235,6 +244,22 @@ class Spawner:
             self._end()
         self._owner, self._requests, self._pid = os.getpid(), ours, process.pid
         self._end = weakref.finalize(self, _end, ours, process, os.getpid())
+
+
+def _send(requests: socket.socket, job: bytes, fds: Sequence[int]) -> None:
+    """Pass a job on. Programs inside may be passing as many descriptors as this process may (`spawn_server.INSIDE`)."""
+    try:
+        socket.send_fds(requests, [job], fds)
+    except OSError as error:
+        if error.errno != errno.ETOOMANYREFS:
+            raise
+        with _limit:
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            try:
+                socket.send_fds(requests, [job], fds)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def _end(requests: socket.socket, process: subprocess.Popen[bytes], owner: int) -> None:

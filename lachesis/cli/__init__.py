@@ -17,7 +17,7 @@ VERBS = {
     "fake-server": "serve completions without a model, for tests and load measurements",
     "play": "play an environment that was written for Atropos, unmodified",
     "report": "write the HTML report of a groups file again",
-    "sandboxes": "list the sandboxes of a backend, and remove those that killed runs left",
+    "sandboxes": "list the sandboxes of a backend, remove those that killed runs left, and attack them",
     "verify": "check that sample files hold exactly the sampled tokens, each once",
 }
 

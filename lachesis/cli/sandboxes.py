@@ -1,4 +1,4 @@
-"""`lachesis sandboxes list|reap`: list the sandboxes of a backend, and remove those that killed runs left."""
+"""`lachesis sandboxes list|reap|attack`: list sandboxes, remove what killed runs left, attack a backend."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from rich.console import Console
 
 from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
 
+from . import sandbox_attacks
+
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lachesis sandboxes", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     listing = verbs.add_parser("list", help="every sandbox of the backend")
     reaping = verbs.add_parser("reap", help="remove those whose run has ended")
-    for verb in (listing, reaping):
+    attacking = verbs.add_parser("attack", help="try to break out of the sandboxes of a backend; 1 if a wall falls")
+    sandbox_attacks.add_arguments(attacking)
+    for verb in (listing, reaping, attacking):
         verb.add_argument(
             "--backend",
             action="append",
+            required=verb is attacking,
             help=f"ask this one: {', '.join(backend_names())}, or package.module:Class; default: all that work here",
         )
         verb.add_argument(
@@ -84,4 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not isinstance(options, dict) or (options and len(arguments.backend or []) != 1):
         print("error: --options takes a mapping, and needs exactly one --backend", file=sys.stderr)
         return 2
+    if arguments.verb == "attack":
+        if len(arguments.backend) != 1:
+            print("error: attack takes exactly one --backend", file=sys.stderr)
+            return 2
+        return asyncio.run(sandbox_attacks.attack(arguments.backend[0], options, arguments))
     return asyncio.run(look(arguments.backend, options, arguments))

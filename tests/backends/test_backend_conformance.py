@@ -15,6 +15,20 @@ from lachesis.testing.backend_suite import *  # noqa: F403
 
 OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
 
+_INODES = "neighbours/lock, neighbours/record lock, neighbours/opening"
+_TREES = "resources/deep tree, resources/sparse file"
+_MEMORY = "resources/detached memory"
+_KEPT = "resources/kept outputs"
+EXPECTED_TO_FALL = {
+    "local-bubblewrap": [_INODES, _TREES, _MEMORY, _KEPT],
+    "docker": [_INODES, _TREES, _MEMORY, "resources/full disk"],
+    "singularity": [_TREES, _MEMORY, _KEPT],
+    "ssh": [_INODES, _TREES, _MEMORY, _KEPT],
+    "local-none": [_TREES],
+    "modal": [_TREES],
+}
+"""Attacks that wait for a wall, by backend."""
+
 
 async def modal_backend(url: str, credentials: tuple[str, str]) -> Backend:
     client = modal.Client(url, api_pb2.CLIENT_TYPE_CLIENT, credentials)
@@ -41,8 +55,15 @@ def unchecked(variant: str) -> Collection[str]:
     if variant == "docker":
         return ["inodes"]  # the runtime is a folder of this machine
     if variant == "local-none":
-        return ["network", "kernel", "inodes"]
-    return ["cpus", "memory_bytes", "image", "network", "kernel"] if variant == "modal" else []
+        return ["network", "secrets", "kernel", "neighbours"]  # it has no walls
+    if variant == "modal":  # the tests' substitute of the service has others
+        return ["cpus", "memory_bytes", "image", "network", "kernel", "neighbours", "leftovers", "resources/memory"]
+    return []
+
+
+@pytest.fixture
+def expected_to_fall(variant: str) -> Collection[str]:
+    return ", ".join(EXPECTED_TO_FALL.get(variant, [])).split(", ")
 
 
 async def test_no_command_can_replace_the_shell_of_fresh_ones(sandbox: Sandbox, variant: str) -> None:

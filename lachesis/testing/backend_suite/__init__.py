@@ -15,6 +15,7 @@ It needs pytest and pytest-asyncio, and bash and Python inside the sandboxes. `d
 import pytest
 
 for _module in (
+    "attacks",
     "commands",
     "fixtures",
     "files",
@@ -28,9 +29,12 @@ for _module in (
 ):
     pytest.register_assert_rewrite(f"{__name__}.{_module}")
 
+from .attacks import *  # noqa: E402, F403
+from .attacks import targets  # noqa: E402
 from .commands import *  # noqa: E402, F403
 from .files import *  # noqa: E402, F403
 from .fixtures import (  # noqa: E402
+    expected_to_fall,
     find_processes,
     has_every_method,
     portable_backend,
@@ -49,4 +53,4 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 __all__ = [name for name in globals() if name.startswith("test_")]
 __all__ += ["find_processes", "has_every_method", "portable_backend", "pytestmark", "sandbox", "shared_sandboxes"]
-__all__ += ["unchecked"]
+__all__ += ["expected_to_fall", "targets", "unchecked"]
