@@ -63,8 +63,11 @@ def test_the_command_ends_with_0_when_every_wall_holds(capsys: pytest.CaptureFix
     assert len(rows) > 10
 
 
-def test_every_kind_of_planted_secret_is_found_by_who_may_see_it(tmp_path: Path) -> None:
+def test_every_kind_of_planted_secret_is_found_by_who_may_see_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     secret = f"planted{mark()}"
+    monkeypatch.setenv("OPENAI_API_KEY", f"{secret}: variable")
     with planted(secret, tmp_path) as sockets:
         source = program(secrets, f"print(json.dumps(search({secret!r}, {sockets!r})))")
         source = source.replace('os.walk("/")', f"os.walk({str(tmp_path)!r})")

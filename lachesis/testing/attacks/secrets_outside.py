@@ -39,10 +39,6 @@ def planted(secret: str, home: Path | None = None) -> Iterator[list[str]]:
                 path.write_text(f"{secret}: file")
                 undo.callback(path.unlink, missing_ok=True)
                 written.append(path)
-        for name in ("OPENAI_API_KEY", "LACHESIS_ATTACK"):
-            before = os.environ.get(name)
-            os.environ[name] = f"{secret}: variable"
-            undo.callback(os.environ.pop if before is None else os.environ.__setitem__, name, before or "")
         for arguments, variables in (([f"{secret}: command line"], {}), ([], {"TOKEN": f"{secret}: variable"})):
             process = subprocess.Popen(
                 ["sleep", "1000", *arguments] if not arguments else ["sh", "-c", "read line", *arguments],
@@ -85,6 +81,15 @@ async def planted_secrets(target: Target) -> Verdict:
         raise RuntimeError(f"the search failed inside: {ran}")
     found = json.loads(ran.stdout)
     return Fell(f"seen in {', '.join(found[:5])}") if found else Held()
+
+
+@secrets_outside.attack("variables", "see variables of this process")
+async def own_variables(target: Target) -> Verdict:
+    shown = await target.sandbox.exec("env -0; cat /proc/1/environ /proc/$PPID/environ 2> /dev/null", timeout=30)
+    inside = set(shown.stdout.split(b"\0"))
+    usual = {"PATH", "HOME", "LANG", "SHELL", "TERM", "USER", "LOGNAME", "PWD", "SHLVL", "_"}
+    seen = [name for name, value in os.environ.items() if name not in usual and f"{name}={value}".encode() in inside]
+    return Fell(f"{', '.join(sorted(seen)[:5])}") if seen else Held()
 
 
 @secrets_outside.attack("files of root", f"read {', '.join(SEALED)} of this machine")
