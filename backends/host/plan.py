@@ -60,6 +60,19 @@ class Disk:
 
 
 @dataclass(frozen=True)
+class Prepared:
+    """A program that the helper has loaded already. A fork of it enters the sandbox that the command makes, whose own
+    program writes a line, and then waits for the end of its input."""
+
+    code: str
+    """Path of the program's .pyc; empty: only try whether a process can enter."""
+    arguments: Sequence[str] = ()
+    """Its `sys.argv`."""
+    processes: int | None = None
+    """RLIMIT_NPROC."""
+
+
+@dataclass(frozen=True)
 class Plan:
     """A process to start, and the settings of its executor."""
 
@@ -71,5 +84,6 @@ class Plan:
     contents: Sequence[bytes] = ()
     """Files in memory that the process gets as the descriptors `numbers`, after those that the caller passes first."""
     disk: Disk | None = None
+    prepared: Prepared | None = None
     written: Mapping[str, bytes] = field(default_factory=dict)
     """Files to write inside once it runs; failures do not matter."""

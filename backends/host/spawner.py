@@ -28,7 +28,7 @@ from typing import Any
 
 from backends.base import BackendError
 
-from .plan import Disk, numbers
+from .plan import Disk, Prepared, numbers
 
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
@@ -128,6 +128,7 @@ class Spawner:
         files: Sequence[int] = (),
         groups: Sequence[int] = (),
         disk: Disk | None = None,
+        prepared: Prepared | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Child:
         """Start `argv`, whose first item is a path, in a new session; with an empty environment but for `env`.
@@ -137,12 +138,13 @@ class Spawner:
             errors: its standard error; gets the reason if the program cannot be run (exit code 126).
             files: descriptors to pass on; it knows them by `plan.numbers`.
             groups: descriptors of the `cgroup.procs` that it joins before it runs anything.
+            prepared: runs in the sandbox that `argv` makes.
 
         Raises:
             BackendError: no process could be made.
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
-        described.update(disk=disk and asdict(disk), env=dict(env or {}))
+        described.update(disk=disk and asdict(disk), prepared=prepared and asdict(prepared), env=dict(env or {}))
         job = json.dumps(described).encode()
         fds = [stream, errors, *groups, *files]
         requests: socket.socket | None = None
@@ -190,7 +192,7 @@ class Spawner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.pidfd_open(os.getpid())
         try:
-            command = [sys.executable, "-I", "-S", "-B", str(_SERVER), str(theirs.fileno()), str(owner)]
+            command = [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(_SERVER), str(theirs.fileno()), str(owner)]
             process = subprocess.Popen(
                 command,
                 env={},

@@ -26,12 +26,13 @@ from pathlib import Path
 
 from backends.base import Availability, BackendError, BackendUnavailable, SandboxInfo, SandboxSpec, disk_in_memory
 from backends.host import cgroups
-from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
+from backends.host.bubblewrap import HOME, WORKDIR
 from backends.host.folders import cached
 from backends.host.machine import environment
 from backends.host.plan import Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
+from backends.host.spawn_server import kernel_files
 from lachesis.tasks import in_own_thread
 
 from .images import Images, Progress
