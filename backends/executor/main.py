@@ -22,7 +22,7 @@ from .relay import relay
 def main() -> None:
     options: dict[str, str] = {}
     folders = sys.argv[1:]
-    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash"):
+    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash", "--score"):
         options[folders[0]] = folders[1]
         del folders[:2]
     if "--relay" in options:
@@ -58,7 +58,7 @@ def main() -> None:
         lock_own_settings()
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
-    executor = Executor(find_bash(options.get("--bash")), oom)
+    executor = Executor(find_bash(options.get("--bash")), oom, options.get("--score"))
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)
         os.close(stream_out)

@@ -93,8 +93,8 @@ class Starter:
     before its execve is woken (`Shells.settle`).
     """
 
-    def __init__(self) -> None:
-        """Raises `OSError` where it does not work. Shells are then forked."""
+    def __init__(self, score: str | None = None) -> None:
+        """Raises `OSError` where it does not work. Shells are then forked. `score` is `own_oom_score`, if known."""
         machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
         if not machine or FILES[0] <= COMMAND_FD:
             raise OSError(errno.ENOSYS, "not on this machine")
@@ -125,7 +125,7 @@ class Starter:
         texts = ctypes.POINTER(ctypes.c_char_p)
         function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p)
         self.function = function(address + len(code))
-        self.score = own_oom_score().ljust(5, b"\0")
+        self.score = (own_oom_score() if score is None else score.encode()).ljust(5, b"\0")
         self.sigprocmask = {62: 14, 183: 135}[machine]
         self.every = ctypes.create_string_buffer(b"\xff" * 128)
         self.before = ctypes.create_string_buffer(128)

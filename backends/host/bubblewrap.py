@@ -50,6 +50,10 @@ _ETC_BOUND = [
 _TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
+def _etc_bound(request: Request) -> list[str]:
+    return [*_ETC_BOUND, "/etc/resolv.conf"] if request.network else _ETC_BOUND
+
+
 def python_path() -> str:
     """The interpreter that runs this, without its virtual environment."""
     path = Path(sys.base_prefix, "bin", f"python{sys.version_info[0]}.{sys.version_info[1]}")
@@ -93,7 +97,8 @@ class Bubblewrap:
         modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
         folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
         laid = system_folders() if self.overlay else []
-        return Disk(mount, size, folders, [(folder, "root" + folder) for folder in laid])
+        bound = [(path, "root" + path) for path in _etc_bound(request)]
+        return Disk(mount, size, folders, [(folder, "root" + folder) for folder in laid], bound)
 
     def command(
         self,
@@ -144,9 +149,9 @@ class Bubblewrap:
         for name in _TOP:
             if os.path.islink(name):
                 arguments += ["--symlink", os.readlink(name), name]
-        for path in [*_ETC_BOUND, "/etc/resolv.conf"] if request.network else _ETC_BOUND:
-            arguments += ["--ro-bind-try", path, path]
         if not self.disk:
+            for path in _etc_bound(request):
+                arguments += ["--ro-bind-try", path, path]
             size = ["--size", str(request.disk_bytes)]
             arguments += ["--dir", "/run", "--dir", "/var", "--perms", "1777", *size, "--tmpfs", "/tmp"]
             for path in dict.fromkeys((request.workdir or WORKDIR, WORKDIR, HOME)):

@@ -57,6 +57,8 @@ class Disk:
     """Folders to make in it, with their modes; parents first."""
     overlays: Sequence[tuple[str, str]] = ()
     """`(folder of the machine, folder of the disk)`: the former appears at the latter; changes are kept on the disk."""
+    bound: Sequence[tuple[str, str]] = ()
+    """`(file or folder of the machine, place on the disk)`: if there is the former, it can be read at the latter."""
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,9 @@ def check(result: int, what: str) -> None:
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def make_disk(mount: str, size: int, folders: list[tuple[str, int]], overlays: list[tuple[str, str]]) -> None:
+def make_disk(
+    mount: str, size: int, folders: list[tuple[str, int]], overlays: list[tuple[str, str]], bound: list[tuple[str, str]]
+) -> None:
     """Mount a `plan.Disk`, which only this process and its descendants see."""
     uid, gid = os.geteuid(), os.getegid()
     if libc.unshare(CLONE_NEWNS) != 0:
@@ -107,6 +109,21 @@ def make_disk(mount: str, size: int, folders: list[tuple[str, int]], overlays: l
         options += ",userxattr"
         target = os.fsencode(make(name, mode))
         check(libc.mount(b"overlay", target, b"overlay", flags, os.fsencode(options)), f"overlay mount on {lower}")
+    for source, name in bound:
+        if os.path.exists(source):
+            path = os.path.join(mount, name)
+            if os.path.isdir(source):
+                os.makedirs(path, exist_ok=True)
+            else:
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644))
+            bind(source, path, flags | os.statvfs(source).f_flag & MS_NOEXEC)
+
+
+def bind(source: str, place: str, flags: int) -> None:
+    """Mount a file, or a folder without what is mounted below it, read-only."""
+    for kind in (MS_BIND, MS_BIND | MS_REMOUNT | MS_RDONLY | flags):
+        check(libc.mount(os.fsencode(source), os.fsencode(place), None, kind, None), f"mounting {place}")
 
 
 def become(job: dict[str, Any], fds: list[int], parent: int, program: Program | None = None, report: int = -1) -> None:
@@ -177,6 +194,8 @@ def join(job: dict[str, Any], program: Program | None, server: int, report: int)
         server: a descriptor of the server's process.
     """
     prepared = job["prepared"]
+    with open("/proc/self/oom_score_adj") as file:
+        arguments = [*prepared["arguments"], "--score", file.read().strip()]
     ours, theirs = socket.socketpair()
     told, info = os.pipe()
     os.set_inheritable(info, True)
@@ -211,7 +230,7 @@ def join(job: dict[str, Any], program: Program | None, server: int, report: int)
             os._exit(1)
         os.closerange(3, FILES[1])
         if program is not None:
-            start(program, prepared["arguments"])
+            start(program, arguments)
         os._exit(0)
     ours.close()
     os.waitpid(bwrap, 0)
@@ -223,17 +242,12 @@ def cover_proc() -> None:
     """Mount the /proc of this PID namespace; of what belongs to no process, nothing can be changed, as outside."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     check(libc.mount(b"proc", b"/proc", b"proc", flags, None), "mounting /proc")
-
-    def bind(source: str, place: str) -> None:
-        for kind in (MS_BIND, MS_BIND | MS_REMOUNT | MS_RDONLY | flags):
-            check(libc.mount(os.fsencode(source), os.fsencode(place), None, kind, None), f"covering {place}")
-
     for source, place in kernel_files():
-        bind(source, place)
+        bind(source, place, flags)
     if not ROOT:
         return
     for path in own_settings():
-        bind(os.devnull, path)
+        bind(os.devnull, path, flags)
     task = b"/proc/1/task"
     check(libc.mount(b"tmpfs", task, b"tmpfs", MS_RDONLY | flags, b"size=4096,mode=555"), "covering /proc/1/task")
 
