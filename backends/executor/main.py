@@ -34,13 +34,13 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.set_inheritable(2, False)  # every child gets its own
-    oom = None
+    oom, score = None, options.get("--score")
     # Opened now: a process that is not dumpable cannot open its own file. The file of PID 1 may be covered by a mount.
     with contextlib.suppress(OSError, ValueError):
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         value = b"%d" % int(os.read(fd, 16))
         os.pwrite(fd, value, 0)
-        oom = (fd, value)
+        oom, score = (fd, value), value.decode()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (FILES[1], FILES[1])
@@ -58,7 +58,7 @@ def main() -> None:
         lock_own_settings()
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
-    executor = Executor(find_bash(options.get("--bash")), oom, options.get("--score"))
+    executor = Executor(find_bash(options.get("--bash")), oom, score)
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)
         os.close(stream_out)

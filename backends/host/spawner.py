@@ -22,7 +22,6 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ class Spawner:
             BackendError: no process could be made.
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
-        described.update(disk=disk and asdict(disk), prepared=prepared and asdict(prepared), env=dict(env or {}))
+        described.update(disk=disk and vars(disk), prepared=prepared and vars(prepared), env=dict(env or {}))
         job = json.dumps(described).encode()
         fds = [stream, errors, *groups, *files]
         requests: socket.socket | None = None
