@@ -43,16 +43,8 @@ JOINED = {"mnt": CLONE_NEWNS, "cgroup": 0x2000000, "uts": 0x4000000, "ipc": 0x80
 """The namespaces that bubblewrap makes and an executor enters, with their flags."""
 CLONE = {"x86_64": 56, "aarch64": 220}.get(os.uname().machine)
 NS_GET_USERNS = 0xB701
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
-    1,
-    2,
-    4,
-    8,
-    32,
-    4096,
-    0x4000,
-    0x40000,
-)
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
+MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 0x20, 0x1000, 0x4000, 0x40000
 CAPABILITIES = 0x20080522
 """Version of the structures of capset(2)."""
 RUNTIME = "/run/lachesis"
