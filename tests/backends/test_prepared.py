@@ -20,7 +20,7 @@ from backends.local import LocalBackend
 # What can be seen of PID 1, and what a command may do. Each line has to be the same however the executor was started.
 LOOK = r"""
 grep -E '^(Name|Umask|Tgid|PPid|NSpid|[UG]id|Groups|Cap|NoNewPrivs|Seccomp|Sig(Blk|Ign|Cgt)|THP)' /proc/1/status
-grep -E '^(Umask|PPid|[UG]id|Cap|NoNewPrivs|Seccomp|Sig(Blk|Ign|Cgt))' /proc/self/status
+grep -E '^(Umask|[UG]id|Cap|NoNewPrivs|Seccomp|Sig(Blk|Ign|Cgt))' /proc/self/status
 cut -d ' ' -f 1-2,4-8 /proc/1/stat
 for name in environ exe cwd root maps mem fd/0 auxv ns/mnt; do cat /proc/1/$name 2>&1 | head -c 99; done
 ls /proc/1/fd 2>&1; cat /proc/1/oom_score_adj /proc/self/oom_score_adj /proc/1/task/1/oom_score_adj 2>&1
