@@ -121,7 +121,7 @@ class Machine:
             inner = runtime_command(*arguments)
             if bwrap.joined:
                 name, *options = inner[inner.index(_EXECUTOR) :]
-                prepared = Prepared(f"{runtime}/executor.pyc", [name, *options], counted)
+                prepared = Prepared(f"{runtime}/executor.pyc", [name, *options], counted, passed)
                 inner = bubblewrap.waiting(f"{RUNTIME}/bin/bash")
         if counted is not None and prepared is None:
             bash = f"{RUNTIME}/bin/bash" if runtime else "/bin/bash"

@@ -72,6 +72,8 @@ class Prepared:
     """Its `sys.argv`."""
     processes: int | None = None
     """RLIMIT_NPROC."""
+    kept: int = 0
+    """How many of the files that the process gets are for the program. The command gets all."""
 
 
 @dataclass(frozen=True)

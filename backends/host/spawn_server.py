@@ -220,7 +220,10 @@ def join(job: dict[str, Any], program: Program | None, server: int, report: int)
         ended.register(server, select.POLLIN)
         if ended.poll(0):
             os._exit(1)
-        os.closerange(3, FILES[1])
+        begin = 3
+        for kept in [*job["files"][: prepared["kept"]], FILES[1]]:
+            os.closerange(begin, kept)
+            begin = kept + 1
         if program is not None:
             start(program, arguments)
         os._exit(0)
@@ -300,6 +303,8 @@ def start(program: Program, arguments: list[str]) -> None:
     try:
         program()
         os._exit(0)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
     except BaseException:
         sys.excepthook(*sys.exc_info())
         os._exit(1)

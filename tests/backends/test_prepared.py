@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import marshal
 import os
 import signal
 import sys
@@ -14,7 +15,10 @@ import pytest
 from sandbox_watch import missing
 
 from backends import SandboxLost, SandboxSpec, create_backend
+from backends.host.bubblewrap import Bubblewrap, waiting
+from backends.host.plan import FIRST_FILE, Prepared, Request
 from backends.host.sandboxes import HostSandbox
+from backends.host.spawner import Spawner
 from backends.local import LocalBackend
 
 # What can be seen of PID 1, and what a command may do. Each line has to be the same however the executor was started.
@@ -52,14 +56,18 @@ async def prepared() -> AsyncIterator[HostSandbox]:
         yield sandbox
 
 
+async def found(backend: LocalBackend) -> Bubblewrap:
+    availability = await backend.check()
+    bwrap = backend._machine.bwrap
+    if bwrap is None or not bwrap.joined:
+        missing(f"local: {availability.detail}; {availability.fix}")
+    assert bwrap is not None
+    return bwrap
+
+
 @contextlib.asynccontextmanager
 async def opened(backend: LocalBackend, *, joined: bool) -> AsyncIterator[HostSandbox]:
-    availability = await backend.check()
-    found = backend._machine.bwrap
-    if found is None or not found.joined:
-        missing(f"local: {availability.detail}; {availability.fix}")
-    assert found is not None
-    backend._machine.bwrap = dataclasses.replace(found, joined=joined)
+    backend._machine.bwrap = dataclasses.replace(await found(backend), joined=joined)
     sandbox = await backend.create(SandboxSpec())
     try:
         yield sandbox
@@ -98,6 +106,34 @@ async def test_a_prepared_executor_has_no_descriptor_of_the_helper(prepared: Hos
         pids = (prepared.pid, int(Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()))
         links, others = (sorted(map(kind, Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
     assert links == others
+
+
+async def test_a_prepared_program_gets_its_files_alone_and_its_exit_code_counts(tmp_path: Path) -> None:
+    backend = local()
+    bwrap, request = await found(backend), Request(disk_bytes=1 << 20)
+    source = (
+        "def main(): import os, sys; print(sorted(map(int, os.listdir('/proc/self/fd'))), file=sys.stderr); sys.exit(7)"
+    )
+    code = tmp_path / "program.pyc"
+    code.write_bytes(bytes(16) + marshal.dumps(compile(source, "program", "exec")))
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    null, errors, *files = os.open(os.devnull, os.O_RDWR), os.memfd_create("errors"), *map(os.memfd_create, "abc")
+    child = Spawner().spawn(
+        bwrap.command(request, str(mount), waiting("/bin/bash"), joined=True),
+        stream=null,
+        errors=errors,
+        files=files,
+        disk=bwrap.disk_of(request, str(mount)),
+        prepared=Prepared(str(code), ["program"], kept=2),
+    )
+    assert await child.exited(30)
+    child.release()
+    # 3 is the program's own look at the folder.
+    assert os.pread(errors, 99, 0).decode() == f"[0, 1, 2, 3, {FIRST_FILE}, {FIRST_FILE + 1}]\n"
+    assert child.code == 7
+    for fd in (null, errors, *files):
+        os.close(fd)
 
 
 async def test_a_prepared_executor_ends_with_its_helper(prepared: HostSandbox) -> None:
