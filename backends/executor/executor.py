@@ -38,10 +38,10 @@ ENDED = 1 << 25
 class Executor:
     """Serves requests until the loop ends."""
 
-    def __init__(self, bash: str, oom: tuple[int, bytes] | None, score: str | None) -> None:
+    def __init__(self, bash: str, oom: tuple[int, bytes] | None) -> None:
         self.loop = Loop()
         self.session = OwnerSession(self.loop, self.serve)
-        self.shells = Shells(self.loop, bash, oom, score)
+        self.shells = Shells(self.loop, bash, oom)
         self.prewarmed = PrewarmedShells(self.shells)
         self.wall_time = math.inf
         self.memory: int | None = None

@@ -22,7 +22,7 @@ from .relay import relay
 def main() -> None:
     options: dict[str, str] = {}
     folders = sys.argv[1:]
-    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash", "--score"):
+    while folders and folders[0] in ("--dial", "--listen", "--relay", "--bash"):
         options[folders[0]] = folders[1]
         del folders[:2]
     if "--relay" in options:
@@ -34,13 +34,13 @@ def main() -> None:
     os.dup2(null, 0)
     os.dup2(null, 1)
     os.set_inheritable(2, False)  # every child gets its own
-    oom, score = None, options.get("--score")
+    oom = None
     # Opened now: a process that is not dumpable cannot open its own file. The file of PID 1 may be covered by a mount.
     with contextlib.suppress(OSError, ValueError):
         fd = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
         value = b"%d" % int(os.read(fd, 16))
         os.pwrite(fd, value, 0)
-        oom, score = (fd, value), value.decode()
+        oom = (fd, value)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (FILES[1], FILES[1])
@@ -58,7 +58,7 @@ def main() -> None:
         lock_own_settings()
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
-    executor = Executor(find_bash(options.get("--bash")), oom, score)
+    executor = Executor(find_bash(options.get("--bash")), oom)
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)
         os.close(stream_out)

@@ -31,7 +31,7 @@ SETTLING = 0.2
 class Shells:
     """Starts shells with the folder and the variables that earlier ones have left."""
 
-    def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None, score: str | None) -> None:
+    def __init__(self, loop: Loop, bash: str, oom: tuple[int, bytes] | None) -> None:
         self.loop = loop
         self.bash = bash
         self.oom = oom
@@ -40,7 +40,7 @@ class Shells:
         self.null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # now, before commands can replace it
         self.starter: Starter | None = None
         with contextlib.suppress(OSError):
-            self.starter = Starter(score)
+            self.starter = Starter()
         self.children: dict[int, Callable[[int], None]] = {}
         """Called with the exit code when the child of this number has ended."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -64,8 +65,16 @@ _CODE = {
 _NONE, _SCORE, _MESSAGE, _SCORE_FILE = bytes(8), b"1000", b"bash: cannot be started\n", b"/proc/self/oom_score_adj\0"
 
 
+OOM_SCORE: bytes | None = None
+"""This process' oom_score_adj, set by what starts a prepared executor."""
+
+
 def own_oom_score() -> bytes:
-    """This process' oom_score_adj, read by a child: the file of PID 1 may be covered by a mount."""
+    """This process' oom_score_adj, if need be read by a child: the file of PID 1 may be covered by a mount."""
+    if OOM_SCORE is not None:
+        return OOM_SCORE
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb") as file:
+        return file.read(16).strip()
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -93,8 +102,8 @@ class Starter:
     before its execve is woken (`Shells.settle`).
     """
 
-    def __init__(self, score: str | None = None) -> None:
-        """Raises `OSError` where it does not work. Shells are then forked. `score` is `own_oom_score`, if known."""
+    def __init__(self) -> None:
+        """Raises `OSError` where it does not work. Shells are then forked."""
         machine, start, become = _CODE.get(os.uname().machine, (0, "", ""))
         if not machine or FILES[0] <= COMMAND_FD:
             raise OSError(errno.ENOSYS, "not on this machine")
@@ -125,7 +134,7 @@ class Starter:
         texts = ctypes.POINTER(ctypes.c_char_p)
         function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p)
         self.function = function(address + len(code))
-        self.score = (own_oom_score() if score is None else score.encode()).ljust(5, b"\0")
+        self.score = own_oom_score().ljust(5, b"\0")
         self.sigprocmask = {62: 14, 183: 135}[machine]
         self.every = ctypes.create_string_buffer(b"\xff" * 128)
         self.before = ctypes.create_string_buffer(128)

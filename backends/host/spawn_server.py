@@ -32,10 +32,9 @@ import sys
 
 TYPE_CHECKING = False  # importing typing costs start-up time
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
+    from types import ModuleType
     from typing import Any
-
-    Program = Callable[[], None]
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 15, 24, 38
 CLONE_NEWNS, CLONE_NEWUSER, CLONE_NEWPID, CLONE_PARENT = 0x20000, 0x10000000, 0x20000000, 0x8000
@@ -118,7 +117,9 @@ def bind(source: str, place: str, flags: int) -> None:
         check(libc.mount(os.fsencode(source), os.fsencode(place), None, kind, None), f"mounting {place}")
 
 
-def become(job: dict[str, Any], fds: list[int], parent: int, program: Program | None = None, report: int = -1) -> None:
+def become(
+    job: dict[str, Any], fds: list[int], parent: int, program: ModuleType | None = None, report: int = -1
+) -> None:
     """In the child: turn into the program of a job. Never returns.
 
     Args:
@@ -128,7 +129,7 @@ def become(job: dict[str, Any], fds: list[int], parent: int, program: Program | 
         fds: standard input and output, standard error (which also gets the reason of a failure), `cgroup.procs` of the
             groups, files.
         parent: the process that has forked this one.
-        program: runs inside, of a prepared job; None only tries whether that is possible.
+        program: its `main` runs inside, of a prepared job; None only tries whether that is possible.
         report: gets the number of the process that runs it.
     """
     what = "starting"
@@ -176,7 +177,7 @@ def become(job: dict[str, Any], fds: list[int], parent: int, program: Program | 
         os._exit(126)
 
 
-def join(job: dict[str, Any], program: Program | None, server: int, report: int) -> int:
+def join(job: dict[str, Any], program: ModuleType | None, server: int, report: int) -> int:
     """Run a program as PID 1 of the sandbox that bubblewrap makes; returns the exit code of this process.
 
     The sandbox' command waits, so that its namespaces stay until they have been entered. PID 1 is a child of the
@@ -186,8 +187,8 @@ def join(job: dict[str, Any], program: Program | None, server: int, report: int)
         server: a descriptor of the server's process.
     """
     prepared = job["prepared"]
-    with open("/proc/self/oom_score_adj") as file:
-        arguments = [*prepared["arguments"], "--score", file.read().strip()]
+    with open("/proc/self/oom_score_adj", "rb") as file:
+        score = file.read().strip()
     ours, theirs = socket.socketpair()
     told, info = os.pipe()
     os.set_inheritable(info, True)
@@ -225,7 +226,8 @@ def join(job: dict[str, Any], program: Program | None, server: int, report: int)
             os.closerange(begin, kept)
             begin = kept + 1
         if program is not None:
-            start(program, arguments)
+            vars(program)["OOM_SCORE"] = score
+            start(program, prepared["arguments"])
         os._exit(0)
     ours.close()
     os.waitpid(bwrap, 0)
@@ -288,7 +290,7 @@ def give_up_privileges(processes: int | None) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
 
 
-def start(program: Program, arguments: list[str]) -> None:
+def start(program: ModuleType, arguments: list[str]) -> None:
     """Run it as if it had been executed: with its own name and arguments, and the runtime's modules."""
     command = b"\0".join(os.fsencode(word) for word in [*arguments, ""])
     ctypes.memset(ARGUMENTS[0], 0, ARGUMENTS[1] - ARGUMENTS[0])
@@ -301,7 +303,7 @@ def start(program: Program, arguments: list[str]) -> None:
     sys.path_importer_cache.clear()
     os.setsid()
     try:
-        program()
+        program.main()
         os._exit(0)
     except SystemExit as end:
         os._exit(end.code if isinstance(end.code, int) else 1)
@@ -310,7 +312,7 @@ def start(program: Program, arguments: list[str]) -> None:
         os._exit(1)
 
 
-def load(path: str) -> Program:
+def load(path: str) -> ModuleType:
     """The executor, from its .pyc."""
     with open(path, "rb") as file:
         code = marshal.loads(file.read()[16:])
@@ -319,8 +321,7 @@ def load(path: str) -> Program:
     vars(module)["FILES"] = FILES  # this process has raised its limit
     gc.collect()
     gc.freeze()
-    program: Program = module.main
-    return program
+    return module
 
 
 def privileged() -> bool:
@@ -338,7 +339,7 @@ class SpawnServer:
         self.children: dict[int, tuple[int, socket.socket, int]] = {}
         """Descriptor of a child, which can be read once it has ended -> its number; where its end is reported; and of
         one that prepares another process, where that one's number can be read, else -1."""
-        self.programs: dict[str, Program] = {}
+        self.programs: dict[str, ModuleType] = {}
         """What prepared jobs run, by the path of its code."""
 
     def serve(self) -> bool:
@@ -370,7 +371,7 @@ class SpawnServer:
                 os.close(fd)
         return True
 
-    def program(self, path: str) -> Program | None:
+    def program(self, path: str) -> ModuleType | None:
         if path and path not in self.programs:
             self.programs[path] = load(path)
         return self.programs.get(path)
