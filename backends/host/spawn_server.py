@@ -373,7 +373,10 @@ class SpawnServer:
 
     def program(self, path: str) -> ModuleType | None:
         if path and path not in self.programs:
-            self.programs[path] = load(path)
+            try:
+                self.programs[path] = load(path)
+            except Exception as error:  # others run on
+                raise ValueError(f"{path} cannot be loaded: {error!r}") from error
         return self.programs.get(path)
 
     def watch(self, pid: int, reply: socket.socket, report: int = -1) -> None:

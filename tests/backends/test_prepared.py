@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from sandbox_watch import missing
 
-from backends import SandboxLost, SandboxSpec, create_backend
+from backends import BackendError, SandboxLost, SandboxSpec, create_backend
 from backends.host.bubblewrap import Bubblewrap, waiting
 from backends.host.plan import FIRST_FILE, Prepared, Request
 from backends.host.sandboxes import HostSandbox
@@ -134,6 +134,21 @@ async def test_a_prepared_program_gets_its_files_alone_and_its_exit_code_counts(
     assert child.code == 7
     for fd in (null, errors, *files):
         os.close(fd)
+
+
+async def test_a_program_that_cannot_be_loaded_takes_no_other_along(tmp_path: Path) -> None:
+    code, null = tmp_path / "program.pyc", os.open(os.devnull, os.O_RDWR)
+    spawner = Spawner()
+    other = spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null)
+    for content in (b"", bytes(16) + b"x", bytes(16) + marshal.dumps(compile("1 / 0", "program", "exec"))):
+        code.write_bytes(content)
+        with pytest.raises(BackendError, match=f"{code} cannot be loaded"):
+            spawner.spawn(["/bin/true"], stream=null, errors=null, prepared=Prepared(str(code)))
+    assert not other.wait(0.2)
+    other.kill()
+    assert other.wait(10)
+    other.release()
+    os.close(null)
 
 
 async def test_a_prepared_executor_ends_with_its_helper(prepared: HostSandbox) -> None:
