@@ -76,7 +76,7 @@ class LocalBackend:
         self._walled = isolation == "bubblewrap"
         self._mounts = [str(path) for path in mounts or ()]
         self._host = HostSandboxes(self.name, marked=not self._walled)
-        self._machine = Machine(self._host.run, os.fspath(bwrap or ""), _INSTALL)
+        self._machine = Machine(self._host.run, os.fspath(bwrap or ""), _INSTALL, prepares=True)
 
     def __repr__(self) -> str:
         return f"LocalBackend(isolation={self.isolation!r})"

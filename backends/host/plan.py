@@ -57,6 +57,23 @@ class Disk:
     """Folders to make in it, with their modes; parents first."""
     overlays: Sequence[tuple[str, str]] = ()
     """`(folder of the machine, folder of the disk)`: the former appears at the latter; changes are kept on the disk."""
+    bound: Sequence[tuple[str, str]] = ()
+    """`(file or folder of the machine, place on the disk)`: if there is the former, it can be read at the latter."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A program that the helper has loaded already. A fork of it enters the sandbox that the command makes, whose own
+    program writes a line, and then waits for the end of its input."""
+
+    code: str
+    """Path of the program's .pyc; empty: only try whether a process can enter."""
+    arguments: Sequence[str] = ()
+    """Its `sys.argv`."""
+    processes: int | None = None
+    """RLIMIT_NPROC."""
+    kept: int = 0
+    """How many of the files that the process gets are for the program. The command gets all."""
 
 
 @dataclass(frozen=True)
@@ -71,5 +88,6 @@ class Plan:
     contents: Sequence[bytes] = ()
     """Files in memory that the process gets as the descriptors `numbers`, after those that the caller passes first."""
     disk: Disk | None = None
+    prepared: Prepared | None = None
     written: Mapping[str, bytes] = field(default_factory=dict)
     """Files to write inside once it runs; failures do not matter."""

@@ -129,20 +129,20 @@ def _bash() -> Path:
 
 def _digest(python: Path, bash: Path) -> str:
     """Identifies a version by facts about its sources that are cheap to read."""
-    digest = hashlib.sha256()
+    digest = _sources().copy()
     for path in (python, bash, Path(sys.base_prefix)):
         facts = path.stat()
         size = facts.st_size if path.is_file() else 0
         changed = facts.st_mtime_ns if path.is_file() else 0
         digest.update(f"{path} {size} {changed}\n".encode())
-    digest.update(sys.version.encode() + _own_code() + executor_code.source())
     return digest.hexdigest()[:20]
 
 
 @in_turn
 @functools.lru_cache(maxsize=None)
-def _own_code() -> bytes:
-    return b"".join(pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "elf.py"))
+def _sources() -> hashlib._Hash:
+    own_code = [pkgutil.get_data(__package__, name) or b"" for name in ("runtime.py", "elf.py")]
+    return hashlib.sha256(b"".join([sys.version.encode(), *own_code, executor_code.source()]))
 
 
 def _make(folder: Path, python: Path, bash: Path) -> None:

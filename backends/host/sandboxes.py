@@ -39,7 +39,7 @@ from backends.sandbox import ExecutorSandbox, initialise
 
 from . import cgroups, delegation, records
 from .folders import remove_sandbox
-from .plan import FIRST_FILE, Disk, Plan, Request, memory_file
+from .plan import FIRST_FILE, Disk, Plan, Prepared, Request, memory_file
 from .records import Record
 from .spawner import Child, Spawner
 
@@ -176,12 +176,12 @@ class HostSandboxes:
                         self._cgroups = cgroups.find(pid=self.spawner.start_by(before, delegation.bus()))
             return self._cgroups
 
-    def run(self, command: Sequence[str], disk: Disk | None) -> str:
+    def run(self, command: Sequence[str], disk: Disk | None, prepared: Prepared | None = None) -> str:
         """Run a command to its end; returns the reason why it failed, empty when it did not. Blocks."""
         self.available()  # it may replace the helper, with which its children end
         errors, null = os.memfd_create("errors"), os.open(os.devnull, os.O_RDWR)
         try:
-            child = self.spawner.spawn(command, stream=null, errors=errors, disk=disk)
+            child = self.spawner.spawn(command, stream=null, errors=errors, disk=disk, prepared=prepared)
             try:
                 if not child.wait(60.0):
                     child.kill()
@@ -295,6 +295,7 @@ class HostSandboxes:
                 files=files,
                 groups=joined,
                 disk=plan.disk,
+                prepared=plan.prepared,
                 env=plan.own_env,
             )
             undo.callback(child.release)

@@ -23,13 +23,12 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from backends.base import BackendError
 
-from .plan import Disk, numbers
+from .plan import Disk, Prepared, numbers
 
 _SERVER = Path(__file__).with_name("spawn_server.py")
 _PATIENCE = 60.0
@@ -136,6 +135,7 @@ class Spawner:
         files: Sequence[int] = (),
         groups: Sequence[int] = (),
         disk: Disk | None = None,
+        prepared: Prepared | None = None,
         env: Mapping[str, str] | None = None,
     ) -> Child:
         """Start `argv`, whose first item is a path, in a new session; with an empty environment but for `env`.
@@ -145,12 +145,13 @@ class Spawner:
             errors: its standard error; gets the reason if the program cannot be run (exit code 126).
             files: descriptors to pass on; it knows them by `plan.numbers`.
             groups: descriptors of the `cgroup.procs` that it joins before it runs anything.
+            prepared: runs in the sandbox that `argv` makes.
 
         Raises:
             BackendError: no process could be made.
         """
         described: dict[str, Any] = {"argv": list(argv), "groups": len(groups), "files": list(numbers(len(files)))}
-        described.update(disk=disk and asdict(disk), env=dict(env or {}))
+        described.update(disk=disk and vars(disk), prepared=prepared and vars(prepared), env=dict(env or {}))
         job = json.dumps(described).encode()
         fds = [stream, errors, *groups, *files]
         requests: socket.socket | None = None
@@ -224,7 +225,8 @@ class Spawner:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         owner = os.pidfd_open(os.getpid())
         try:
-            command = [*self._before, sys.executable, "-I", "-S", "-B", str(_SERVER), str(theirs.fileno()), str(owner)]
+            python = [sys.executable, "-I", "-S", "-B", "-X", "utf8"]
+            command = [*self._before, *python, str(_SERVER), str(theirs.fileno()), str(owner)]
             process = subprocess.Popen(
                 command,
                 env=dict(self._env),

@@ -37,13 +37,13 @@ from backends.base import (
 )
 from backends.failures import typed_failures
 from backends.host import cgroups, hardened, records
-from backends.host.bubblewrap import HOME, WORKDIR, kernel_files
+from backends.host.bubblewrap import HOME, WORKDIR
 from backends.host.folders import cached
 from backends.host.machine import environment
 from backends.host.plan import Disk, Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
-from backends.host.spawn_server import CAP_SYS_ADMIN, holds
+from backends.host.spawn_server import CAP_SYS_ADMIN, holds, kernel_files
 from lachesis.tasks import in_own_thread
 
 from .images import Images, Progress
