@@ -7,6 +7,7 @@ import dataclasses
 import marshal
 import os
 import signal
+import re
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -97,7 +98,8 @@ async def test_what_the_helper_and_the_owner_are_is_not_visible_inside(prepared:
 
 
 def kind(descriptor: Path) -> str:
-    return str(descriptor.readlink()).partition("[")[0].rstrip("0123456789:")
+    link = re.sub("lachesis-[0-9a-f]{16}", "ID", str(descriptor.readlink()))  # its control group has its name
+    return link.partition("[")[0].rstrip("0123456789:")
 
 
 async def test_a_prepared_executor_has_no_descriptor_of_the_helper(prepared: HostSandbox) -> None:
