@@ -6,8 +6,8 @@ import contextlib
 import dataclasses
 import marshal
 import os
-import signal
 import re
+import signal
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
