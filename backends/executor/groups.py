@@ -6,17 +6,14 @@ whatever oom_score_adj they choose and whoever holds their memory.
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import fcntl
 import os
 import signal
 import stat
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Any
 
 CLONE_VM, CLONE_INTO_CGROUP = 0x100, 0x200000000
@@ -27,16 +24,19 @@ class CommandGroup:
     """An open group, from a descriptor that this process was started with.
 
     In version 2 it is that of the group's folder: a process can begin in it, if it is within the cgroup namespace. In
-    version 1 it is that of its file `tasks`, where processes can only be moved to.
+    version 1 it is that of its file `tasks`, where processes can only be moved to: each moves itself, which is fast,
+    while to move another one, or in version 2 any, takes milliseconds on a machine on which others start processes.
     """
 
     def __init__(self, inherited: int) -> None:
         self.fd = fcntl.fcntl(inherited, fcntl.F_DUPFD_CLOEXEC, 10)
         os.close(inherited)
         self.unified = stat.S_ISDIR(os.fstat(self.fd).st_mode)
+        self.filter: Any = None
+        """What new processes give to PR_SET_SECCOMP: the calls that only this process may make, to start them."""
 
     def join(self) -> None:
-        """Move the calling thread into the group; in version 2, its whole process."""
+        """Move this process into the group."""
         if not self.unified:
             os.write(self.fd, b"0")
             return
@@ -47,54 +47,31 @@ class CommandGroup:
             os.close(file)
 
 
-def clone_call(group: CommandGroup | None) -> tuple[Any, Any]:
-    """The system call that makes a process, a number and two arguments; and the memory to which they point."""
-    if group is None or not group.unified:
-        return (ctypes.c_long * 3)(CLONE, CLONE_VM | signal.SIGCHLD, 0), None
-    arguments = (ctypes.c_uint64 * 11)()  # struct clone_args: clone(2)
-    arguments[0], arguments[4], arguments[10] = CLONE_VM | CLONE_INTO_CGROUP, signal.SIGCHLD, group.fd
-    return (ctypes.c_long * 3)(CLONE3, ctypes.addressof(arguments), ctypes.sizeof(arguments)), arguments
+class Call(ctypes.Structure):
+    """How `starter` makes a process: a system call with two arguments, and what the new process begins with."""
 
+    _fields_ = [
+        ("number", ctypes.c_long),
+        ("arguments", ctypes.c_long * 2),
+        ("tasks", ctypes.c_long),
+        ("zero", ctypes.c_char * 8),
+        ("filter", ctypes.c_void_p),
+        ("score", ctypes.c_char * 8),
+    ]
 
-class GroupThread:
-    """A thread in a group of version 1: the processes that it makes begin there, without being moved.
+    def __init__(self, score: bytes, group: CommandGroup | None) -> None:
+        super().__init__(CLONE, (CLONE_VM | signal.SIGCHLD, 0), -1, b"0", None, score)
+        self.begin = (ctypes.c_uint64 * 11)()  # struct clone_args: clone(2)
+        if group is not None and group.filter is not None:
+            self.filter = ctypes.addressof(group.filter)
+        if group is not None and group.unified:
+            self.begin[0], self.begin[4], self.begin[10] = CLONE_VM | CLONE_INTO_CGROUP, signal.SIGCHLD, group.fd
+            self.number, self.arguments[:] = CLONE3, (ctypes.addressof(self.begin), ctypes.sizeof(self.begin))
+        elif group is not None:
+            self.tasks = group.fd
 
-    To move each would take milliseconds on a machine on which others start processes. The memory of this process
-    belongs to the group of its first thread.
-    """
-
-    def __init__(self, group: CommandGroup) -> None:
-        if sys.version_info >= (3, 12):  # what forks beside the thread uses no lock that it might hold
-            import warnings
-
-            warnings.simplefilter("ignore", DeprecationWarning)
-        self.task: Callable[[], int] = lambda: 0
-        self.result = 0
-        self.failure: OSError | None = None
-        self.begin, self.end = _thread.allocate_lock(), _thread.allocate_lock()
-        self.begin.acquire()
-        self.end.acquire()
-        before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
-        _thread.start_new_thread(self.serve, (group,))
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self.end.acquire()
-        if self.failure is not None:
-            raise self.failure
-
-    def serve(self, group: CommandGroup) -> None:
-        try:
-            group.join()
-        except OSError as error:
-            self.failure = error
-        self.end.release()
-        while self.failure is None:
-            self.begin.acquire()
-            self.result = self.task()
-            self.end.release()
-
-    def run(self, task: Callable[[], int]) -> int:
-        """The result of `task`, which must not raise."""
-        self.task = task
-        self.begin.release()
-        self.end.acquire()
-        return self.result
+    def leave_group(self) -> bool:
+        """Make processes without a group of version 2. False when they have none."""
+        was = self.number == CLONE3
+        self.number, self.arguments[:] = CLONE, (CLONE_VM | signal.SIGCHLD, 0)
+        return was

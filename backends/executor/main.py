@@ -58,12 +58,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):  # children inherit ignored signals, but no handlers
         signal.signal(number, lambda *_: None)
+    group = CommandGroup(int(options["--group"].rpartition(":")[2])) if "--group" in options else None
     unfiltered = ""
     if is_init:
-        unfiltered = refuse_system_calls()
+        unfiltered = refuse_system_calls(group)
     else:
         signal.signal(signal.SIGTERM, lambda *_: None)
-    group = CommandGroup(int(options["--group"].rpartition(":")[2])) if "--group" in options else None
     executor = Executor(find_bash(options.get("--bash")), oom, unfiltered, group, options.get("--bash"))
     if "--dial" in options or "--listen" in options:
         os.close(stream_in)

@@ -16,6 +16,7 @@ from .kernel import COMMAND_FD, FILES, PF_FORKNOEXEC, PR_SET_CHILD_SUBREAPER, cl
 from .processes import send_signal
 from .shell import ARGUMENT, ShellState
 from .starter import Starter
+from .system_calls import install
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -140,6 +141,8 @@ class Shells:
             if self.group is not None:
                 with contextlib.suppress(OSError):
                     self.group.join()
+                if self.group.filter is not None:
+                    install(self.group.filter)
             os.setsid()
             libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # its orphans become its children and can be found
             for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTERM):

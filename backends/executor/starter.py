@@ -10,7 +10,7 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
-from .groups import CommandGroup, GroupThread, clone_call
+from .groups import Call, CommandGroup
 from .kernel import COMMAND_FD, F_ADD_SEALS, F_SEAL_ALL, FILES, GO_FD, REPORT_FD, libc
 
 if TYPE_CHECKING:
@@ -18,24 +18,27 @@ if TYPE_CHECKING:
 
 # Machine code, by machine: its number in an ELF header, START and BECOME.
 #
-# START is a function of (moves, argv, envp, score, call). It makes a process that shares this one's memory until its
-# execve, and returns its id, or -errno: by the system call `call`, a number and two arguments. The new process calls
-# setsid(); write(open(SCORE_FILE), score, 5); dup2() for every pair in `moves`, up to a negative number; ioctl(0,
-# TIOCSCTTY, 0), which matters to terminals only; execve(argv[0], argv, envp); exit_group(127). Both processes share one
-# stack, so it uses none.
+# START is a function of (moves, argv, envp, call), where `call` is a `groups.Call`. It makes a process that shares this
+# one's memory until its execve, and returns its id, or -errno. The new process calls write(tasks, "0", 1); prctl(
+# PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter), if there is one; setsid(); write(open(SCORE_FILE), score, 5); dup2() for
+# every pair in `moves`, up to a negative number; ioctl(0, TIOCSCTTY, 0), which matters to terminals only;
+# execve(argv[0], argv, envp); exit_group(127). Both processes share one stack, so it uses none.
 #
 # BECOME is a program: prctl(PR_SET_CHILD_SUBREAPER, 1); write(open(SCORE_FILE), SCORE); sigprocmask(SIG_SETMASK, NONE);
 # execve(argv[1], argv + 1, envp); if that fails, write(2, MESSAGE) and exit_group(126).
 #
-# Each line of code is one system call. The assembly source is in scripts/starter of the repository.
+# Each line of code is about one system call. The assembly source is in scripts/starter of the repository.
 _CODE = {
     "x86_64": (
         62,
-        "4989f9 4989ca 4c89c1 4989f0 488b01 488b7908 488b7110 0f05 4885c0 7572"
-        "4889d3 b870000000 0f05"
-        "488d3d62000000 be01000800 b802000000 0f05 89c7 4c89d6 ba05000000 b801000000 0f05"
-        "418b39 418b7104 4983c108 85ff 7809 b821000000 0f05 ebe8"
-        "31ff be0e540000 31d2 b810000000 0f05"
+        "4989f9 4989ca 4989f0 498b02 498b7a08 498b7210 0f05"
+        "4885c0 0f85a5000000 4889d3 498b7a18 498d7220 ba01000000 b801000000 0f05"
+        "498b5228 4885d2 7415 bf16000000 be02000000 b89d000000 0f05"
+        "85c0 7564 b870000000 0f05"
+        "488d3d63000000 be01000800 b802000000 0f05"
+        "89c7 498d7230 ba05000000 b801000000 0f05"
+        "418b39 418b7104 4983c108 85ff 7809 b821000000 0f05"
+        "ebe8 31ff be0e540000 31d2 b810000000 0f05"
         "498b38 4c89c6 4889da b83b000000 0f05"
         "bf7f000000 b8e7000000 0f05 c3",
         "bf24000000 be01000000 31d2 4531d2 4531c0 b89d000000 0f05"
@@ -48,11 +51,14 @@ _CODE = {
     ),
     "aarch64": (
         183,
-        "e90300aa ea0301aa eb0302aa ec0303aa 880040a9 810840f9 010000d4 000400b5"
-        "a81380d2 010000d4"
-        "600c8092 a1030010 22008052 0201a072 080780d2 010000d4 e1030caa a20080d2 080880d2 010000d4"
-        "2005c128 a000f837 020080d2 080380d2 010000d4 fbffff17"
-        "000080d2 c1818ad2 020080d2 a80380d2 010000d4"
+        "e90300aa ea0301aa eb0302aa ec0303aa 880140a9 810940f9 010000d4"
+        "800500b5 800d40f9 81810091 220080d2 080880d2 010000d4"
+        "821540f9 c20000b4 c00280d2 410080d2 e81480d2 010000d4"
+        "a0030035 a81380d2 010000d4"
+        "600c8092 a1030010 22008052 0201a072 080780d2 010000d4"
+        "81c10091 a20080d2 080880d2 010000d4"
+        "2005c128 a000f837 020080d2 080380d2 010000d4"
+        "fbffff17 000080d2 c1818ad2 020080d2 a80380d2 010000d4"
         "400140f9 e1030aaa e2030baa a81b80d2 010000d4"
         "e00f80d2 c80b80d2 010000d4 c0035fd6",
         "800480d2 210080d2 020080d2 030080d2 040080d2 e81480d2 010000d4"
@@ -134,26 +140,22 @@ class Starter:
         if address in (None, ctypes.c_void_p(-1).value):
             raise OSError(ctypes.get_errno(), "no code can be mapped")
         texts = ctypes.POINTER(ctypes.c_char_p)
-        call = ctypes.POINTER(ctypes.c_long)
-        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.c_char_p, call)
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_char_p, texts, texts, ctypes.POINTER(Call))
         self.function = function(address + len(code))
-        self.score = own_oom_score().ljust(5, b"\0")
+        score = own_oom_score()
         self.sigprocmask = {62: 14, 183: 135}[machine]
         self.every = ctypes.create_string_buffer(b"\xff" * 128)
         self.before = ctypes.create_string_buffer(128)
         self.kept: dict[int, Any] = {}
         """Memory that a new process may still read, by its id."""
-        self.thread: GroupThread | None = None
+        self.call = Call(score, group)
         try:
-            self.call = clone_call(group)
-            self.thread = GroupThread(group) if group is not None and not group.unified else None
             pid = self.start([b"/dev/null/none"], [], [(0, 2)])
         except OSError as error:
-            if group is None:
+            if not self.call.leave_group():
                 raise
             # They stay in the sandbox' group, which has a limit as well.
             os.write(2, os.fsencode("commands have no control group of their own: %s\n" % error))
-            self.call, self.thread = clone_call(None), None
             pid = self.start([b"/dev/null/none"], [], [(0, 2)])
         status = os.waitpid(pid, 0)[1]
         if not os.WIFEXITED(status) or os.WEXITSTATUS(status) != 126:
@@ -168,11 +170,7 @@ class Starter:
         block, restore = 0, 2
         # A signal handler would use the stack. libc's sigprocmask does not block two signals of its own.
         libc.syscall(self.sigprocmask, block, self.every, self.before, 8)
-        call = ctypes.cast(self.call[0], ctypes.POINTER(ctypes.c_long))
-        if self.thread is None:
-            pid: int = self.function(pairs, argv, envp, self.score, call)
-        else:
-            pid = self.thread.run(lambda: self.function(pairs, argv, envp, self.score, call))
+        pid: int = self.function(pairs, argv, envp, self.call)
         libc.syscall(self.sigprocmask, restore, self.before, None, 8)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))

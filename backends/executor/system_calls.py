@@ -13,9 +13,14 @@ import os
 import struct
 from typing import TYPE_CHECKING
 
+from .groups import CLONE3
 from .kernel import PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, libc
 
 if TYPE_CHECKING:
+    from typing import Any
+
+    from .groups import CommandGroup
+
     Program = list[tuple[int, int, int, int]]
 
 # Name, number on x86-64, number on ARM64 (- where it has none), by the error that refuses them. ENOSYS is what a kernel
@@ -116,12 +121,13 @@ def _search(calls: list[tuple[int, Program]]) -> Program:
     return [(_AT_LEAST, 0, 1, calls[middle][0]), (_JUMP, 0, 0, len(low)), *low, *high]
 
 
-def filter_program(machine: str, own_pid: int, traceable: bool = True) -> Program:
+def filter_program(machine: str, own_pid: int, traceable: bool = True, *, clone3: bool = False) -> Program:
     """The filter as steps `(code, jump if true, jump if false, value)`; `machine` is one of `MACHINES`.
 
     Args:
         own_pid: the executor, whose limits and priority nothing inside may change.
         traceable: whether `ptrace` is allowed. Before Linux 4.8, it could change a call after the filter had seen it.
+        clone3: whether it is allowed; its flags are where no filter reads them.
     """
     architecture, column = MACHINES[machine]
     rules = {}
@@ -129,6 +135,8 @@ def filter_program(machine: str, own_pid: int, traceable: bool = True) -> Progra
         rules.update(dict.fromkeys(call_numbers(text, column).values(), _refuse(error)))
     by_name = _filtered_calls(own_pid)
     rules.update({number: by_name[name] for name, number in call_numbers(FILTERED, column).items()})
+    if clone3:
+        del rules[CLONE3]
     if not traceable:
         rules[(101, 117)[column]] = _refuse(errno.EPERM)
     # 32-bit programs and the x32 ABI have other numbers. Both are refused entirely, and so are calls of later kernels.
@@ -137,8 +145,11 @@ def filter_program(machine: str, own_pid: int, traceable: bool = True) -> Progra
     return program + _search(sorted(rules.items()))
 
 
-def refuse_system_calls() -> str:
+def refuse_system_calls(group: CommandGroup | None = None) -> str:
     """Install the filter for this process and all that it starts. Returns why there is none, or an empty text.
+
+    Processes begin in a group of version 2 by `clone3`. Then this process keeps the call, and each that it starts
+    installs `group.filter`, which refuses it.
 
     Raises:
         OSError: the kernel refuses a filter.
@@ -147,11 +158,25 @@ def refuse_system_calls() -> str:
     if machine not in MACHINES:
         return "there is no list of system calls for %s" % machine
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
-    steps = filter_program(machine, os.getpid(), traceable=version >= (4, 8))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
-    pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(steps), ctypes.addressof(code)))
-    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, 2, pointer, 0, 0):
+    clone3 = group is not None and group.unified
+    install(_loadable(filter_program(machine, os.getpid(), traceable=version >= (4, 8), clone3=clone3)))
+    if group is not None and clone3:
+        group.filter = _loadable([(_LOAD, 0, 0, 0), (_EQUAL, 0, 1, CLONE3), *_refuse(errno.ENOSYS), *_ALLOW])
+    return ""
+
+
+def install(loadable: Any) -> None:
+    """Install a filter. Raises `OSError`."""
+    if libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.prctl(PR_SET_SECCOMP, 2, loadable, 0, 0):
         number = ctypes.get_errno()
         message = "the kernel refuses a filter of system calls (seccomp); use one with CONFIG_SECCOMP_FILTER"
         raise OSError(number, message)
-    return ""
+
+
+def _loadable(steps: Program) -> Any:
+    """A `struct sock_fprog`, followed by its steps."""
+    size = struct.calcsize("HxxxxxxP")
+    buffer = ctypes.create_string_buffer(size + 8 * len(steps))
+    code = b"".join(struct.pack("HBBI", *step) for step in steps)
+    buffer.raw = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer) + size) + code
+    return buffer

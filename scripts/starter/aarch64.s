@@ -1,15 +1,28 @@
 // The machine code in backends/executor/starter.py (`_CODE`), from which the tests assemble it again.
 
 .section start, "ax"
-    // x0: moves, x1: argv, x2: envp, x3: score, x4: call. System calls overwrite x0 only.
+    // x0: moves, x1: argv, x2: envp, x3: call. System calls overwrite x0 only.
     mov x9, x0
     mov x10, x1
     mov x11, x2
     mov x12, x3
-    ldp x8, x0, [x4]        // clone() or clone3()
-    ldr x1, [x4, 16]
+    ldp x8, x0, [x12]       // clone() or clone3()
+    ldr x1, [x12, 16]
     svc 0
     cbnz x0, back
+    ldr x0, [x12, 24]       // write(tasks, "0", 1)
+    add x1, x12, 32
+    mov x2, 1
+    mov x8, 64
+    svc 0
+    ldr x2, [x12, 40]       // if (filter && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter)) exit
+    cbz x2, filtered
+    mov x0, 22
+    mov x1, 2
+    mov x8, 167
+    svc 0
+    cbnz w0, failed
+filtered:
     mov x8, 157             // setsid()
     svc 0
     mov x0, -100            // openat(AT_FDCWD, , O_WRONLY | O_CLOEXEC)
@@ -18,7 +31,7 @@
     movk w2, 8, lsl 16
     mov x8, 56
     svc 0
-    mov x1, x12             // write(, score, 5)
+    add x1, x12, 48         // write(, score, 5)
     mov x2, 5
     mov x8, 64
     svc 0
@@ -40,6 +53,7 @@ moved:
     mov x2, x11
     mov x8, 221
     svc 0
+failed:
     mov x0, 127             // exit_group(127)
     mov x8, 94
     svc 0

@@ -2,18 +2,32 @@
 .intel_syntax noprefix
 
 .section start, "ax"
-    # rdi: moves, rsi: argv, rdx: envp, rcx: score, r8: call. System calls overwrite rax, rcx and r11 only.
+    # rdi: moves, rsi: argv, rdx: envp, rcx: call. System calls overwrite rax, rcx and r11 only.
     mov r9, rdi
     mov r10, rcx
-    mov rcx, r8
     mov r8, rsi
-    mov rax, [rcx]          # clone() or clone3()
-    mov rdi, [rcx + 8]
-    mov rsi, [rcx + 16]
+    mov rax, [r10]          # clone() or clone3()
+    mov rdi, [r10 + 8]
+    mov rsi, [r10 + 16]
     syscall
     test rax, rax
     jne back
     mov rbx, rdx            # of the new process alone
+    mov rdi, [r10 + 24]     # write(tasks, "0", 1)
+    lea rsi, [r10 + 32]
+    mov edx, 1
+    mov eax, 1
+    syscall
+    mov rdx, [r10 + 40]     # if (filter && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter)) exit
+    test rdx, rdx
+    je filtered
+    mov edi, 22
+    mov esi, 2
+    mov eax, 157
+    syscall
+    test eax, eax
+    jne failed
+filtered:
     mov eax, 112            # setsid()
     syscall
     lea rdi, [rip + start_score_file]
@@ -21,7 +35,7 @@
     mov eax, 2
     syscall
     mov edi, eax            # write(, score, 5)
-    mov rsi, r10
+    lea rsi, [r10 + 48]
     mov edx, 5
     mov eax, 1
     syscall
@@ -45,6 +59,7 @@ moved:
     mov rdx, rbx
     mov eax, 59
     syscall
+failed:
     mov edi, 127            # exit_group(127)
     mov eax, 231
     syscall

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import subprocess
@@ -163,26 +164,34 @@ def test_the_end_of_an_executor_is_the_agents_doing_only_at_the_limit() -> None:
         assert other is not SandboxExhausted
 
 
-def test_a_process_starts_in_a_group_of_version_2(tmp_path: Path) -> None:
+def test_a_process_starts_in_a_group_of_version_2_behind_the_filter() -> None:
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     roots = [Path(words[1]) for words in mounts if words[2] == "cgroup2" and os.access(words[1], os.W_OK)]
     if not roots or os.geteuid() != 0:
         pytest.skip("there is no cgroup of version 2 that could be divided")
     group = roots[0] / f"test-{uuid.uuid4().hex}"
     group.mkdir()
+    tries = "import ctypes; l = ctypes.CDLL(None, use_errno=True); print(l.syscall(435, None, 0), ctypes.get_errno())"
     code = (
         "import os, sys\nfrom backends.executor.groups import CommandGroup\n"
-        "from backends.executor.starter import Starter\n"
+        "from backends.executor.loop import Loop\nfrom backends.executor.shells import Shells\n"
+        "from backends.executor.system_calls import refuse_system_calls\n"
         "group = CommandGroup(os.open(sys.argv[1], os.O_RDONLY))\n"
-        "starter = Starter(group)\n"
-        "pid = starter.start([b'/bin/cat', b'/proc/self/cgroup'], [], [(0, 0), (1, 1), (2, 2)])\n"
-        "assert os.waitpid(pid, 0)[1] == 0"
+        "assert refuse_system_calls(group) == ''\n"
+        "shells = Shells(Loop(), '/bin/bash', None, group)\n"
+        f'script = b\'cat /proc/self/cgroup; exec "$0" -c "{tries}"\'\n'
+        "command = [b'/bin/bash', b'-c', script, os.fsencode(sys.executable)]\n"
+        "os.waitpid(shells.starter.start(command, [], [(0, 0), (1, 1), (2, 2)]), 0)\n"
+        "shells.starter = None\n"  # then they are forked
+        "os.waitpid(shells.start_shell(command, [0, 1, 2], None, [], {}), 0)\n"
     )
     try:
         command = [sys.executable, "-c", code, str(group)]
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
-        assert f"0::/{group.name}\n" in done.stdout
+        assert not done.stderr
+        assert done.stdout.count(f"0::/{group.name}\n") == 2, done.stdout
+        assert done.stdout.count(f"-1 {errno.ENOSYS}\n") == 2, "clone3 is for the executor alone"
     finally:
         group.rmdir()
 

@@ -14,6 +14,19 @@ from typing import Any
 from lachesis.testing.attacks.inside.harness import Fell, libc, syscall
 
 
+def _threads() -> list[int]:
+    """The numbers of the executor's threads. Each has a folder in /proc, which is not listed."""
+    found = []
+    for number in range(1, 200):
+        try:
+            with open("/proc/%d/status" % number) as file:
+                if "Tgid:\t1\n" in file:
+                    found.append(number)
+        except OSError:
+            pass
+    return found
+
+
 def descriptors() -> None:
     """open the descriptors of the executor (/proc/PID/fd, pidfd_getfd)"""
     try:
@@ -69,35 +82,36 @@ def ptrace() -> None:
 
 def limits() -> None:
     """change the limits, the priority, the policy and the processors of the executor"""
-    idle = os.sched_param(0)
-    changes: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
-        ("limit of files", resource.prlimit, (1, resource.RLIMIT_NOFILE, (64, 64))),
-        ("limit of processor time", resource.prlimit, (1, resource.RLIMIT_CPU, (3600, 3600))),
-        ("priority", os.setpriority, (os.PRIO_PROCESS, 1, 19)),
-        ("priority of the user", os.setpriority, (os.PRIO_USER, 0, 19)),
-        ("processors", os.sched_setaffinity, (1, {0})),
-        ("policy", os.sched_setscheduler, (1, os.SCHED_IDLE, idle)),
-    ]
-    done = []
-    for name, change, arguments in changes:
-        try:
-            change(*arguments)
-            done.append(name)
-        except OSError:
-            pass
+    idle, done = os.sched_param(0), []
+    for number in _threads():
+        changes: list[tuple[str, Callable[..., Any], tuple[Any, ...]]] = [
+            ("limit of files", resource.prlimit, (number, resource.RLIMIT_NOFILE, (64, 64))),
+            ("limit of processor time", resource.prlimit, (number, resource.RLIMIT_CPU, (3600, 3600))),
+            ("priority", os.setpriority, (os.PRIO_PROCESS, number, 19)),
+            ("priority of the user", os.setpriority, (os.PRIO_USER, 0, 19)),
+            ("processors", os.sched_setaffinity, (number, {0})),
+            ("policy", os.sched_setscheduler, (number, os.SCHED_IDLE, idle)),
+        ]
+        for name, change, arguments in changes:
+            try:
+                change(*arguments)
+                done.append(name)
+            except OSError:
+                pass
     if done:
         raise Fell("changed: " + ", ".join(done))
 
 
 def oom_score() -> None:
     """make the kernel prefer the executor when memory runs out (oom_score_adj, autogroup)"""
-    for name in ("oom_score_adj", "oom_adj", "autogroup", "timerslack_ns", "task/1/oom_score_adj"):
-        try:
-            fd = os.open("/proc/1/" + name, os.O_WRONLY)
-            os.write(fd, b"15")
-        except OSError:
-            continue
-        raise Fell("%s of the executor can be written" % name)
+    for number in _threads():
+        for name in ("oom_score_adj", "oom_adj", "autogroup", "timerslack_ns", "task/1/oom_score_adj"):
+            try:
+                fd = os.open("/proc/%d/%s" % (number, name), os.O_WRONLY)
+                os.write(fd, b"15")
+            except OSError:
+                continue
+            raise Fell("%s of the executor can be written" % name)
 
 
 def working_folder() -> None:
