@@ -54,6 +54,8 @@ OOM_SCORE = 500
 IPC_LIMITS = {"kernel.shm_rmid_forced": "1", "kernel.msgmni": "64", "kernel.sem": "250 32000 32 128"}
 """Settings of an IPC namespace. System V objects belong to no process, so memory in them outlives those that are killed
 for it. Shared memory that no process has attached is therefore removed; the rest takes 3 MiB at most."""
+SHARERS = 4
+"""The kernel counts inotify instances and watches of a user. No sandbox gets more than a quarter of them."""
 CAP_SYS_ADMIN, CAP_SYS_RESOURCE = 21, 24
 SCRATCH = 200
 """Descriptors are first moved up here, so that none has a number that another one is to get."""
@@ -218,6 +220,7 @@ def join(job: dict[str, Any], program: ModuleType | None, server: int, report: i
     waiting = int(json.loads(os.read(told, 4096))["child-pid"])
     inner, mounts = (os.open(f"/proc/{waiting}/ns/{name}", os.O_RDONLY) for name in ("user", "mnt"))
     outer = fcntl.ioctl(mounts, NS_GET_USERNS)
+    own_users = os.stat("/proc/self/ns/user").st_ino
     others = {name: os.readlink(f"/proc/{waiting}/ns/{name}") for name in JOINED}
     flags = sum(JOINED[name] for name, link in others.items() if link != os.readlink(f"/proc/self/ns/{name}"))
     handle = os.pidfd_open(waiting)
@@ -227,6 +230,9 @@ def join(job: dict[str, Any], program: ModuleType | None, server: int, report: i
     pid = libc.syscall(CLONE, CLONE_PARENT | signal.SIGCHLD, 0, 0, 0, 0)
     check(min(pid, 0), "starting PID 1")
     if pid == 0:
+        check(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None), "mounting /proc")
+        if os.fstat(outer).st_ino != own_users:  # else these are settings of the machine
+            limit_watches()
         cover_proc()
         if os.fstat(inner).st_ino != os.fstat(outer).st_ino:
             check(libc.setns(inner, CLONE_NEWUSER), "entering the user namespace")
@@ -250,10 +256,19 @@ def join(job: dict[str, Any], program: ModuleType | None, server: int, report: i
     return 0
 
 
+def limit_watches() -> None:
+    """Set limits of this user namespace, below those of the user, which all sandboxes of the user share."""
+    for name in ("instances", "watches"):
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/sys/fs/inotify/max_user_{name}") as file:
+                share = int(file.read()) // SHARERS
+            with open(f"/proc/sys/user/max_inotify_{name}", "w") as file:
+                file.write(str(share))
+
+
 def cover_proc() -> None:
-    """Mount the /proc of this PID namespace; of what belongs to no process, nothing can be changed, as outside."""
+    """Of what belongs to no process in this /proc, nothing can be changed, as outside."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    check(libc.mount(b"proc", b"/proc", b"proc", flags, None), "mounting /proc")
     for source, place in kernel_files():
         bind(source, place, flags)
     if not ROOT:

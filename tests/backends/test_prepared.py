@@ -170,3 +170,20 @@ async def test_what_the_executor_imports_late_comes_from_the_runtime(prepared: H
         )
     await prepared.download_dir("d", tmp_path / "d")
     assert sorted(path.name for path in (tmp_path / "d").iterdir()) == ["shutil", "tarfile"]
+
+
+INSTANCES = """
+import ctypes
+made = 0
+while made < 1000 and ctypes.CDLL(None).inotify_init1(0) >= 0:
+    made += 1
+print(made)
+"""
+
+
+async def test_no_sandbox_takes_the_inotify_instances_of_all(prepared: HostSandbox) -> None:
+    setting = Path("/proc/sys/fs/inotify/max_user_instances")
+    before = int(setting.read_text())
+    made = await prepared.exec(f"{prepared.python} -", stdin=INSTANCES.encode(), timeout=20)
+    assert 0 < int(made.stdout) <= before // 4
+    assert int(setting.read_text()) == before
