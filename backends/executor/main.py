@@ -45,7 +45,10 @@ def main() -> None:
         value = b"%d" % int(os.read(fd, 16))
         os.pwrite(fd, value, 0)
         oom = (fd, value)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:  # at 1, the kernel gives no core of a command to a handler of the machine; at 0, it would
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
+    except (OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(
         resource.RLIMIT_NOFILE, (FILES[1], FILES[1])
     )  # children that outlive their commands hold two pipes each

@@ -44,7 +44,7 @@ REFUSED = {
 FILTERED = """
     socket 41 198, socketpair 53 199, clone 56 220, unshare 272 97, ioctl 16 29, fcntl 72 25, personality 135 92,
     preadv2 327 286, prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
-    sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30, prctl 157 167"""
+    sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30, prctl 157 167, setrlimit 160 164"""
 LATER = 470
 """The first number of calls that this table does not know, on both machines (Linux 6.18)."""
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -61,6 +61,8 @@ FILE_COMMANDS = (1024, 1026, 1040)
 """F_SETLEASE, F_NOTIFY, F_SETDELEG."""
 PERSONALITIES = 0x40000 | 0x20000 | 0x8
 """ADDR_NO_RANDOMIZE, with which debuggers start programs; UNAME26 and PER_LINUX32, which change names only."""
+
+RLIMIT_CORE = 4
 
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _ALLOW: Program = [(_RETURN, 0, 0, 0x7FFF0000)]
@@ -106,6 +108,11 @@ def _filtered_calls(own_pid: int) -> dict[str, Program]:
     # Commands run as the same user: `prlimit --pid 1 --cpu=1` would kill the executor and `--nofile=9` disable it.
     for name in ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):
         calls[name] = _when(0, _EQUAL, own_pid, denied)
+    # With a limit of 1, no core is piped to the machine's handler, as with 0 (core(5)): this has no effect, and no error.
+    accepted = _refuse(0)
+    calls["setrlimit"] = _when(0, _EQUAL, RLIMIT_CORE, accepted)
+    of_core = [step for half in (32, 36) for step in ((_LOAD, 0, 0, half), (_EQUAL, 1, 0, 0), *accepted)]
+    calls["prlimit64"] += _when(1, _EQUAL, RLIMIT_CORE, of_core)  # if there is a new limit
     for name, of_user in (("setpriority", 2), ("ioprio_set", 3)):  # of a process, or of all processes of a user
         calls[name] = _when(1, _EQUAL, own_pid, denied) + _when(0, _EQUAL, of_user, denied)
     return {name: rule + _ALLOW for name, rule in calls.items()}

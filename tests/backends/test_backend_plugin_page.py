@@ -21,10 +21,6 @@ def block(language: str) -> str:
     return str(found)
 
 
-EXPECTED_TO_FALL = ["resources/deep tree", "resources/sparse file"]
-"""Attacks that wait for a wall."""
-
-
 @pytest.fixture
 def installed(tmp_path: Path) -> Path:
     """A folder that looks like the installed package of somebody else."""
@@ -55,8 +51,7 @@ def test_the_example_is_within_the_promised_length() -> None:
 
 
 def test_the_example_passes_the_suite(installed: Path) -> None:
-    falls = f"\n\n@pytest.fixture\ndef expected_to_fall():\n    return {EXPECTED_TO_FALL}\n"
-    (installed / "test_folder_backend.py").write_text(block("py") + falls)
+    (installed / "test_folder_backend.py").write_text(block("py"))
     (installed / "pytest.ini").write_text("[pytest]\n")  # none of this project's settings
     output = run(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--basetemp={installed / 'temp'}", ".")
     passed = re.search(r"^(\d+) passed", output, re.MULTILINE)

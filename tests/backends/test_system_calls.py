@@ -132,7 +132,7 @@ def test_ptrace_is_refused_where_it_could_change_a_call_behind_the_filter(machin
 
 def test_the_page_lists_what_is_refused() -> None:
     listed: dict[str, set[str]] = {}
-    for row in re.findall(r"^\| (`.*?) \| `(E\w+)` \|", PAGE.read_text(), re.MULTILINE):
+    for row in re.findall(r"^\| (`.*?) \| `(E\w+|0)` \|", PAGE.read_text(), re.MULTILINE):
         listed.setdefault(row[1], set()).update(re.findall(r"`([a-z_0-9]+)`", row[0]))
     filtered = set(call_numbers(FILTERED, 0)) | {"ptrace"}
     for error, text in REFUSED.items():
@@ -175,3 +175,11 @@ async def test_ordinary_programs_of_this_machine_go_on() -> None:
             if shutil.which(program) is not None:
                 result = await sandbox.exec(command, timeout=60)
                 assert result.exit_code == 0, (program, result)
+
+
+async def test_no_command_has_the_machines_handler_of_core_dumps_started() -> None:
+    async with opened(create_backend("local")) as sandbox:
+        done = await sandbox.exec(
+            "ulimit -c 0 && prlimit --pid $$ --core=0:0 && prlimit --core -o SOFT,HARD", timeout=20
+        )
+    assert done.stdout.split()[2:] == [b"1", b"1"], done

@@ -20,8 +20,9 @@ MIB = 1 << 20
 SEGMENTS = """
 import os, struct
 code = bytes.fromhex(
-    "b81d00000031ffbe00000100ba800100000f0585c0783089c731f631d2b81e0000000f054885c078"
-    "1e4889c7bb10000000c60001480500100000ffcb75f3b8430000000f05ebb9b83c00000031ff0f05"
+    "bd00190000b81d00000031ffbe00000100ba800100000f0585c0783289c731f631d2b81e0000000f"
+    "054885c078204889c7bb10000000c60001480500100000ffcb75f3b8430000000f05ffcd75b7b83c"
+    "00000031ff0f05"
 )
 elf = b"\\x7fELF" + bytes([2, 1, 1]).ljust(12, b"\\0")
 elf += struct.pack("<HHIQQQIHHHHHH", 2, 62, 1, 0x400078, 64, 0, 0, 64, 56, 1, 0, 0, 0)
@@ -32,9 +33,10 @@ os.chmod("fill", 0o755)
 if os.uname().machine == "x86_64":
     os.execv("./fill", ["./fill"])
 """
-"""Fills System V memory and detaches it, in a program of one page: nothing else that is killed frees as little.
+"""Fills 400 MiB of System V memory and detaches it, in a program of one page: nothing that is killed frees less.
 
-    again: memory = shmat(shmget(IPC_PRIVATE, 65536, 0600), 0, 0); touch 16 pages; shmdt(memory); goto again
+    left = 6400
+    again: memory = shmat(shmget(IPC_PRIVATE, 65536, 0600), 0, 0); touch 16 pages; shmdt(memory); if (--left) goto again
 """
 MEMORY_FILES = """
 import os

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import fcntl
@@ -297,9 +298,12 @@ def core_dumps() -> None:
     """have the machine's handler of core dumps started, which runs outside and as root"""
     if sys.platform != "linux" or not open("/proc/sys/kernel/core_pattern").read().startswith("|"):
         raise NotApplicable("core dumps are files here, and bounded to none")
-    soft, _ = resource.getrlimit(resource.RLIMIT_CORE)
-    if soft != 1:  # core(5): of all limits, only 1 keeps the kernel from starting the program
-        raise Fell("a crash starts the program of core_pattern")
+    for limit in (None, (0, 0), (0, 1)):
+        if limit is not None:
+            with contextlib.suppress(OSError, ValueError):
+                resource.setrlimit(resource.RLIMIT_CORE, limit)
+        if resource.getrlimit(resource.RLIMIT_CORE)[0] != 1:  # core(5): of all limits, only 1 keeps it from starting
+            raise Fell("a crash starts the program of core_pattern")
 
 
 def _status(name: str) -> str:
