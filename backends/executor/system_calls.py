@@ -108,7 +108,7 @@ def _filtered_calls(own_pid: int) -> dict[str, Program]:
     # Commands run as the same user: `prlimit --pid 1 --cpu=1` would kill the executor and `--nofile=9` disable it.
     for name in ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr"):
         calls[name] = _when(0, _EQUAL, own_pid, denied)
-    # With a limit of 1, no core is piped to the machine's handler, as with 0 (core(5)): this has no effect, and no error.
+    # At 1, no core is piped to the machine's handler, and at 0 it is (core(5)): nothing changes the limit.
     accepted = _refuse(0)
     calls["setrlimit"] = _when(0, _EQUAL, RLIMIT_CORE, accepted)
     of_core = [step for half in (32, 36) for step in ((_LOAD, 0, 0, half), (_EQUAL, 1, 0, 0), *accepted)]
