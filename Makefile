@@ -10,11 +10,12 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup agent_loop imports parsers message_graph token_turns endpoint token_exactness rollout_memory loop_lag serve_lag sandboxes sandbox_cost
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-vllm test-atropos test-programs test-guests fuzz-endpoint lint format docs bench lock clean
+.PHONY: help demo test test-attacks test-torch test-vllm test-atropos test-programs test-guests fuzz-endpoint lint format docs bench lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
 	@echo "make test    lint, types, import rule, tests"
+	@echo "make test-attacks  every attack on every kind of sandbox, heavy ones included"
 	@echo "make test-torch  sampled logprobs against a forward pass of the same weights (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make test-atropos  all environments of atroposlib's source distribution that play without the network"
@@ -43,6 +44,10 @@ test: lint
 	  echo "the environments of atroposlib cannot be downloaded from PyPI: their tests are skipped"
 	$(BIN)/pytest -n 2 --durations=10 $(SHARING)
 	scripts/test-halves.sh $(BIN)/pytest "$(SANDBOXES)" "$(OTHERS)"
+
+test-attacks: $(READY)
+	LACHESIS_EVERY_ATTACK=1 $(BIN)/pytest --durations=10 -k test_an_attack_fails tests/backends/test_backend_conformance.py
+	$(BIN)/pytest tests/testing/test_attacks.py
 
 test-torch: $(READY)
 	@scripts/torch_venv.sh $(VENV) $(VENV)-torch

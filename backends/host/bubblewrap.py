@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 WORKDIR, HOME, UID = "/workspace", "/home/agent", "1000"
 _SHM_BYTES = 64 << 20
 # Only what programs need to start and to check certificates. If root makes the sandboxes, the agent can read what only
-# root can, so a folder like /etc/ssl, which has private keys, must not be bound as a whole.
-_ETC_BOUND = [
+# root can, so a folder like /etc/ssl, which has private keys, must not be there as a whole.
+_ETC = [
     "/etc/alternatives",
     "/etc/ca-certificates.conf",
     "/etc/ld.so.cache",
@@ -50,8 +50,8 @@ _ETC_BOUND = [
 _TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
 
 
-def _etc_bound(request: Request) -> list[str]:
-    return [*_ETC_BOUND, "/etc/resolv.conf"] if request.network else _ETC_BOUND
+def _etc_files(request: Request) -> list[str]:
+    return [*_ETC, "/etc/resolv.conf"] if request.network else _ETC
 
 
 def python_path() -> str:
@@ -102,8 +102,8 @@ class Bubblewrap:
         modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
         folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
         laid = system_folders() if self.overlay else []
-        bound = [(path, "root" + path) for path in _etc_bound(request)]
-        return Disk(mount, size, folders, [*((folder, "root" + folder) for folder in laid), *own], bound)
+        copied = [(path, "root" + path) for path in _etc_files(request)]
+        return Disk(mount, size, folders, [*((folder, "root" + folder) for folder in laid), *own], copied)
 
     def command(
         self,
@@ -159,7 +159,7 @@ class Bubblewrap:
             if os.path.islink(name):
                 arguments += ["--symlink", os.readlink(name), name]
         if not self.disk:
-            for path in _etc_bound(request):
+            for path in _etc_files(request):
                 arguments += ["--ro-bind-try", path, path]
             size = ["--size", str(request.disk_bytes)]
             arguments += ["--dir", "/run", "--dir", "/var", "--perms", "1777", *size, "--tmpfs", "/tmp"]

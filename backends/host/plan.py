@@ -57,8 +57,9 @@ class Disk:
     """Folders to make in it, with their modes; parents first."""
     overlays: Sequence[tuple[str, str]] = ()
     """`(folder of the machine, folder of the disk)`: the former appears at the latter; changes are kept on the disk."""
-    bound: Sequence[tuple[str, str]] = ()
-    """`(file or folder of the machine, place on the disk)`: if there is the former, it can be read at the latter."""
+    copied: Sequence[tuple[str, str]] = ()
+    """`(file or folder of the machine, place on the disk)`: what there is of the former can be read at the latter, with
+    inodes of its own."""
 
 
 @dataclass(frozen=True)

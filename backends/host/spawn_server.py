@@ -79,7 +79,11 @@ def check(result: int, what: str) -> None:
 
 
 def make_disk(
-    mount: str, size: int, folders: list[tuple[str, int]], overlays: list[tuple[str, str]], bound: list[tuple[str, str]]
+    mount: str,
+    size: int,
+    folders: list[tuple[str, int]],
+    overlays: list[tuple[str, str]],
+    copied: list[tuple[str, str]],
 ) -> None:
     """Mount a `plan.Disk`, which only this process and its descendants see."""
     uid, gid = os.geteuid(), os.getegid()
@@ -110,15 +114,18 @@ def make_disk(
         options += ",userxattr"
         target = os.fsencode(make(name, mode))
         check(libc.mount(b"overlay", target, b"overlay", flags, os.fsencode(options)), f"overlay mount on {lower}")
-    for source, name in bound:
-        if os.path.exists(source):
-            path = os.path.join(mount, name)
-            if os.path.isdir(source):
-                os.makedirs(path, exist_ok=True)
-            else:
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                os.close(os.open(path, os.O_CREAT | os.O_RDONLY, 0o644))
-            bind(source, path, flags | os.statvfs(source).f_flag & MS_NOEXEC)
+    empty = make("empty", 0o755)
+    for source, name in copied:
+        path = os.path.join(mount, name)
+        if os.path.isdir(source):
+            make(name, 0o755)
+            options = "lowerdir=" + ":".join(re.sub(ESCAPED, BACKSLASHED, lower) for lower in (source, empty))
+            done = libc.mount(b"overlay", os.fsencode(path), b"overlay", MS_RDONLY | flags, os.fsencode(options))
+            check(done, f"overlay mount on {source}")
+        elif os.path.exists(source):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(source, "rb") as original, open(path, "wb") as copy:
+                copy.write(original.read())
 
 
 def bind(source: str, place: str, flags: int) -> None:

@@ -65,6 +65,7 @@ async def attack(name: str, options: dict[str, Any], arguments: argparse.Namespa
             counts[row.verdict] += 1
             _show(row, console, arguments.json)
     finally:
+        await target.close()
         await target.sandbox.close()
     if not arguments.json:
         total = ", ".join(f"{counts[kind]} {shown}" for kind, (shown, _) in SHOWN.items() if counts[kind])

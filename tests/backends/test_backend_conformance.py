@@ -11,12 +11,25 @@ import pytest
 from modal_proto import api_pb2
 
 from backends import Backend, Sandbox, create_backend
+from lachesis.testing.attacks import ATTACKS
 from lachesis.testing.backend_suite import *  # noqa: F403
+from lachesis.testing.backend_suite.attacks import EVERY
 
 OPTIONS: dict[str, dict[str, Any]] = {"local-bubblewrap": {}, "local-none": {"isolation": "none"}}
 
 EXPECTED_TO_FALL = {"docker": ["neighbours/lock", "neighbours/record lock", "neighbours/opening"]}
 """Attacks that wait for a wall, by backend: `/run/lachesis` of a container is a folder of this machine."""
+
+
+UNCHECKED = {
+    "docker": ["inodes"],  # the runtime is a folder of this machine
+    "local-none": ["network", "secrets", "kernel", "neighbours"],  # it has no walls
+    # The tests' substitute of the service has others.
+    "modal": ["cpus", "memory_bytes", "image", "network", "kernel", "neighbours", "leftovers", "resources/memory"],
+}
+OF_THE_EXECUTOR = [attack.name for attack in ATTACKS if attack.is_executors]
+EXECUTORS = ("local-bubblewrap", "local-none", "docker")
+"""Where attacks on the executor's own walls run by default: it is the sandbox' first process in some only."""
 
 
 async def modal_backend(url: str, credentials: tuple[str, str]) -> Backend:
@@ -41,13 +54,7 @@ def portable_backend(variant: str, request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def unchecked(variant: str) -> Collection[str]:
-    if variant == "docker":
-        return ["inodes"]  # the runtime is a folder of this machine
-    if variant == "local-none":
-        return ["network", "secrets", "kernel", "neighbours"]  # it has no walls
-    if variant == "modal":  # the tests' substitute of the service has others
-        return ["cpus", "memory_bytes", "image", "network", "kernel", "neighbours", "leftovers", "resources/memory"]
-    return []
+    return [*UNCHECKED.get(variant, []), *([] if EVERY or variant in EXECUTORS else OF_THE_EXECUTOR)]
 
 
 @pytest.fixture

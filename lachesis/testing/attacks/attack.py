@@ -53,6 +53,8 @@ class Attack:
     tries: str
     """What it tries, in a few words."""
     run: Callable[[Target], Awaitable[Verdict]]
+    is_executors: bool = False
+    """Whether its wall is the executor's own, and so the same code with every backend."""
     is_heavy: bool = False
     """Whether it puts a load on the machine: gigabytes of output, hundreds of thousands of files."""
 
@@ -60,15 +62,19 @@ class Attack:
 class Family:
     """The attacks of one module, in their order."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, is_executors: bool = False) -> None:
         self.name = name
+        self.is_executors = is_executors
         self.attacks: list[Attack] = []
 
-    def attack(self, name: str, tries: str, *, is_heavy: bool = False) -> Callable[[Run], Run]:
+    def attack(
+        self, name: str, tries: str, *, is_executors: bool | None = None, is_heavy: bool = False
+    ) -> Callable[[Run], Run]:
         """A decorator: the function is an attack."""
+        executors = self.is_executors if is_executors is None else is_executors
 
         def add(run: Run) -> Run:
-            self.attacks.append(Attack(f"{self.name}/{name}", tries, run, is_heavy))
+            self.attacks.append(Attack(f"{self.name}/{name}", tries, run, executors, is_heavy))
             return run
 
         return add
@@ -97,6 +103,18 @@ class Target:
     sandbox: Sandbox
     _found: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     _own_processes: bool | None = None
+    _neighbour: Sandbox | None = None
+
+    async def neighbour(self) -> Sandbox:
+        """A second sandbox, which attacks share as well."""
+        if self._neighbour is None:
+            self._neighbour = await self.backend.create(SandboxSpec())
+        return self._neighbour
+
+    async def close(self) -> None:
+        """Close what was made here."""
+        if self._neighbour is not None:
+            await self._neighbour.close()
 
     @contextlib.asynccontextmanager
     async def another(self, **limits: float) -> AsyncIterator[Sandbox]:

@@ -82,7 +82,9 @@ async def forged_sessions(target: Target) -> Verdict:
     return await _forged(target, ON_SOCKETS)
 
 
-@control_channel.attack("forged exit code", "report another exit code, close the channel of the report")
+@control_channel.attack(
+    "forged exit code", "report another exit code, close the channel of the report", is_executors=True
+)
 async def forged_exit_code(target: Target) -> Verdict:
     for command, code in (
         ("exec 211>&-; exit 4", 4),
@@ -107,7 +109,9 @@ os._exit(7)
 """
 
 
-@control_channel.attack("forged end", "look ended while it runs, by making the executor its tracer (PTRACE_TRACEME)")
+@control_channel.attack(
+    "forged end", "look ended while it runs, by making the executor its tracer (PTRACE_TRACEME)", is_executors=True
+)
 async def forged_end(target: Target) -> Verdict:
     command = f"exec {python(target.sandbox)[:-1]} -c '{TRACED}'"
     result = await target.sandbox.exec(command, timeout=20)
@@ -116,7 +120,9 @@ async def forged_end(target: Target) -> Verdict:
     return await _unharmed(target)
 
 
-@control_channel.attack("forged report", "report a folder and variables of another's choice, damaged, or without end")
+@control_channel.attack(
+    "forged report", "report a folder and variables of another's choice, damaged, or without end", is_executors=True
+)
 async def forged_report(target: Target) -> Verdict:
     reports = [
         r"printf '/etc\0declare -x LD_PRELOAD=\"/tmp/x\"\n\0' >&211; exec true",

@@ -14,6 +14,6 @@ ORPHANS = (
     " if os.fork()==0:\n  time.sleep({mark})\n os._exit(0)\ntime.sleep({mark})'"
 )
 """A program in the shell's place that no longer adopts orphans (PR_SET_CHILD_SUBREAPER): they leave its tree."""
-kernel_surface.attack("orphans", "outlive a time limit in an orphan, which the shell no longer adopts (prctl)")(
-    runaway(ORPHANS)
-)
+kernel_surface.attack(
+    "orphans", "outlive a time limit in an orphan, which the shell no longer adopts (prctl)", is_executors=True
+)(runaway(ORPHANS))

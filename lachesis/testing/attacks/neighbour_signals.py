@@ -11,7 +11,7 @@ from backends import Sandbox
 
 from .attack import Family, Fell, Held, Target, Verdict, program, python, run_inside, verdict
 from .inside import neighbours
-from .probes import opened, output
+from .probes import output
 
 neighbour_signals = Family("neighbours")
 
@@ -21,17 +21,17 @@ NAMES = [name[5:] for name in vars(neighbours) if name.startswith("send_")]
 def _signal(name: str) -> Any:
     async def run(target: Target) -> Verdict:
         number = random.randrange(1, 1 << 30)
-        async with opened(target.backend) as other:
-            before = await _seen(other, name, number)
-            if before[0] != "held":
-                return verdict(*before)
-            sending = asyncio.create_task(_send(target.sandbox, name, number))
-            try:
-                await output(target.sandbox, f"until test -e sent-{number}; do sleep 0.02; done; rm sent-{number}")
-                return verdict(*await _seen(other, name, number))
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
+        other = await target.neighbour()
+        before = await _seen(other, name, number)
+        if before[0] != "held":
+            return verdict(*before)
+        sending = asyncio.create_task(_send(target.sandbox, name, number))
+        try:
+            await output(target.sandbox, f"until test -e sent-{number}; do sleep 0.02; done; rm sent-{number}")
+            return verdict(*await _seen(other, name, number))
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
 
     return run
 
@@ -76,7 +76,6 @@ async def files(target: Target) -> Verdict:
         await asyncio.sleep(0.05)
     else:
         raise RuntimeError(f"the search does not find what is there: {own!r}")
-    async with opened(target.backend) as other:
-        found = (await other.exec(find, timeout=60)).stdout
+    found = (await (await target.neighbour()).exec(find, timeout=60)).stdout
     await process.kill()
     return Fell(f"seen: {found.decode().split()[:5]}") if name.encode() in found else Held()

@@ -164,7 +164,7 @@ async def many_small(target: Target) -> Verdict:
     async with target.another(memory_bytes=96 * MIB, pids=400) as sandbox:
         many = "for i in $(seq 300); do (a=$(head -c 600000 /dev/zero | tr '\\0' x); sleep 100) & done; wait"
         try:
-            await sandbox.exec(many, timeout=2)
+            await sandbox.exec(many, timeout=1)
         except SandboxExhausted as ended:
             return Held(str(ended))
         except BackendError as error:
@@ -216,7 +216,7 @@ async def full_disk(target: Target) -> Verdict:
             return await _alive(sandbox)
 
 
-@resources.attack("kept outputs", "have the kept outputs of earlier commands use up the disk")
+@resources.attack("kept outputs", "have the kept outputs of earlier commands use up the disk", is_executors=True)
 async def kept_outputs(target: Target) -> Verdict:
     async with target.another(disk_bytes=32 * MIB) as sandbox:
         for _ in range(4):
@@ -227,7 +227,7 @@ async def kept_outputs(target: Target) -> Verdict:
         return Held()
 
 
-@resources.attack("deep tree", "have 2,000 nested folders copied and removed")
+@resources.attack("deep tree", "have 2,000 nested folders copied and removed", is_executors=True)
 async def deep_tree(target: Target) -> Verdict:
     async with target.another() as sandbox:
         await sandbox.exec(python(sandbox), stdin=DEEP.encode(), timeout=60)
@@ -241,7 +241,7 @@ async def deep_tree(target: Target) -> Verdict:
     return verdict
 
 
-@resources.attack("sparse file", "have a file of 4 TB without content copied to the owner's disk")
+@resources.attack("sparse file", "have a file of 4 TB without content copied to the owner's disk", is_executors=True)
 async def sparse_file(target: Target) -> Verdict:
     await target.sandbox.exec("mkdir -p sparse && truncate -s 4T sparse/file", timeout=30)
     try:
@@ -328,7 +328,9 @@ def _remove(folder: str) -> None:
             inner.rmdir()
 
 
-@resources.attack("output", "write 200 MB to each stream: the owner keeps what was asked for, and counts the rest")
+@resources.attack(
+    "output", "write 200 MB to each stream: the owner keeps what was asked for, and counts the rest", is_executors=True
+)
 async def output_flood(target: Target) -> Verdict:
     return await _flood(target, 200_000_000)
 

@@ -8,7 +8,7 @@ import contextlib
 from .attack import Family, Fell, Held, Run, Target, Verdict, mark
 from .probes import host_processes, stopped
 
-time_limits = Family("time")
+time_limits = Family("time", is_executors=True)
 
 RUNAWAYS = {
     "foreground": "sleep {mark}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Collection
 
 import pytest
@@ -10,14 +11,20 @@ import pytest_asyncio
 from backends import Backend, Sandbox
 from lachesis.testing.attacks import ATTACKS, Attack, Fell, NotApplicable, Target, attacked
 
+EVERY = bool(os.environ.get("LACHESIS_EVERY_ATTACK"))
+"""Whether heavy attacks run as well."""
+
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def targets() -> AsyncIterator[dict[Backend, Target]]:
     """What the attacks on a backend share."""
-    yield {}
+    targets: dict[Backend, Target] = {}
+    yield targets
+    for target in targets.values():
+        await target.close()
 
 
-@pytest.mark.parametrize("attack", [one for one in ATTACKS if not one.is_heavy], ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", [one for one in ATTACKS if EVERY or not one.is_heavy], ids=lambda one: one.name)
 async def test_an_attack_fails(
     backend: Backend,
     sandbox: Sandbox,
