@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Collection
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxExhausted, SandboxSpec
 
-from .probes import opened, output
+from .probes import output
 
 MIB = 1 << 20
 FORKS = """
@@ -162,15 +161,3 @@ async def test_an_image_that_does_not_exist_is_an_error(backend: Backend, unchec
         pytest.skip("the fixture `unchecked` names image")
     with pytest.raises(BackendError):
         await (await backend.create(SandboxSpec(image="/no/such/image-of-lachesis"))).close()
-
-
-async def test_there_is_no_network_by_default(backend: Backend, unchecked: Collection[str]) -> None:
-    if "network" in unchecked:
-        pytest.skip("the fixture `unchecked` names network")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        async with opened(backend) as sandbox:
-            port = server.getsockname()[1]
-            connect = f"(exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null && echo reached; true"
-            assert await output(sandbox, connect) == "", "a command reaches a server of this machine"
-            routes = await output(sandbox, "tail -n +2 /proc/net/route | cut -f 1")
-            assert routes == "", "there is a way out"
