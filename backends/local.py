@@ -100,7 +100,7 @@ class LocalBackend:
             reason, _, step = str(error).partition(". Next step: ")
             return Availability(False, reason, step or "see the message")
         limits = f"{cgroups.describe(available)}; disk: a file system in memory"
-        better = hardened.advice(lacking)
+        better = [*hardened.countable(), *hardened.advice(lacking)]
         return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)
 
     def _require(self, bwrap: Bubblewrap | None) -> list[tuple[str, str]]:

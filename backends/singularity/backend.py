@@ -154,7 +154,7 @@ class SingularityBackend:
             availability,
             isolation=hardened.isolation("Apptainer"),
             limits=f"{cgroups.describe(available)}; disk: a file system in memory",
-            better=hardened.advice(lacking),
+            better=[*hardened.countable(), *hardened.advice(lacking)],
         )
 
     def _require(self, installation: Installation) -> list[tuple[str, str]]:

@@ -180,6 +180,19 @@ async def test_gvisor_runs_commands_of_an_ordinary_user_in_a_kernel_of_its_own(g
         assert b"Address family not supported" in socket.stderr
 
 
+def test_a_machine_with_few_epoll_watches_for_its_memory_says_so(tmp_path: Path) -> None:
+    setting = tmp_path / "epoll/max_user_watches"
+    assert hardened.countable(str(tmp_path)) == []
+    setting.parent.mkdir()
+    for watches, words in (
+        (5_491_511, ["all 5491511 epoll watches", "sysctl -w fs.epoll.max_user_watches="]),
+        (10**9, []),
+    ):
+        setting.write_text(f"{watches}\n")
+        said = hardened.countable(str(tmp_path))
+        assert len(said) == bool(words) and all(word in said[0] for word in words)
+
+
 def test_doctor_says_of_a_backend_what_isolates_it() -> None:
     line = [sys.executable, "-m", "lachesis", "doctor", "--backend", "local"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=True)
