@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 
 from .base import SandboxSpec
 
@@ -16,6 +17,9 @@ CPUS = 2.0
 """A command may use a second processor, and a sandbox that spins takes no more from the others."""
 DISK = 1 << 30
 """Half of `MEMORY`: where files are in memory, a full disk leaves the other half to commands."""
+
+WATCH = 200
+"""Bytes of memory that an epoll watch takes at least."""
 
 
 def with_defaults(
@@ -53,3 +57,15 @@ class MissingDefaults:
             names = " and ".join(fields)
             text = "backend %r: sandboxes have no limit of %s: %s. Next step: %s; or set 0, which accepts that"
             log.warning(text, self._backend, names, reason, step)
+
+
+def countable(settings: str = "/proc/sys/fs") -> list[str]:
+    """What one sandbox of this machine could use up for all processes of its user: advice for `Availability.better`."""
+    try:
+        watches = int(Path(settings, "epoll/max_user_watches").read_text())
+    except (OSError, ValueError):
+        return []
+    if watches * WATCH > MEMORY:
+        return []
+    what = f"within its memory, a sandbox can use up all {watches} epoll watches of this user"
+    return [f"{what}: sysctl -w fs.epoll.max_user_watches=1000000000"]

