@@ -15,6 +15,7 @@ from .base import (
     sandbox_title,
 )
 from .connection import ByteStream, Connection, asyncio_stream
+from .executor.trees import remove_tree
 from .executor_code import bytecode as executor_bytecode
 from .executor_code import source as executor_source
 from .factory import BACKENDS
@@ -41,6 +42,7 @@ __all__ = [
     "new_id",
     "owner_of",
     "reject_fields",
+    "remove_tree",
     "sandbox_title",
     "this_owner",
 ]

@@ -28,8 +28,8 @@ UNCHECKED = {
     "modal": ["cpus", "memory_bytes", "image", "network", "kernel", "neighbours", "leftovers", "resources/memory"],
 }
 OF_THE_EXECUTOR = [attack.name for attack in ATTACKS if attack.is_executors]
-EXECUTORS = ("local-bubblewrap", "local-none", "docker")
-"""Where attacks on the executor's own walls run by default: it is the sandbox' first process in some only."""
+EXECUTORS = ("local-bubblewrap", "local-none")
+"""Where attacks on the executor's own walls run by default: in one it is the sandbox' first process, in one not."""
 
 
 async def modal_backend(url: str, credentials: tuple[str, str]) -> Backend:

@@ -122,15 +122,14 @@ async def _usable(sandbox: Sandbox) -> Verdict:
     return Held()
 
 
-async def _fill_memory(target: Target, *commands: str) -> Verdict:
+async def _fill_memory(target: Target, command: str) -> Verdict:
     async with target.another(memory_bytes=192 * MIB, pids=200) as sandbox:
-        for command in commands:
-            try:
-                await sandbox.exec(python(sandbox), stdin=command.encode(), timeout=60)
-            except SandboxExhausted as ended:
-                return Held(str(ended))
-            except BackendError as error:
-                return Fell(f"the sandbox is lost: {error}")
+        try:
+            await sandbox.exec(python(sandbox), stdin=command.encode(), timeout=60)
+        except SandboxExhausted as ended:
+            return Held(str(ended))
+        except BackendError as error:
+            return Fell(f"the sandbox is lost: {error}")
         return await _usable(sandbox)
 
 
@@ -146,10 +145,10 @@ async def memory(target: Target) -> Verdict:
 @resources.attack("detached memory", "fill System V memory, which no end of a process frees")
 async def detached_memory(target: Target) -> Verdict:
     await target.needs_own_processes()  # without an IPC namespace, the memory would stay
-    return await _fill_memory(target, SEGMENTS, SEGMENTS)
+    return await _fill_memory(target, SEGMENTS)
 
 
-@resources.attack("memory files", "fill memory files in many processes")
+@resources.attack("memory files", "fill memory files in many processes", is_heavy=True)
 async def memory_files(target: Target) -> Verdict:
     return await _fill_memory(target, MEMORY_FILES)
 
