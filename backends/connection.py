@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 from lachesis.tasks import has_failed
 
-from .base import INSIDE, BackendError, SandboxLost
+from .base import INSIDE, BackendError, SandboxExhausted, SandboxLost
 from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
@@ -32,6 +32,7 @@ GRACE = 60.0
 """Seconds within which a broken connection can be restored."""
 
 _PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that many times longer otherwise
+_STARVED = 5  # of ten periods in which the limit of processor time holds a silent executor back: it is starved
 _UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
 _HANDSHAKE = 10.0  # seconds for a handshake
 _STAGGER = 1.0  # seconds after which another stream is tried beside a silent one
@@ -78,6 +79,9 @@ class Connection:
         """The executor's greeting: `python` (its version, three integers), `pid`."""
         self.ended: asyncio.Future[str | None] = loop.create_future()
         """Done when nothing more will arrive, with the reason if it is known."""
+        self.throttled: Callable[[], Awaitable[int]] | None = None
+        """Gives the number of periods, of a tenth of a second, in which the limit of processor time has held the inside
+        back so far."""
         self.home = "/"
         """The home folder with which the inside was initialised."""
         # Resumable connections only:
@@ -173,8 +177,8 @@ class Connection:
                 self._write(encode({"id": number, "op": op, **fields}, payload))
                 header, data = await pending.answer
         except TimeoutError:
-            reason = f"its executor has not answered {op!r} for {patience:g} s"
-            self.fail(reason)
+            reason, loss = await self._silence(f"its executor has not answered {op!r} for {patience:g} s")
+            self.fail(reason, loss)
             raise self._loss(self._lost or reason) from None
         except asyncio.CancelledError:
             self.post("cancel", target=number)
@@ -191,6 +195,16 @@ class Connection:
         reported = OSError(error["errno"], error["message"], error["path"])
         reported.add_note(INSIDE)
         raise reported
+
+    async def _silence(self, reason: str) -> tuple[str, type[SandboxLost]]:
+        """Why nothing is answered, and whose doing that is."""
+        if self.throttled is None:
+            return reason, SandboxLost
+        before = await self.throttled()
+        await asyncio.sleep(1.0)
+        if await self.throttled() - before < _STARVED:
+            return reason, SandboxLost
+        return f"{reason}: what runs inside takes all of its processor time (cpus)", SandboxExhausted
 
     def post(self, op: str, **fields: Any) -> None:
         """Send a message without an answer: `cancel`, `drop`, `shutdown`. Does nothing on a lost connection."""
@@ -258,7 +272,9 @@ class Connection:
             try:
                 attachment = await self._attach(self._grace)
             except _Unreachable as error:
-                return f"its connection broke and could not be restored within {self._grace:g} s: {error}"
+                reason = f"its connection broke and could not be restored within {self._grace:g} s: {error}"
+                reason, self._last_dial = await self._silence(reason)
+                return reason
             except SandboxLost as error:
                 self._last_dial = type(error)
                 return str(error)

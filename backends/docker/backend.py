@@ -315,6 +315,7 @@ class _Creation:
                 )
             except SandboxLost as error:
                 raise BackendError(f"{self.name} could not be started: {error}") from None
+        self.connection.throttled = self.throttled
         env = containers.environment(image, account, workdir, read_only=in_memory)
         inside = await initialise(self.connection, self.spec, workdir=workdir, env=env, grace=backend._grace)
         sandbox = DockerSandbox(self, self.connection, workdir=workdir, python=inside.python, in_memory=in_memory)
@@ -355,6 +356,16 @@ class _Creation:
         except Exception:  # the engine does not answer
             return
         raise containers.ending(events, self.spec)
+
+    async def throttled(self) -> int:
+        """See `Connection.throttled`. 0 where the engine does not tell."""
+        try:
+            async with asyncio.timeout(5.0), client(self.engine, self.facts.api) as docker:
+                shown = {"stream": "false", "one-shot": "true"}
+                _, _, body = await request(docker, "GET", f"containers/{self.id}/stats", shown)
+                return int(json.loads(body)["cpu_stats"]["throttling_data"]["throttled_periods"])
+        except Exception:
+            return 0
 
     # the container
 

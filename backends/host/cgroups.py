@@ -245,6 +245,14 @@ class Cgroup:
                         return True
         return False
 
+    def throttled(self) -> int:
+        """In how many periods, of a tenth of a second, the limit of processor time has held it back."""
+        for folder in self.folders:
+            with contextlib.suppress(OSError, ValueError):
+                words = (folder / "cpu.stat").read_text().split()
+                return int(words[words.index("nr_throttled") + 1])
+        return 0
+
     def kill(self, patience: float = 5.0) -> bool:
         """Kill all its processes, also a fork bomb. Returns whether none is left."""
         end = time.monotonic() + patience

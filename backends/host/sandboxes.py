@@ -334,6 +334,7 @@ class HostSandbox(ExecutorSandbox):
         self._launched, self._threads = launched, threads
         self.last_words = ""
         """The end of its standard error, once it has ended."""
+        connection.throttled = self._throttled
         self._end = asyncio.create_task(self._watch())
 
     @property
@@ -346,6 +347,9 @@ class HostSandbox(ExecutorSandbox):
         plan = self._launched.plan
         self.python = (await initialise(self._connection, spec, workdir=plan.workdir, env=plan.env)).python
         await write_inside(self, plan.written)
+
+    async def _throttled(self) -> int:
+        return self._launched.group.throttled()
 
     async def close(self) -> None:
         self._connection.fail(f"{self._launched.name} was closed")

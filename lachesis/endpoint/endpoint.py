@@ -21,7 +21,7 @@ from lachesis.endpoint.request import JSON, Refused
 from lachesis.endpoint.responses import Responses
 from lachesis.endpoint.sglang import Generate
 from lachesis.inference.chat_template import PromptError, TurnRejected
-from lachesis.inference.errors import ContextExhausted, InferenceError
+from lachesis.inference.errors import ContextExhausted, InferenceError, RequestRejected
 from lachesis.inference.forced_calls import ToolChoiceError
 from lachesis.inference.lifecycle import AsyncService
 from lachesis.inference.router import Router
@@ -164,6 +164,7 @@ class RecordingEndpoint(AsyncService):
             raise Refused(400, f"the body cannot be read: {error}") from None
         if recording.closed:  # while the body came
             raise _over()
+        await recording.end_abandoned()
         work = recording.run(protocol.complete(body, recording))
         stream: web.StreamResponse | None = None
         try:
@@ -185,9 +186,10 @@ class RecordingEndpoint(AsyncService):
             assert stream is not None
         finally:
             if not work.done():  # the client is gone
-                work.cancel()
-                await asyncio.wait([work])
-            seen(work)
+                recording.abandon(work)
+                if not recording.finish_abandoned:
+                    await recording.end_abandoned()
+            work.add_done_callback(seen)
         return stream
 
     async def _models(self, recording: Recording) -> list[str]:
@@ -217,6 +219,8 @@ class RecordingEndpoint(AsyncService):
             raise Refused(400, str(error)) from None
         except InferenceError as error:
             recording.failed(error)
+            if isinstance(error, RequestRejected) and error.refuses_content:
+                raise Refused(error.status, str(error)) from None
             raise Refused(503, str(error), code="model_server_failed") from None
         except Refused:
             raise

@@ -16,8 +16,9 @@ from lachesis.endpoint.request import JSON, ChatRequest, Refused, TextRequest
 from lachesis.endpoint.request_times import RequestTimes
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_format import ChatOptions, read_finish_reason, read_usage
+from lachesis.inference.chat_template import PromptError
 from lachesis.inference.conversation_index import ConversationIndex, Found
-from lachesis.inference.errors import ContextExhausted, InferenceError
+from lachesis.inference.errors import ContextExhausted, InferenceError, RequestRejected
 from lachesis.inference.router import Router
 from lachesis.inference.sampling import Sampling, read_sampling
 from lachesis.inference.token_server import TokenServer
@@ -53,6 +54,9 @@ class RecordingOptions(TypedDict, total=False):
     """Requests of the rollout that are answered."""
     max_total_tokens: int | None
     """Tokens that the rollout samples."""
+    finish_abandoned: bool
+    """Let a request whose client is gone go on until a client asks again. (It is cancelled by default.) A client that
+    was stopped may have waited for a long completion or for a server that hangs: see `Recording.waited`."""
 
 
 class Recording:
@@ -76,6 +80,8 @@ class Recording:
         self._forget = forget
         self.error: Exception | None = None
         """The first failure of the infrastructure that a client met. Such a rollout has no score."""
+        self._rejected: Exception | None = None
+        """The first request that the model server or the chat template would not take for what it says."""
         self.limit: str | None = None
         """The first limit that a client met: the model's context, or the recording's own."""
         self.refused: Counter[str] = Counter()
@@ -100,6 +106,9 @@ class Recording:
         self._sampled: list[Node] = []
         self._call_ids: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self.finish_abandoned = options.get("finish_abandoned", False)
+        self._abandoned: set[asyncio.Task[Any]] = set()
+        """Those of `_tasks` whose clients are gone."""
         self.times = RequestTimes()
 
     # What clients ask
@@ -238,6 +247,30 @@ class Recording:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    def abandon(self, work: asyncio.Task[Any]) -> None:
+        """The client of this request is gone."""
+        self._abandoned.add(work)
+        work.add_done_callback(self._abandoned.discard)
+
+    async def end_abandoned(self) -> None:
+        """Cancel the requests whose clients are gone."""
+        abandoned = set(self._abandoned)
+        for task in abandoned:
+            task.cancel()
+        if abandoned:
+            await asyncio.wait(abandoned)
+
+    async def waited(self, seconds: float, patience: float | None) -> float:
+        """Of the `seconds` that a client had until it was stopped, those in which it waited for the model server.
+
+        Where these are more than half, a request in flight gets `patience` seconds to be answered: then it was a long
+        completion, and no server that hangs.
+        """
+        stopped = time.monotonic()
+        if self._tasks and self.times.waited(stopped) > seconds / 2:
+            await asyncio.wait(self._tasks, timeout=patience)
+        return self.times.waited(stopped)
+
     async def close(self, *, wait: float = 0.0) -> None:
         """Refuse later requests. Those in flight have `wait` seconds to end and are cancelled then."""
         self.closed = True
@@ -266,9 +299,10 @@ class Recording:
         """The rollout as the agent loop would return it. A failure of the infrastructure has precedence."""
         history = self.history()
         path = list(history.responses())
-        if self.error is not None:
-            outcome, reason = Outcome.INFRA_ERROR, f"the program's request failed: {self.error}"
         completions = self.completions()
+        error = self.error if self.error is not None or completions else self._rejected
+        if error is not None:
+            outcome, reason = Outcome.INFRA_ERROR, f"the program's request failed: {error}"
         usages = [response.usage for response in completions]
         return AgentResult(
             turns_used=len(path),
@@ -286,7 +320,7 @@ class Recording:
             api_calls=len(completions),
             seconds_in_model=sum(response.latency for response in completions),
             seconds_waiting=self.times.waited(),
-            error=self.error,
+            error=error,
         )
 
     def _head(self) -> Node | None:
@@ -361,9 +395,15 @@ class Recording:
     # Failures
 
     def failed(self, error: Exception) -> None:
-        """Note a failure that a client met."""
+        """Note a failure that a client met.
+
+        What a request says is the client's: a program could otherwise send nonsense so as not to be scored. Where no
+        request at all was answered, the settings may be wrong.
+        """
         if isinstance(error, ContextExhausted):
             self.limit = self.limit or str(error)
+        elif isinstance(error, PromptError) or (isinstance(error, RequestRejected) and error.refuses_content):
+            self._rejected = self._rejected or error
         else:
             self.error = self.error or error
 

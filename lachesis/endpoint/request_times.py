@@ -41,19 +41,20 @@ class RequestTimes:
             if latencies:
                 request.served = max(request.began, request.ended - max(latencies))
 
-    def waited(self) -> float:
-        """Seconds so far in which clients waited for the server, and none of their requests was served.
+    def waited(self, until: float | None = None) -> float:
+        """Seconds in which clients waited for the server, and none of their requests was served.
 
-        A request that is not answered, or failed, was not served. One that its client gave up before it asked again
-        counts as served: a program could otherwise ask and give up to have its own time count as waiting. The last one
-        may have been given up by the end of the program.
+        They count up to `until` on the clock of `time.monotonic`, by default now. A request that is not answered, or
+        failed, was not served. One that its client gave up before it asked again counts as served: a program could
+        otherwise ask and give up to have its own time count as waiting. The last one may have been given up by the end
+        of the program.
         """
-        now = time.monotonic()
+        now = time.monotonic() if until is None else until
         last_began = max((request.began for request in self._requests), default=0.0)
         changes: list[tuple[float, int, int]] = []
         for request in self._requests:
-            ended = now if request.ended is None else request.ended
-            served = ended if request.served is None else request.served
+            ended = now if request.ended is None else min(request.ended, now)
+            served = ended if request.served is None else min(request.served, now)
             if request.gave_up and ended <= last_began:
                 served = request.began
             changes += [(request.began, 1, 0), (served, -1, 1), (ended, 0, -1)]

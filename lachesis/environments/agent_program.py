@@ -128,7 +128,7 @@ class ProgramLoop:
         waited = 0.0
         try:
             program = await self._play(recording, messages)
-            waited = recording.times.waited()
+            waited = await recording.waited(program.seconds, settings.limits.max_waiting)
         except BackendError as error:
             broken = error
         finally:

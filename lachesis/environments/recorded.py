@@ -86,4 +86,5 @@ def open_recording(
         split=settings.split,
         max_requests=max_requests,
         max_total_tokens=max_total_tokens,
+        finish_abandoned=True,
     )

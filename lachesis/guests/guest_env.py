@@ -106,7 +106,9 @@ class GuestLoop:
         began = time.monotonic()
         try:
             verdict = await self.env.play(self.item, recording, self.settings)
-            seconds, waited = time.monotonic() - began, recording.times.waited()
+            seconds = time.monotonic() - began
+            patience = self.settings.limits.max_waiting if verdict.outcome is Outcome.TIMEOUT else 0.0
+            waited = await recording.waited(seconds, patience)
         finally:
             await recording.close()
         if verdict.outcome is Outcome.TIMEOUT and waited > seconds / 2:

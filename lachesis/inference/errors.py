@@ -42,6 +42,8 @@ class RequestRejected(InferenceError):
     def __init__(self, server: str, status: int, body: str, next_step: str = "correct the request") -> None:
         self.status = status
         self.body = body
+        self.refuses_content = status in (400, 413, 422)
+        """Whether it is about what the request says, and not about a key, a name, a quota or a route."""
         super().__init__(server, f"rejected the request with {status}: {body[:500]}", next_step)
 
 

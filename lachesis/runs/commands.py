@@ -179,6 +179,7 @@ async def _into_files(
         exceptions=brake.exceptions,
         exhausted=pipeline.exhausted,
         declined=sink.declined,
+        left_to_agents=sink.left_to_agents,
     )
 
 

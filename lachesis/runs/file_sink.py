@@ -67,6 +67,7 @@ class FileSink(Sink[PlayedGroup]):
         self.played = 0
         self.failed_groups = 0
         self.declined = 0
+        self.left_to_agents = 0
         self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
@@ -137,9 +138,11 @@ class FileSink(Sink[PlayedGroup]):
             self.played += 1
             self._last = f"last reward {sum(record['scores']) / len(record['scores']):.2f}"
         else:
-            self.failed_groups += not decision.declined
             self.declined += decision.declined
-            self.unscored_because = decision.unscored_because
+            self.left_to_agents += decision.left_to_agents
+            if not (decision.declined or decision.left_to_agents):
+                self.failed_groups += 1
+                self.unscored_because = decision.unscored_because
         return decision
 
     def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class RunResult:
     """The environment had no more items."""
     declined: int = 0
     """Items of this start of which the environment itself made no group."""
+    left_to_agents: int = 0
+    """Groups of this start without a score by what their agents did, and by `leave_out`: nothing failed."""
 
     @property
     def failed(self) -> bool:
@@ -71,7 +73,7 @@ class RunResult:
     def rows(self) -> Iterator[Row]:
         summary = self.summary
         left_out = summary.rollouts - summary.scored
-        earlier = summary.items > self.played + self.failed_groups
+        earlier = summary.items > self.played + self.failed_groups + self.left_to_agents
         yield "items", f"{summary.items}" + (f" ({self.played} in this run)" if earlier else "")
         yield "rollouts", f"{summary.rollouts}" + (f", {left_out} left out" if left_out else "")
         yield from summary.exclusion.rows()
@@ -105,6 +107,11 @@ class RunResult:
             yield f"{self.failed_groups} of the groups had no scored rollout{why}; start again to play them"
         if self.declined:
             yield f"{self.declined} items have no group: the environment returned none for them"
+        if self.left_to_agents:
+            yield (
+                f"{self.left_to_agents} groups have no score: score_of_timeout or score_of_agent_fault leaves out what "
+                "their agents did"
+            )
         if self.exceptions:
             yield f"{self.exceptions} rollouts ended in an exception of the environment; see the report"
 

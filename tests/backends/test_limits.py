@@ -6,6 +6,7 @@ import asyncio
 import errno
 import logging
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -18,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sandbox_watch import opened, output
 
-from backends import BackendError, BackendUnavailable, SandboxExhausted, SandboxSpec, create_backend
+from backends import BackendError, BackendUnavailable, SandboxExhausted, SandboxLost, SandboxSpec, create_backend
 from backends.base import disk_in_memory
 from backends.docker.client import EngineInfo
 from backends.docker.container import Image, Options, container, default_disk, ending, limited
@@ -301,3 +302,23 @@ def test_only_an_ordinary_user_without_groups_asks_systemd(tmp_path: Path, monke
     os.close(null)
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert in_scope(none) == []
+
+
+@pytest.mark.parametrize("busy", [True, False])
+async def test_a_silent_executor_is_the_agents_doing_only_while_the_processor_limit_holds_it_back(busy: bool) -> None:
+    backend = create_backend("local")
+    try:
+        sandbox = await backend.create(SandboxSpec(cpus=0.1))
+    except BackendUnavailable as error:
+        assert "cpus" in str(error)
+        return
+    try:
+        await sandbox.start("while :; do :; done" if busy else "sleep 100")
+        children = Path(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children").read_text().split()
+        for executor in [*map(int, children), sandbox.pid]:
+            os.kill(executor, signal.SIGSTOP)
+        with pytest.raises(SandboxLost, match="has not answered 'read'") as lost:
+            await sandbox._connection.request("read", patience=0.2, path="x", offset=0, limit=None)
+        assert isinstance(lost.value, SandboxExhausted) == busy
+    finally:
+        await sandbox.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections import Counter
@@ -14,8 +15,13 @@ import pytest
 
 from lachesis.agent import AgentFault
 from lachesis.agent.outcome import Outcome
+from lachesis.testing.fake_server import Ask, FakeServer
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ManyWords, SortWords, lines, make, process, rollouts, sorts
+from tests.support.stock_run_api import StockRunApi, Trainer, run_api
+from tests.support.training_runs import environment, take, with_tokens
+
+__all__ = ["run_api"]
 
 MANY_PROCESSES = """python3 -c 'import os, time
 while True:
@@ -105,37 +111,79 @@ async def test_whatever_an_agent_does_to_its_place_every_call_of_a_reward_leaves
     assert ran.exceptions == ran.failed_groups == 0
 
 
-async def test_the_mean_of_a_dishonest_policy_is_its_true_mean(tmp_path: Path) -> None:
-    ways = [
-        *("chmod 555 .", "mkfifo answer.txt", "mkdir answer.txt", "ln -s answer.txt answer.txt", "rm -rf /workspace/*"),
-        *("echo 41 > answer.txt; chmod 000 answer.txt", "sleep 60", "sleep 60 &", "head -c 99M /dev/zero > fill"),
-        "sleep 2; sleep 60",
-    ]
-    left = [*ways, "echo 42 > answer.txt"]
+DISHONEST = [
+    *("chmod 555 .", "mkfifo answer.txt", "mkdir answer.txt", "ln -s answer.txt answer.txt", "rm -rf /workspace/*"),
+    *("echo 41 > answer.txt; chmod 000 answer.txt", "sleep 60", "sleep 60 &", "head -c 99M /dev/zero > fill"),
+    "sleep 2; sleep 60",
+]
+HONEST = "echo 42 > answer.txt"
+SHORT = {"rollout_timeout": 3, "terminal_disk": 16, "max_failed_groups": 1, "max_infra_retries": 0}
 
-    class Answers(SortWords):
-        async def get_next_item(self) -> Any:
-            return left.pop(0) if left else None
 
-        def format_prompt(self, item: Any) -> str:
-            return f"Run: {item}"
+class Answers(SortWords):
+    """One agent of eleven is honest."""
 
-        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-            await ctx.write_file("seen.txt", "the reward was here")
-            return float(await ctx.read_bytes("answer.txt") == b"42\n")
+    async def setup(self) -> None:
+        self.left = [*DISHONEST, HONEST]
 
+    async def get_next_item(self) -> Any:
+        return self.left.pop(0) if self.left else None
+
+    async def get_eval_items(self) -> Any:
+        return self.left
+
+    def format_prompt(self, item: Any) -> str:
+        return f"Run: {item}"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+        await ctx.write_file("seen.txt", "the reward was here")
+        return float(await ctx.read_bytes("answer.txt") == b"42\n")
+
+
+@pytest.mark.parametrize("command", ["process", "evaluate"])
+async def test_the_mean_of_a_dishonest_policy_is_its_true_mean(tmp_path: Path, command: str) -> None:
     def obeys(request: dict[str, Any]) -> Any:
         *_, asked = [message["content"] for message in request["messages"] if message["role"] == "user"]
         return does(asked.removeprefix("Run: "))(request)
 
-    limits = {"rollout_timeout": 3, "terminal_disk": 16, "max_failed_groups": 1, "max_infra_retries": 0}
-    ran = await process(Answers, tmp_path, obeys, total_steps=11, group_size=1, **limits)
+    async with ScriptedServer(obeys) as server:
+        env = make(Answers, server, tmp_path, total_steps=11, group_size=1, eval_items=11, **SHORT)
+        ran = await (env.process_manager() if command == "process" else env._run_evaluate())
     found = rollouts(ran.files.groups)
     assert sorted(rollout["reward"] for rollout in found) == [0.0] * 10 + [1.0]
     assert ran.summary.reward.mean == 1 / 11 and ran.summary.scored == ran.summary.rollouts == 11
     assert ran.summary.outcomes == {"completed": 9, "timeout": 2}
     assert ran.summary.agent_faults == sum(bool(rollout["agent_fault"]) for rollout in found) == 10
     assert not ran.failed
+
+
+async def test_a_trainer_gets_every_rollout_of_a_dishonest_policy_with_its_true_score(
+    tmp_path: Path, run_api: StockRunApi
+) -> None:
+    left = [HONEST, *DISHONEST]
+
+    def takes_turns(ask: Ask) -> str:
+        if ask.turn:
+            return "Done."
+        arguments = json.dumps({"name": "terminal", "arguments": {"command": left.pop() if left else HONEST}})
+        return f"<tool_call>\n{arguments}\n</tool_call>"
+
+    class OneGroup(Answers):
+        async def get_next_item(self) -> Any:
+            return "as you like"
+
+    async with run_api.wiped() as api, FakeServer(takes_turns) as model:
+        served = {"rollout_server_url": api.url, "spool_path": str(tmp_path / "spool"), "steps_per_eval": 0}
+        settings = {"group_size": 11, "total_steps": -1, "enabled_toolsets": ["terminal"], "max_num_workers": 1}
+        env = environment(OneGroup, tmp_path, with_tokens(model, tmp_path), **SHORT, **served, **settings)
+        trainer = Trainer(api.url, batch_size=11, num_steps=1)
+        await trainer.register()
+        await trainer.poll()
+        run = asyncio.create_task(env.env_manager())
+        await take(trainer, 1)
+        await run
+    (group,) = trainer.groups
+    assert sorted(group["scores"]) == [0.0] * 10 + [1.0]
 
 
 async def test_agents_that_break_their_place_stop_no_run(tmp_path: Path) -> None:
@@ -151,7 +199,8 @@ async def test_agents_that_break_their_place_stop_no_run(tmp_path: Path) -> None
         found = rollouts(ran.files.groups if name == "scored" else ran.files.failures)
         assert [rollout["reward"] for rollout in found] == [-0.5 if name == "scored" else None] * 6
         assert all(rollout["agent_fault"].startswith("write_file: [Errno 13]") for rollout in found)
-        assert ran.exceptions == 0
+        assert ran.exceptions == 0 and not ran.failed, "nothing has to be repaired"
+        assert ran.left_to_agents == (6 if name == "out" else 0)
 
 
 async def test_a_timeout_is_scored_as_the_settings_say_with_what_stands_in_the_sandbox(tmp_path: Path) -> None:
