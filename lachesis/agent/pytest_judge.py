@@ -205,7 +205,7 @@ class PytestJudge:
         records = []
         for line in done.stdout.decode(errors="replace").splitlines():
             if line.startswith(secret + " "):
-                with contextlib.suppress(ValueError):
+                with contextlib.suppress(ValueError, RecursionError):  # code under test can write here
                     records.append(json.loads(line[len(secret) :]))
         output = done.stderr.decode(errors="replace")
         output += f"\nthe tests took longer than {timeout:g} s" if done.timed_out else ""
@@ -303,9 +303,8 @@ def _outcomes(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """The outcome of every test that the records are about."""
     phases: dict[str, dict[str, set[str]]] = {}
     for record in records:
-        if isinstance(record.get("id"), str) and isinstance(record.get("when"), str):
-            outcome = str(record.get("outcome"))
-            outcome = "xfailed" if record.get("xfail") else outcome
+        if all(isinstance(record.get(key), str) for key in ("id", "when", "outcome")):
+            outcome = "xfailed" if record.get("xfail") else record["outcome"]
             phase = "part" if record.get("part") else record["when"]  # of a test with parts, its failures count
             if phase != "part" or outcome == "failed":
                 phases.setdefault(record["id"], {}).setdefault(phase, set()).add(outcome)
