@@ -33,6 +33,7 @@ import pytest
 def raising(*args): raise KeyError("no")
 numbers, found, words, called = [3, 1, 2], {"a": [1, 2.5], "b": None}, "two words", mock.Mock()
 called(7)
+maybe, expectation = pytest.raises(ValueError), pytest.raises
 """
 CERTAIN = {
     "assert sorted(numbers) == [1, 2, 3]": VALUE,
@@ -77,6 +78,9 @@ CERTAIN = {
     "for number in []:\n        assert number == 3": ENDED,
     "with contextlib.suppress(AssertionError):\n        assert max(numbers) == 3": ENDED,
     "with pytest.raises(KeyError) as caught:\n        raising()\n        assert max(numbers) == 3": INVERTED,
+    "with maybe as e:\n        int(words)\n        assert 1 == e": ENDED,
+    "with expectation(ValueError):\n        int(words)\n        assert max(numbers) == 3": ENDED,
+    "with mock.patch('math.pi', 3):\n        assert max(numbers) == 3": VALUE,
     "try:\n        assert max(numbers) == 3\n    except AssertionError:\n        pass": ENDED,
     "raising if numbers else None": ENDED,
 }
@@ -338,6 +342,14 @@ for text in ("[" * 200_000, '{"id": 1}', '{"id": "x", "when": "call", "outcome":
 """
     found = await judge({"shop.py": WRONG + attack}, tests={TEST_PATH: TESTS}, expect=IDS)
     assert 0 < found.fraction < 1 and not found.forged
+
+
+def test_a_test_that_others_use_keeps_its_text() -> None:
+    text = "def test_a(n=1):\n    assert n == 1\n\n\ndef test_b():\n    test_a(1)\n"
+    text += "\n\nclass TestC:\n    test_d = test_a\n"
+    file = TestFile("t.py", text.encode())
+    for id in ("t.py::test_a", "t.py::test_b", "t.py::TestC::test_d"):
+        assert file.change(file.function(id), [id], random.Random(1)).kind == ENDED
 
 
 def test_long_suites_are_changed_in_no_time() -> None:
