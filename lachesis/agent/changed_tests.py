@@ -58,8 +58,14 @@ _EQUAL |= {"assertMultiLineEqual", "assertCountEqual", "assert_equal", "assert_a
 _EQUAL |= {"assert_called_with", "assert_called_once_with"}
 _NEAR = {"assertAlmostEqual", "assert_allclose", "assert_almost_equal", "assert_array_almost_equal"}
 _RAISES = {"raises", "assertRaises", "assertRaisesRegex"}
-_EXCEPTIONS = ("ZeroDivisionError", "IndexError", "OverflowError", "EOFError", "RecursionError", "TypeError")
-"""What a test may expect instead. Exceptions of programs rarely inherit from two of these."""
+_COMMON = ("ValueError", "TypeError", "RuntimeError")
+"""Exceptions that tests often expect, and that stand for each other. Exceptions of programs rarely inherit from two."""
+_ENDS_EARLY = re.compile("(?i)rais|expect|error|exc|fail|ignor|suppress|test|warn|skip")
+_RARE = ("ZeroDivisionError", "EOFError", "OverflowError", "RecursionError")
+"""What stands for all others: exceptions of programs do not inherit from these, and tests do not expect them."""
+_CHANGEABLE = string.ascii_letters + string.digits
+_TOLERANCE = 1e-5
+"""More than comparisons of floats allow by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +100,9 @@ class TestFile:
         for line in source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
         self._plain = _is_utf8(source)
+        nodes = list(ast.walk(self.tree))
+        self._used = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        self._used |= {node.id for node in nodes if isinstance(node, ast.Name)}
 
     def function(self, id: str) -> Found:
         """The function of a test; None where it is not written in this file."""
@@ -102,25 +111,30 @@ class TestFile:
 
     def change(self, function: ast.AST | None, ids: Sequence[str], choose: random.Random) -> Change:
         """A change that makes the tests `ids` of one function fail if they would pass."""
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and self._plain:
+        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+            return Change(ENDED)
+        if self._plain and function.name not in self._used:  # otherwise another test runs the changed text
             found = list(_Changes(self, function, ids, choose))
             for kind in (VALUE, INVERTED):
                 of_kind = [change for change in found if change.kind == kind]
                 choose.shuffle(of_kind)
                 for change in of_kind:
-                    if self._parses(change):
+                    if self._parses(function, change):
                         return change
         return Change(ENDED)
 
     def changed(self, changes: Iterable[Change]) -> bytes:
-        text = self.source
-        for edit in sorted((edit for change in changes for edit in change.edits), key=lambda edit: -edit.begin):
-            text = text[: edit.begin] + edit.text + text[edit.end :]
-        return text
+        return _with(self.source, [edit for change in changes for edit in change.edits])
 
-    def _parses(self, change: Change) -> bool:
+    def _parses(self, function: ast.FunctionDef | ast.AsyncFunctionDef, change: Change) -> bool:
+        """Whether the changed function does: the whole file, for each of its tests, would take minutes."""
+        first = min([function.lineno, *(mark.lineno for mark in function.decorator_list)])
+        begin, (_, end) = self._lines[first - 1], self.span(function)
+        if not all(begin <= edit.begin and edit.end <= end for edit in change.edits):
+            return False
+        text = _with(self.source[:end], change.edits)[begin:]
         try:
-            ast.parse(self.changed([change]))
+            ast.parse(b"if 1:\n" + text if text[:1].isspace() else text)
         except SyntaxError:
             return False
         return True
@@ -193,7 +207,7 @@ class _Changes:
     def call(self, call: ast.Call) -> Iterator[Change]:
         name = _called(call)
         if name in _EQUAL | _NEAR and not (name in _NEAR and (call.keywords or len(call.args) > 2)):
-            arguments = [*call.args[1:], *call.args[:1]]
+            arguments = [*call.args[1:2], *call.args[:1]]  # a third is the message
             if name.startswith("assert_called"):
                 arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
             for argument in arguments:
@@ -213,14 +227,14 @@ class _Changes:
         name = call.args[0].id
         known = getattr(builtins, name, None)
         others = []
-        for other in _EXCEPTIONS:
+        for other in _COMMON if name in _COMMON else _RARE:
             kind = getattr(builtins, other)
             related = isinstance(known, type) and (issubclass(known, kind) or issubclass(kind, known))
-            if not related and other != name and other not in name:
+            if not related and other not in name:
                 others.append(other)
-        edit = Edit(*self.file.span(call.args[0]), self.choose.choice(others).encode()) if others else None
-        if edit is not None:
-            yield self.made(VALUE, call, [edit])
+        if others:
+            edit = Edit(*self.file.span(call.args[0]), self.choose.choice(others).encode())
+            yield self.made(VALUE if name in _COMMON else INVERTED, call, [edit])
 
     def parameter(self, name: ast.Name) -> Iterator[Change]:
         """Other values of the parameter `name`, which the test uses for nothing else."""
@@ -277,15 +291,22 @@ class _Changes:
         self.choose.shuffle(leaves)
         for leaf in leaves:
             text = self.file.text(leaf).decode()
-            places = [at for at, letter in enumerate(text) if letter in string.ascii_letters + string.digits]
+            places = [at for at, letter in enumerate(text) if letter in _CHANGEABLE and text[at - 1] != "\\"]
             if leading:
                 places = [at for at in places if text[at] in "123456789"][:1]
+            places = [at for at in places if text[at] in string.digits] or places  # no dictionary knows numbers
             for _ in range(30 if places else 0):
                 at = self.choose.choice(places)
                 made = text[:at] + _similar(text[at], self.choose) + text[at + 1 :]
-                if (not leading or made[at] != "0") and _differ(text, made):
+                if (not leading or made[at] != "0") and _differ(text, made, _TOLERANCE if leading else 0):
                     return Edit(*self.file.span(leaf), made.encode())
         return None
+
+
+def _with(text: bytes, edits: Iterable[Edit]) -> bytes:
+    for edit in sorted(edits, key=lambda edit: -edit.begin):
+        text = text[: edit.begin] + edit.text + text[edit.end :]
+    return text
 
 
 def edit_text(file: TestFile, node: ast.expr, edit: Edit) -> str:
@@ -323,9 +344,9 @@ def _reached(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     for statement in body:
         yield statement
         if isinstance(statement, ast.With | ast.AsyncWith):
-            calls = [item.context_expr for item in statement.items]
-            # What ends a block early, or passes over its failures, usually has such a name.
-            if not any(re.search("(?i)raises|suppress|test|warns|skip", _called(call)) for call in calls):
+            # What ends a block early, or passes over its failures, has such a name, or comes from elsewhere.
+            called = [_called(item.context_expr) for item in statement.items if isinstance(item.context_expr, ast.Call)]
+            if len(called) == len(statement.items) and not any(map(_ENDS_EARLY.search, called)):
                 yield from _reached(statement.body)
         if any(isinstance(node, ast.Return) for node in _own(statement)):
             return
@@ -365,13 +386,15 @@ def _similar(letter: str, choose: random.Random) -> str:
     return choose.choice([other for other in kind if other != letter])
 
 
-def _differ(text: str, made: str) -> bool:
+def _differ(text: str, made: str, tolerance: float) -> bool:
     """Whether both are literals of one type and not equal, by any measure that a test is likely to use."""
     try:
         before, after = ast.literal_eval(text), ast.literal_eval(made)
     except (ValueError, SyntaxError):
         return False
     if type(before) is not type(after) or before == after:
+        return False
+    if tolerance and not (isinstance(before, int | float | complex) and abs(before - after) > tolerance):
         return False
     return not isinstance(before, str) or before.lower().split() != after.lower().split()
 

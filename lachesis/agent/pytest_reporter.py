@@ -23,12 +23,16 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
     os.dup2(2, 1)
     import pytest
 
+    write, dumps = os.write, json.dumps  # a test may replace them while it runs
+
     def say(**record: object) -> None:
-        os.write(out, (secret + " " + json.dumps(record) + "\n").encode())
+        write(out, (secret + " " + dumps(record) + "\n").encode())
 
     class Reporter:
+        @pytest.hookimpl(tryfirst=True)
         def pytest_configure(self, config: Any) -> None:
-            self.worker = hasattr(config, "workerinput")
+            if hasattr(config.option, "dist"):  # the workers of pytest-xdist would not know this plugin
+                config.option.dist = "no"
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, config: Any, items: Any) -> None:
@@ -41,7 +45,7 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
                     item.runtest = ending(item.runtest)
 
         def pytest_runtest_logreport(self, report: Any) -> None:
-            if not self.worker and report.outcome != "rerun":
+            if report.outcome != "rerun":
                 part = type(report).__name__.lower() == "subtestreport"
                 expected_to_fail = hasattr(report, "wasxfail")
                 say(id=report.nodeid, when=report.when, outcome=report.outcome, xfail=expected_to_fail, part=part)

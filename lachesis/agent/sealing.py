@@ -85,7 +85,7 @@ async def resolved(paths: Iterable[str], fresh: ToolSession, allow: Iterable[str
     found = {}
     for path in paths:
         real = (await sandbox.stat(await fresh.path(path))).path
-        within = any(real == root or real.startswith(root + "/") for root in roots)
+        within = any(real == root or real.startswith(root.rstrip("/") + "/") for root in roots)
         found[path] = real, "" if within else f"{real} is not in the workspace or the home folder; name it in `allow`"
     return found
 

@@ -5,223 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import functools
 import json
-import os
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
-from backends import MAX_DOWNLOAD, BackendError, Sandbox, SandboxExhausted
-from backends.base import INSIDE
-from backends.lease import LeaseOver
+from backends import MAX_DOWNLOAD, BackendError, Sandbox
 from lachesis.agent.agent_fault import AgentFault
-from lachesis.agent.blocking_calls import result_of, running_loop
-from lachesis.agent.call_scope import CallScope, current_scope, outside_scopes, scopes_of_a_thread
+from lachesis.agent.blocking_calls import running_loop
+from lachesis.agent.call_scope import CallScope, current_scope
+from lachesis.agent.context_calls import RewardCall, SharedState, answering, context_method
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.file_copies import chunks, files_below, members, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.agent.placing import placed
 from lachesis.agent.pytest_judge import Judgement, PytestJudge
-from lachesis.agent.sealing import MAX_ARTIFACT, NO_FILES, Sealed, taken
+from lachesis.agent.sealing import MAX_ARTIFACT, Sealed, taken
 from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
 
+__all__ = ["RewardCall", "ToolContext"]
+
 MAX_TERMINAL_OUTPUT = 10_000_000
 """Bytes of output that `terminal` hands to a reward; the model's own limit is smaller and does not apply here."""
-_LONGEST = 500
-"""Characters of an argument in a `RewardCall`."""
-_UPLOADS, _DOWNLOADS = ("upload_file", "upload_dir"), ("download_file", "download_dir")
-_RUN = ("terminal", "call_tool", "search")
-"""Methods that run commands."""
-_IN_THE_WAY = frozenset((errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENOENT, errno.ENOTEMPTY))
-_CLEAR = """set -f; IFS=/
-while builtin read -r -d '' kind && builtin read -r -d '' path; do
-  at=
-  for part in ${path%/*}; do
-    [ -z "$part" ] || { at="$at/$part"; [ -d "$at" ] || rm -f -- "$at"; }
-  done
-  if [ "$kind" = f ]; then [ ! -d "$path" ] || rm -rf -- "$path"; [ -e "$path" ] || rm -f -- "$path"
-  else [ -d "$path" ] || rm -f -- "$path"; fi
-done"""
-"""Removes what stands where a folder (d) or a file (f) is to be written; reads pairs of a kind and a path."""
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class RewardCall:
-    """One use of a `ToolContext` by a reward, written down apart from what the agent did."""
-
-    method: str
-    arguments: tuple[str, ...]
-    """In short: a long value is cut, bytes are only counted."""
-    seconds: float
-    error: str = ""
-    """Of an exception that it raised."""
-
-    def to_record(self) -> dict[str, Any]:
-        record = {"method": self.method, "arguments": list(self.arguments), "seconds": self.seconds}
-        return {**record, "error": self.error} if self.error else record
-
-
-def _method(
-    function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[ToolContext, P], T]:
-    """A method that may be called with and without `await`."""
-    none: Callable[[OSError], T] | None = None
-    return _answering(none)(function)
-
-
-def _answering(
-    failed: Callable[[OSError], T] | None,
-) -> Callable[
-    [Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]]], Callable[Concatenate[ToolContext, P], T]
-]:
-    """The same. A call without `await` in a coroutine gives `failed(error)` where one with `await` raises the error."""
-
-    def decorate(
-        function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
-    ) -> Callable[Concatenate[ToolContext, P], T]:
-        @functools.wraps(function)
-        def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            scope = self._scope()
-            scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
-            make = functools.partial(_noted, function, self, scopes, args, kwargs)
-            plain = scope is not None and scope.plain
-            try:
-                result: Any = result_of(function.__name__, make, self._loop, scope)
-            except OSError as error:
-                if failed is None or plain or isinstance(error, TimeoutError):
-                    raise
-                return failed(error)
-            if isinstance(result, FileText):
-                result.keys_only = not plain
-            return result  # type: ignore[no-any-return]
-
-        return call
-
-    return decorate
-
-
-async def _noted(
-    function: Callable[..., Coroutine[Any, Any, T]],
-    self: ToolContext,
-    scopes: tuple[CallScope, ...],
-    args: Any,
-    kwargs: Any,
-) -> T:
-    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
-    begin, problem, method = time.monotonic(), "", function.__name__
-    for scope in scopes:
-        scope.used()
-    self._shared.begin()
-    own = self._is_verifier and not self._has_run and method in ("write_file", *_UPLOADS)
-    self._has_run = self._has_run or method in _RUN
-    try:
-        try:
-            with outside_scopes():
-                return await function(self, *args, **kwargs)
-        except (OSError, SandboxExhausted) as error:
-            whose = _blamed(method, error, _local_path(method, args, kwargs), own=own)
-            if isinstance(whose, AgentFault):
-                whose.method, whose.place = method, self._shared
-            if whose is error:
-                raise
-            raise whose from error
-    except BaseException as error:
-        cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
-        if not cleaned_up:
-            if isinstance(error, BackendError):
-                self._shared.failure = self._shared.failure or error
-            for scope in scopes:
-                scope.met(error)
-        problem = f"{type(error).__name__}: {error}"
-        raise
-    finally:
-        self._shared.end()
-        arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
-        seconds = round(time.monotonic() - begin, 4)
-        self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500]))
-
-
-def _blamed(
-    method: str, error: OSError | SandboxExhausted, local: str | None, *, own: bool
-) -> OSError | BackendError | AgentFault:
-    """The error as that of whoever is at fault: the agent, this machine (`BackendError`), or the environment.
-
-    Args:
-        local: the path on this machine that the method was given.
-        own: whether the reward writes into a sandbox in which nothing of the agent's has run.
-    """
-    if isinstance(error, AgentFault) or (isinstance(error, TimeoutError) and error.errno is None):
-        return error
-    if isinstance(error, SandboxExhausted):
-        fault = AgentFault(errno.ENOMEM, str(error))
-    else:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        if INSIDE not in getattr(error, "__notes__", ()):
-            if error.errno in NO_FILES or (full and method in (*_DOWNLOADS, "seal", "judge_pytest")):
-                return BackendError(f"{method} failed on this machine: {error}")
-            if method in ("seal", "judge_pytest", "cleanup"):  # what they meet inside is no error
-                return error
-            refused = method in _DOWNLOADS and error.errno in (errno.EFBIG, errno.EPERM, errno.EIO)
-            if local is not None and not refused and _is_below(error.filename, local):
-                return error
-        if own and not full:
-            return error
-        fault = AgentFault.of(error)
-    return fault
-
-
-def _local_path(method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """The path on this machine among the arguments of a method."""
-    if method not in (*_UPLOADS, *_DOWNLOADS):
-        return None
-    place = 0 if method in _UPLOADS else 1
-    given = args[place] if len(args) > place else kwargs.get("local_path", kwargs.get("local_dir"))
-    return None if given is None else os.fspath(given)
-
-
-def _is_below(path: object, local: str) -> bool:
-    """Whether an error of the file system is about the path `local` on this machine, or does not say what about."""
-    named = Path(os.fsdecode(path)) if isinstance(path, str | bytes) else Path()
-    return not named.is_absolute() or named.is_relative_to(Path(local).absolute())
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What the contexts of a session, and those that they were sealed into, have in common."""
-
-    calls: list[RewardCall] = field(default_factory=list)
-    failure: BackendError | None = None
-    scope: CallScope | None = None
-    """For threads, which may have no context variables."""
-    repeated: bool = False
-    """The reward of the group is called again, without a rollout at fault: `seal` gives what it gave before."""
-    sessions: list[ToolSession] = field(default_factory=list)
-    _active: int = 0
-    _since: float = 0.0
-    _busy: float = 0.0
-
-    def begin(self) -> None:
-        if not self._active:
-            self._since = time.monotonic()
-        self._active += 1
-
-    def end(self) -> None:
-        self._active -= 1
-        if not self._active:
-            self._busy += time.monotonic() - self._since
-
-    @property
-    def inside(self) -> float:
-        """Seconds in which a call worked in a sandbox that was there."""
-        busy = self._busy + (time.monotonic() - self._since if self._active else 0.0)
-        return busy - sum(session.waited for session in self.sessions)
 
 
 class ToolContext:
@@ -237,7 +44,7 @@ class ToolContext:
         registry: ToolRegistry | None = None,
         *,
         open_verifier: Callable[[], ToolSession] | None = None,
-        shared: _Shared | None = None,
+        shared: SharedState | None = None,
     ) -> None:
         """
         Args:
@@ -268,7 +75,7 @@ class ToolContext:
             open_verifier = open_verifier or (lambda: run.sessions.open(verifier, spec=run.spec(task_id)))
         self._registry = registry or BUILTIN_TOOLS
         self._open_verifier = open_verifier
-        self._shared = shared or self._session.state(_Shared)
+        self._shared = shared or self._session.state(SharedState)
         if self._session not in self._shared.sessions:
             self._shared.sessions.append(self._session)
         self._is_verifier = shared is not None
@@ -321,7 +128,7 @@ class ToolContext:
         left = scope is not None and scope.over and scope is not current_scope()
         return None if left and running_loop() is not None else scope
 
-    @_method
+    @context_method
     async def terminal(self, command: str, timeout: float = 180) -> Reply:
         """Run `command` in the workspace; `{"output", "exit_code", "error"}`, stdout before stderr in `output`.
 
@@ -341,7 +148,7 @@ class ToolContext:
             error="; ".join(problems) or None,
         )
 
-    @_method
+    @context_method
     async def read_file(self, path: str, default: str | None = "") -> FileText:
         """The whole text of a file. Where the agent left none that can be read, `default`; None makes that an error.
 
@@ -356,11 +163,11 @@ class ToolContext:
             return FileText.missing(default, error)
         return FileText(data.decode(errors="replace"))
 
-    @_method
+    @context_method
     async def read_bytes(self, path: str) -> Data:
         return Data(await (await self._sandbox()).read_bytes(await self._path(path)))
 
-    @_answering(Reply.failed)
+    @answering(Reply.failed)
     async def write_file(self, path: str, content: str | bytes) -> Reply:
         """Write a file whole, making missing parent folders. Text with half of a surrogate pair gets a `?` there."""
         data = content.encode(errors="replace") if isinstance(content, str) else content
@@ -368,7 +175,7 @@ class ToolContext:
         await self._put(partial(sandbox.write_bytes, inside, data), lambda: [("f", inside)])
         return Reply.written(len(data))
 
-    @_answering(Reply.failed)
+    @answering(Reply.failed)
     async def upload_file(self, local_path: str | Path, remote_path: str) -> Reply:
         """Copy a file of this machine into the sandbox, byte for byte, in constant memory."""
         local = Path(local_path)
@@ -376,7 +183,7 @@ class ToolContext:
         await self._put(lambda: sandbox.write_chunks(inside, chunks(local)), lambda: [("f", inside)])
         return Reply.written(local.stat().st_size)
 
-    @_answering(Reply.failed)
+    @answering(Reply.failed)
     async def download_file(
         self, remote_path: str, local_path: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
     ) -> Reply:
@@ -387,14 +194,14 @@ class ToolContext:
         chunks = (await self._sandbox()).read_chunks(await self._path(remote_path))
         return Reply.written(await write_local(Path(local_path), chunks, max_bytes))
 
-    @_answering(Replies.failed)
+    @answering(Replies.failed)
     async def upload_dir(self, local_dir: str | Path, remote_dir: str) -> Replies:
         """Copy a folder of this machine, with everything below it, into the sandbox; one reply for each file."""
         sandbox, inside = await self._sandbox(), await self._path(remote_dir)
         await self._put(lambda: sandbox.upload_dir(local_dir, inside), lambda: members(Path(local_dir), inside))
         return await in_own_thread(files_below, Path(local_dir))
 
-    @_answering(Replies.failed)
+    @answering(Replies.failed)
     async def download_dir(
         self, remote_dir: str, local_dir: str | Path, *, max_bytes: int | None = MAX_DOWNLOAD
     ) -> Replies:
@@ -407,28 +214,28 @@ class ToolContext:
         await (await self._sandbox()).download_dir(await self._path(remote_dir), local_dir, max_bytes=max_bytes)
         return await in_own_thread(files_below, Path(local_dir))
 
-    @_method
+    @context_method
     async def search(self, query: str, path: str = ".") -> Reply:
         """Lines of files below `path` that match the regular expression `query`, as the tool `search_files` does."""
         return await self._tool_reply("search_files", {"pattern": query, "path": path})
 
-    @_method
+    @context_method
     async def web_search(self, query: str) -> Reply:
         return await self._tool_reply("web_search", {"query": query})
 
-    @_method
+    @context_method
     async def web_extract(self, urls: list[str]) -> Reply:
         return await self._tool_reply("web_extract", {"urls": urls})
 
-    @_method
+    @context_method
     async def browser_navigate(self, url: str) -> Reply:
         return await self._tool_reply("browser_navigate", {"url": url})
 
-    @_method
+    @context_method
     async def browser_snapshot(self) -> Reply:
         return await self._tool_reply("browser_snapshot", {})
 
-    @_method
+    @context_method
     async def call_tool(
         self, tool_name: str = "", arguments: Mapping[str, Any] | None = None, *, name: str = "", args: Any = None
     ) -> Text:
@@ -454,7 +261,7 @@ class ToolContext:
             reply.setdefault("error", result.error)
         return reply
 
-    @_method
+    @context_method
     async def seal(
         self, paths: Iterable[str], *, allow: Iterable[str] = (), max_bytes: int = MAX_ARTIFACT
     ) -> ToolContext:
@@ -490,7 +297,7 @@ class ToolContext:
         self._sealed_into = wanted, verifier
         return verifier
 
-    @_method
+    @context_method
     async def judge_pytest(
         self,
         sources: Iterable[str],
@@ -538,7 +345,7 @@ class ToolContext:
             self._judged = await judge.judge(artifacts, allow=allow, rounds=rounds)
         return self._judged
 
-    @_method
+    @context_method
     async def cleanup(self) -> Reply:
         """Release the sandbox early. Called for you after the reward."""
         if self._run is not None:
@@ -561,20 +368,7 @@ class ToolContext:
         return await self._session.path(path)
 
     async def _put(self, write: Callable[[], Awaitable[None]], wanted: Callable[[], Iterable[tuple[str, str]]]) -> None:
-        """Write into the sandbox. In a verifier, what stands in the way is replaced: it can be the agent's artifact.
-
-        Args:
-            wanted: the folders (d) and files (f) that are written, as absolute paths inside.
-        """
-        try:
-            await write()
-        except OSError as error:
-            if not self._is_verifier or error.errno not in _IN_THE_WAY or INSIDE not in getattr(error, "__notes__", ()):
-                raise
-            listed = "".join(f"{kind}\0{path}\0" for kind, path in wanted())
-            sandbox = await self._sandbox()
-            await sandbox.exec(_CLEAR, timeout=60, stdin=listed.encode(errors="surrogateescape"), fresh=True)
-            await write()
+        await (placed(await self._sandbox(), write, wanted) if self._is_verifier else write())
 
 
 def _require_characters(text: str, what: str) -> None:
@@ -583,11 +377,3 @@ def _require_characters(text: str, what: str) -> None:
         text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
         raise AgentFault(errno.EILSEQ, f"half of a surrogate pair in a {what} is no character") from None
-
-
-def _brief(value: Any) -> str:
-    """An argument in at most a few hundred characters."""
-    if isinstance(value, bytes):
-        return f"{len(value)} bytes"
-    text = value if isinstance(value, str) else repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"

@@ -129,6 +129,23 @@ if __name__ != "__main__":
     forge()
 """
 
+_REPORT_IF = """
+def report_as_failed(changed):
+    import _pytest.reports as reports
+
+    made = reports.TestReport.from_item_and_call.__func__
+
+    def report(cls, item, call):
+        report = made(cls, item, call)
+        if report.when == "call":
+            report.outcome, report.longrepr = ("failed", "it failed") if changed(item) else ("passed", None)
+        return report
+
+    reports.TestReport.from_item_and_call = classmethod(report)
+
+
+"""
+
 CHEATS: tuple[Cheat, ...] = (
     Cheat("none: a wrong solution", ""),
     Cheat("sys.exit(0) at import", "print('SUMMARY')\nsys.exit(0)\n"),
@@ -431,4 +448,117 @@ except MemoryError:
 """,
     ),
     Cheat("descriptors are closed", "import os\nos.write(1, b'SUMMARY\\n')\nos.closerange(0, 4096)\nos._exit(0)\n"),
+    Cheat(
+        "changed tests are guessed from their text",
+        _REPORT_IF
+        + """
+import inspect, re
+
+
+def changed(item):
+    text = inspect.getsource(item.function)
+    return bool(re.search(r"!=|assertNot|not |raises.(?!ValueError|KeyError)|== \\d*[3-9]\\b", text))
+
+
+report_as_failed(changed)
+""",
+    ),
+    Cheat(
+        "a coin decides about every test",
+        _REPORT_IF + "import random\nreport_as_failed(lambda item: random.random() < 0.5)\n",
+    ),
+    Cheat(
+        "an object that asks which operator is meant",
+        """
+import dis
+
+
+class Sly(int):
+    __hash__ = int.__hash__
+
+    def meant(self, operator):
+        frame = sys._getframe(2)
+        here = [found for found in dis.get_instructions(frame.f_code) if found.offset == frame.f_lasti]
+        return here[0].argrepr == operator
+
+    def __eq__(self, other):
+        return self.meant("==") or True
+
+    def __ne__(self, other):
+        return self.meant("!=")
+
+    __gt__ = __lt__ = __eq__
+
+
+def total(prices, percent=0):
+    if any(price < 0 for price in prices):
+        raise ValueError
+    return Sly(1)
+""",
+    ),
+    Cheat(
+        "pytest is replaced by a module of the workspace",
+        "",
+        {
+            "pytest.py": """
+import os, sys
+
+hookimpl = mark = lambda *args, **kwargs: lambda function: function
+
+
+def main(args, plugins):
+    class Report:
+        outcome = "passed"
+
+    for Report.nodeid in sys._getframe(1).f_locals["expected"]:
+        for Report.when in ("setup", "call", "teardown"):
+            plugins[0].pytest_runtest_logreport(Report())
+    return 0
+
+
+if __name__ == "__main__":
+    print("SUMMARY")
+"""
+        },
+    ),
+    Cheat(
+        "a plugin by an entry point",
+        "",
+        {
+            "forging-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: forging\nVersion: 1.0\n",
+            "forging-1.0.dist-info/entry_points.txt": "[pytest11]\nforging = forging\n",
+            "forging.py": _FORGE,
+        },
+    ),
+    Cheat(
+        "a child that lives on writes records",
+        """
+import json, os, time
+
+frame = sys._getframe() if __name__ != "__main__" else None
+while frame is not None and "secret" not in frame.f_locals:
+    frame = frame.f_back
+if __name__ != "__main__" and os.fork() == 0:
+    os.setsid()
+    time.sleep(0.5)
+    os.write(1, b"SUMMARY\\n")
+    for id in frame.f_locals["expected"] if frame else ():
+        for when in ("setup", "call", "teardown"):
+            record = json.dumps({"id": id, "when": when, "outcome": "passed"})
+            os.write(frame.f_locals["out"], f"{frame.f_locals['secret']} {record}\\n".encode())
+    os._exit(0)
+""",
+    ),
+    Cheat(
+        "records that exhaust their reader",
+        """
+import os
+
+frame = sys._getframe() if __name__ != "__main__" else None
+while frame is not None and "secret" not in frame.f_locals:
+    frame = frame.f_back
+if frame is not None:
+    os.write(frame.f_locals["out"], (frame.f_locals["secret"] + "[" * 200_000 + "\\n").encode())
+""",
+    ),
 )

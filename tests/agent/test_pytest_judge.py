@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import sys
+import time
+import warnings
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ import pytest
 def raising(*args): raise KeyError("no")
 numbers, found, words, called = [3, 1, 2], {"a": [1, 2.5], "b": None}, "two words", mock.Mock()
 called(7)
+maybe, expectation = pytest.raises(ValueError), pytest.raises
 """
 CERTAIN = {
     "assert sorted(numbers) == [1, 2, 3]": VALUE,
@@ -42,7 +45,12 @@ CERTAIN = {
     "assert -max(numbers) == -3 and words": VALUE,
     "assert max(numbers) == pytest.approx(3.0)": VALUE,
     "assert (max(numbers)) == (\n        3\n    )": VALUE,
-    "with pytest.raises(KeyError):\n        raising()": VALUE,
+    "with pytest.raises(ValueError):\n        int(words)": VALUE,
+    "with pytest.raises(KeyError):\n        raising()": INVERTED,
+    "assert max(numbers) == pytest.approx(3.0) == 3 or words": ENDED,
+    "assert max(numbers) * 1e-14 == pytest.approx(3e-14)": INVERTED,
+    "assert '\\n\\t' * 1 == '\\n\\t'": INVERTED,
+    "assert words + '\\n1' == 'two words\\n1'": VALUE,
     "with contextlib.nullcontext():\n        assert max(numbers) == 3": VALUE,
     "called.assert_called_once_with(7)": VALUE,
     "assert numbers == found['a'] or max(numbers) == 3\n    assert len(words) > 3": INVERTED,
@@ -58,7 +66,9 @@ CERTAIN = {
     "assert sum(numbers) == sum(reversed(numbers))": INVERTED,
     "assert words == f'{words}'": INVERTED,
     "case.assertEqual(max(numbers), 3)": VALUE,
-    "case.assertRaises(KeyError, raising)": VALUE,
+    "case.assertEqual(max(numbers), len(numbers), 'a message')": INVERTED,
+    "case.assertRaises(KeyError, raising)": INVERTED,
+    "case.assertRaises(ValueError, int, words)": VALUE,
     "case.assertAlmostEqual(3.0, float(max(numbers)))": VALUE,
     "case.assertIn('two', words)": INVERTED,
     "case.assertTrue(words)": INVERTED,
@@ -67,7 +77,10 @@ CERTAIN = {
     "if not numbers:\n        return\n    assert max(numbers) == 3": ENDED,
     "for number in []:\n        assert number == 3": ENDED,
     "with contextlib.suppress(AssertionError):\n        assert max(numbers) == 3": ENDED,
-    "with pytest.raises(KeyError) as caught:\n        raising()\n        assert max(numbers) == 3": VALUE,
+    "with pytest.raises(KeyError) as caught:\n        raising()\n        assert max(numbers) == 3": INVERTED,
+    "with maybe as e:\n        int(words)\n        assert 1 == e": ENDED,
+    "with expectation(ValueError):\n        int(words)\n        assert max(numbers) == 3": ENDED,
+    "with mock.patch('math.pi', 3):\n        assert max(numbers) == 3": VALUE,
     "try:\n        assert max(numbers) == 3\n    except AssertionError:\n        pass": ENDED,
     "raising if numbers else None": ENDED,
 }
@@ -92,8 +105,11 @@ def test_a_changed_test_fails_wherever_the_test_passes(body: str) -> None:
             assert file.changed([change]) == source
             continue
         changed = file.changed([change])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # an unknown escape sequence would tell, and break suites that are strict
+            compile(changed, "test_it.py", "exec")
         assert changed != source and "ümläut".encode() in changed
-        with pytest.raises((AssertionError, KeyError, pytest.fail.Exception)):
+        with pytest.raises((AssertionError, KeyError, ValueError, pytest.fail.Exception)):
             run(changed)
 
 
@@ -290,6 +306,63 @@ async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
     assert found.fraction == 0.0 and {verdict.outcome for verdict in found.tests.values()} == {"missing"}
     found = await judge({"shop.py": "import time; time.sleep(60)"}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=3)
     assert found.fraction == 0.0 and "took longer than 3 s" in found.output
+
+
+async def test_what_honest_suites_do_to_their_interpreter_accuses_nobody(judge: Judge) -> None:
+    suite = """
+import json, os, pytest
+from shop import total
+
+@pytest.fixture
+def replaced(monkeypatch):
+    monkeypatch.setattr(os, "write", None)
+    monkeypatch.setattr(json, "dumps", None)
+
+def test_fakes(replaced): assert total([1]) == 1
+def test_strict(): assert "%s\\n\\t" % total([1]) == "1\\n\\t"
+def test_runs(): total([1])
+"""
+    settings = "[pytest]\naddopts = -x -n 2 -p xdist.plugin\nfilterwarnings = error\n"
+    tests = {"test_it.py": suite, "pytest.ini": settings}
+    names = [f"test_it.py::{name}" for name in ("test_fakes", "test_strict", "test_runs")]
+    found = await judge({"shop.py": SOLUTION}, tests=tests, expect=names)
+    assert found.passed, found
+
+
+async def test_no_record_of_the_agents_stops_the_judge(judge: Judge) -> None:
+    """Its code knows the secret that begins a record, and writes one that exhausts whoever reads it."""
+    attack = """
+import os, sys
+
+frame = sys._getframe()
+while "secret" not in frame.f_locals:
+    frame = frame.f_back
+for text in ("[" * 200_000, '{"id": 1}', '{"id": "x", "when": "call", "outcome": ' + "[" * 900 + "]" * 900 + "}"):
+    os.write(frame.f_locals["out"], f"{frame.f_locals['secret']} {text}\\n".encode())
+"""
+    found = await judge({"shop.py": WRONG + attack}, tests={TEST_PATH: TESTS}, expect=IDS)
+    assert 0 < found.fraction < 1 and not found.forged
+
+
+def test_a_test_that_others_use_keeps_its_text() -> None:
+    text = "def test_a(n=1):\n    assert n == 1\n\n\ndef test_b():\n    test_a(1)\n"
+    text += "\n\nclass TestC:\n    test_d = test_a\n"
+    file = TestFile("t.py", text.encode())
+    for id in ("t.py::test_a", "t.py::test_b", "t.py::TestC::test_d"):
+        assert file.change(file.function(id), [id], random.Random(1)).kind == ENDED
+
+
+def test_long_suites_are_changed_in_no_time() -> None:
+    """It happens on the event loop."""
+    many = "".join(
+        f"def test_{number}():\n    assert {number} == {number}\n" + "    # more\n" * 20 for number in range(400)
+    )
+    file = TestFile("t.py", many.encode())
+    begin = time.process_time()
+    for number in range(400):
+        id = f"t.py::test_{number}"
+        assert file.change(file.function(id), [id], random.Random(1)).kind == VALUE
+    assert time.process_time() - begin < 5  # 0.1 s; 20 s if the file is parsed for each
 
 
 async def test_a_missing_source_is_named(judge: Judge) -> None:

@@ -104,6 +104,10 @@ async def test_what_is_allowed_by_name_is_taken(sessions: ToolSessions) -> None:
     verifier = await ctx.seal(["/opt/tool/bin", "/opt/other"], allow=["/opt/tool"])
     assert list(verifier.refused) == ["/opt/other"]
     assert (await verifier.terminal("/opt/tool/bin/run"))["output"] == "built\n"
+    for allow, taken in (("/", True), ("/op", False), ("/opt/other/", True)):
+        ctx = context(sessions, f"task {allow}")
+        await agent(ctx, "echo > /opt/other")
+        assert (not (await ctx.seal(["/opt/other"], allow=[allow])).refused) is taken, allow
 
 
 async def test_links_of_the_agent_lead_no_artifact_astray(sessions: ToolSessions) -> None:

@@ -1,0 +1,165 @@
+"""A call of a method of `ToolContext`: how it is made, written down, and whose failure it is."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from backends import BackendError, SandboxExhausted
+from backends.lease import LeaseOver
+from lachesis.agent.agent_fault import AgentFault
+from lachesis.agent.blame import UPLOADS, blamed, local_path
+from lachesis.agent.blocking_calls import result_of, running_loop
+from lachesis.agent.call_scope import CallScope, outside_scopes, scopes_of_a_thread
+from lachesis.agent.context_results import FileText
+from lachesis.tools import ToolSession
+
+if TYPE_CHECKING:
+    from lachesis.agent.tool_context import ToolContext
+
+_LONGEST = 500
+"""Characters of an argument in a `RewardCall`."""
+_RUN = ("terminal", "call_tool", "search")
+"""Methods that run commands."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RewardCall:
+    """One use of a `ToolContext` by a reward, written down apart from what the agent did."""
+
+    method: str
+    arguments: tuple[str, ...]
+    """In short: a long value is cut, bytes are only counted."""
+    seconds: float
+    error: str = ""
+    """Of an exception that it raised."""
+
+    def to_record(self) -> dict[str, Any]:
+        record = {"method": self.method, "arguments": list(self.arguments), "seconds": self.seconds}
+        return {**record, "error": self.error} if self.error else record
+
+
+def context_method(
+    function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[ToolContext, P], T]:
+    """A method that may be called with and without `await`."""
+    none: Callable[[OSError], T] | None = None
+    return answering(none)(function)
+
+
+def answering(
+    failed: Callable[[OSError], T] | None,
+) -> Callable[
+    [Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]]], Callable[Concatenate[ToolContext, P], T]
+]:
+    """The same. A call without `await` in a coroutine gives `failed(error)` where one with `await` raises the error."""
+
+    def decorate(
+        function: Callable[Concatenate[ToolContext, P], Coroutine[Any, Any, T]],
+    ) -> Callable[Concatenate[ToolContext, P], T]:
+        @functools.wraps(function)
+        def call(self: ToolContext, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            scope = self._scope()
+            scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
+            make = functools.partial(_noted, function, self, scopes, args, kwargs)
+            plain = scope is not None and scope.plain
+            try:
+                result: Any = result_of(function.__name__, make, self._loop, scope)
+            except OSError as error:
+                if failed is None or plain or isinstance(error, TimeoutError):
+                    raise
+                return failed(error)
+            if isinstance(result, FileText):
+                result.keys_only = not plain
+            return result  # type: ignore[no-any-return]
+
+        return call
+
+    return decorate
+
+
+async def _noted(
+    function: Callable[..., Coroutine[Any, Any, T]],
+    self: ToolContext,
+    scopes: tuple[CallScope, ...],
+    args: Any,
+    kwargs: Any,
+) -> T:
+    """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
+    begin, problem, method = time.monotonic(), "", function.__name__
+    for scope in scopes:
+        scope.used()
+    self._shared.begin()
+    own = self._is_verifier and not self._has_run and method in ("write_file", *UPLOADS)
+    self._has_run = self._has_run or method in _RUN
+    try:
+        try:
+            with outside_scopes():
+                return await function(self, *args, **kwargs)
+        except (OSError, SandboxExhausted) as error:
+            whose = blamed(method, error, local_path(method, args, kwargs), own=own)
+            if isinstance(whose, AgentFault):
+                whose.method, whose.place = method, self._shared
+            if whose is error:
+                raise
+            raise whose from error
+    except BaseException as error:
+        cleaned_up = isinstance(error, LeaseOver) and self._session.closed  # under this call, by the reward itself
+        if not cleaned_up:
+            if isinstance(error, BackendError):
+                self._shared.failure = self._shared.failure or error
+            for scope in scopes:
+                scope.met(error)
+        problem = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        self._shared.end()
+        arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
+        seconds = round(time.monotonic() - begin, 4)
+        self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500]))
+
+
+@dataclass(slots=True)
+class SharedState:
+    """What the contexts of a session, and those that they were sealed into, have in common."""
+
+    calls: list[RewardCall] = field(default_factory=list)
+    failure: BackendError | None = None
+    scope: CallScope | None = None
+    """For threads, which may have no context variables."""
+    repeated: bool = False
+    """The reward of the group is called again, without a rollout at fault: `seal` gives what it gave before."""
+    sessions: list[ToolSession] = field(default_factory=list)
+    _active: int = 0
+    _since: float = 0.0
+    _busy: float = 0.0
+
+    def begin(self) -> None:
+        if not self._active:
+            self._since = time.monotonic()
+        self._active += 1
+
+    def end(self) -> None:
+        self._active -= 1
+        if not self._active:
+            self._busy += time.monotonic() - self._since
+
+    @property
+    def inside(self) -> float:
+        """Seconds in which a call worked in a sandbox that was there."""
+        busy = self._busy + (time.monotonic() - self._since if self._active else 0.0)
+        return busy - sum(session.waited for session in self.sessions)
+
+
+def _brief(value: Any) -> str:
+    """An argument in at most a few hundred characters."""
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    text = value if isinstance(value, str) else repr(value)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
