@@ -3,9 +3,10 @@
     python benchmarks/sandbox_cost.py [--against CHECKOUT] [--backend local] [--image FOLDER] [--rounds 40]
 
 The CPU time of a control group, in which one process makes sandboxes: `create` with `close`, the same with a first
-command, and a further command. With `--against`, the folder of another commit's checkout is the second
-candidate, and each round measures both, in a new order each time, so that other load hits both alike. MB are the PSS
-of the sandboxes that one process has open. Needs root, or a control group that may be written to.
+command, a further command, one every 20 ms as a model's, and a `fresh` one as a reward's. With `--against`, the folder
+of another commit's checkout is the second candidate, and each round measures both, in a new order each time, so that
+other load hits both alike. MB are the PSS of the sandboxes that one process has open. Needs root, or a control group
+that may be written to.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__" and "--worker" not in sys.argv:  # a worker runs the code of another checkout
     sys.path.insert(0, str(ROOT))
 
-COMMANDS, OPEN = 20, 8
-"""Commands in a row, and sandboxes that are open at once."""
-PARTS = ("create, close", "create, exec, close", "exec", "MB each")
+COMMANDS, OPEN, PAUSE = 20, 8, 0.02
+"""Commands in a row, sandboxes that are open at once, and the seconds between two paced commands."""
+PARTS = ("create, close", "create, exec, close", "exec", "paced exec", "fresh exec", "MB each")
 LIMIT_MS = 40.0
 """Of `create` with `close`, for `local`."""
 
@@ -81,10 +82,13 @@ async def work(group: Path, backend_name: str, image: str | None) -> None:
         sandbox = await backend.create(spec)
         await sandbox.exec("true", timeout=60)
         await asyncio.sleep(0.05)
-        before = cpu_ms(group)
-        for _ in range(COMMANDS):
-            await sandbox.exec("true", timeout=60)
-        figures.append((cpu_ms(group) - before) / COMMANDS)
+        for pause, fresh in ((0.0, False), (PAUSE, False), (0.0, True)):
+            before = cpu_ms(group)
+            for _ in range(COMMANDS):
+                await sandbox.exec("true", timeout=60, fresh=fresh)
+                await asyncio.sleep(pause)
+            figures.append((cpu_ms(group) - before) / COMMANDS)
+            await asyncio.sleep(0.05)
         await sandbox.close()
         if line.strip() == "memory":
             before = pss_mb(group)
@@ -139,11 +143,11 @@ class Worker:
 
 def report(workers: dict[str, Worker]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
-    print(f"{'CPU ms, median':<24}" + "".join(f"{part:>24}" for part in PARTS))
+    print(f"{'CPU ms, median':<24}" + "".join(f"{part:>20}" for part in PARTS))
     for name, worker in workers.items():
         columns = [[of[at] for of in worker.rounds if len(of) > at] for at in range(len(PARTS))]
         found[name] = {part: statistics.median(column) for part, column in zip(PARTS, columns, strict=True)}
-        print(f"{name:<24}" + "".join(f"{found[name][part]:>24.2f}" for part in PARTS))
+        print(f"{name:<24}" + "".join(f"{found[name][part]:>20.2f}" for part in PARTS))
     if len(workers) == 2:
         here, there = (worker.rounds for worker in workers.values())
         paired = [
@@ -151,7 +155,7 @@ def report(workers: dict[str, Worker]) -> dict[str, dict[str, float]]:
             for at in range(len(PARTS))
         ]
         found["ratio"] = {part: statistics.median(column) for part, column in zip(PARTS, paired, strict=True)}
-        print(f"{'ratio of a round':<24}" + "".join(f"{found['ratio'][part]:>24.2f}" for part in PARTS))
+        print(f"{'ratio of a round':<24}" + "".join(f"{found['ratio'][part]:>20.2f}" for part in PARTS))
     return found
 
 
