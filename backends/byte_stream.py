@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections.abc import AsyncIterable, Awaitable, Callable
 from typing import Any, Protocol
 
-from .executor.framing import CHUNK, SHOWN, Frames
+from .executor.framing import CHUNK, FRAME, SHOWN, UNVERIFIED_LIMIT, Frames
 
 _PART = 1 << 20  # the most bytes that are sent by one call
-_HEADER = 1 << 26  # a longer header means a damaged stream
+_HEADER = 1 << 24  # a longer header means a damaged stream
 
 
 class ByteStream(Protocol):
@@ -109,21 +108,23 @@ class Attachment:
     def __init__(self, stream: ByteStream) -> None:
         self.stream = stream
         self.frames = Frames()
+        self.room: int | None = None
+        """Bytes that a frame may have beside its header; None before the handshake has succeeded."""
         self._begun = False
 
     def write(self, frame: bytes) -> None:
         with contextlib.suppress(Exception):  # the reader finds out that it is broken
             self.stream.write(self.frames.outgoing(frame))
 
-    async def next(self, limit: float = math.inf) -> tuple[dict[str, Any], bytes, int]:
+    async def next(self) -> tuple[dict[str, Any], bytes, int]:
         """The next frame: header, payload, and size in bytes.
 
         Raises:
             EOFError: the stream has ended.
-            ValueError: the bytes are no frame, its tag is wrong, or it has more than `limit` bytes.
+            ValueError: the bytes are no frame, its tag is wrong, or it is too large.
         """
         arrived = self.frames.arrived
-        while (frame := self.frames.next(limit, _HEADER)) is None:
+        while (frame := self.frames.next(*self._limits())) is None:
             data = await self.stream.read(CHUNK)
             if not data:
                 if arrived and not self._begun:
@@ -132,3 +133,8 @@ class Attachment:
             arrived += data
         self._begun = True
         return frame
+
+    def _limits(self) -> tuple[int, int]:
+        if self.room is None:
+            return UNVERIFIED_LIMIT, UNVERIFIED_LIMIT
+        return FRAME.size + _HEADER + self.room, _HEADER

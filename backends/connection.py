@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 
 from lachesis.tasks import has_failed
 
+from . import answers
 from .base import INSIDE, BackendError, SandboxExhausted, SandboxLost
 from .byte_stream import Attachment
 from .byte_stream import ByteStream as ByteStream
 from .byte_stream import asyncio_stream as asyncio_stream
-from .executor.framing import PROTOCOL, UNVERIFIED_LIMIT, Delivery, encode, token_proof
+from .executor.framing import CHUNK, PROTOCOL, Delivery, encode, token_proof
 
 T = TypeVar("T")
 
@@ -35,6 +36,7 @@ _PING, _IDLE = 5.0, 3  # seconds between pings while requests are pending; that 
 _STARVED = 5  # of ten periods in which the limit of processor time holds a silent executor back: it is starved
 _UNANSWERED = 3  # pings in a row without an answer before the stream is aborted
 _HANDSHAKE = 10.0  # seconds for a handshake
+_DAMAGED = 0.05  # seconds after a damaged stream before it is replaced: a peer may damage every one
 _STAGGER = 1.0  # seconds after which another stream is tried beside a silent one
 _HANDSHAKES = 16  # handshakes at once
 
@@ -45,8 +47,20 @@ Dial = Callable[[], Awaitable[ByteStream]]
 
 @dataclass(slots=True)
 class _Pending:
+    op: str
+    room: int
     answer: asyncio.Future[tuple[dict[str, Any], bytes]]
-    parts: list[bytes] = field(default_factory=list)
+    data: bytearray = field(default_factory=bytearray)
+
+    def take(self, header: dict[str, Any], payload: bytes) -> None:
+        """A frame of the answer. Raises `ValueError` if it is none."""
+        if len(self.data) + len(payload) > self.room:
+            raise ValueError(f"its answer to {self.op!r} has more than {self.room} bytes")
+        if header.get("more"):
+            self.data += payload
+            return
+        answers.check(self.op, header)
+        self.answer.set_result((header, bytes(self.data + payload) if self.data else payload))
 
 
 class _Unreachable(Exception):
@@ -70,6 +84,7 @@ class Connection:
         loop = asyncio.get_running_loop()
         self._pending: dict[int, _Pending] = {}
         self._last = 0
+        self._room = CHUNK  # the most that a request has allowed its answer
         self._lost: str | None = None
         self._loss: type[SandboxLost] = SandboxLost
         self._last_dial: type[SandboxLost] = SandboxLost
@@ -157,13 +172,14 @@ class Connection:
         return await call
 
     async def request(
-        self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, **fields: Any
+        self, op: str, payload: bytes = b"", *, patience: float | None = PATIENCE, room: int = CHUNK, **fields: Any
     ) -> tuple[dict[str, Any], bytes]:
-        """Send a request and wait for its answer. Cancelling the call cancels the request inside.
+        """Send a request and wait for its answer, which has at most `room` bytes beside its header. Cancelling the call
+        cancels the request inside.
 
         Raises:
             SandboxLost: the connection is lost, or no answer came within `patience` seconds (None: no limit), including
-                interruptions.
+                interruptions; or it is no answer to this request.
             OSError: the error of the file system or the process table.
             BackendError: the executor failed.
         """
@@ -171,7 +187,10 @@ class Connection:
             raise self._loss(self._lost)
         self._last += 1
         number = self._last
-        pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future())
+        pending = self._pending[number] = _Pending(op, room, asyncio.get_running_loop().create_future())
+        self._room = max(self._room, room)
+        if self._attachment is not None:
+            self._attachment.room = self._room
         try:
             async with asyncio.timeout(patience):
                 self._write(encode({"id": number, "op": op, **fields}, payload))
@@ -191,8 +210,9 @@ class Connection:
         if error is None:
             return header, data
         if error["errno"] is None:
-            raise BackendError(f"the executor failed at {op!r}: {error['message']}")
-        reported = OSError(error["errno"], error["message"], error["path"])
+            raise BackendError(f"the executor failed at {op!r}: {answers.shown(error['message'])}")
+        path = error.get("path") and error["path"][: answers.LONGEST]
+        reported = OSError(error["errno"], answers.shown(error["message"]), path)
         reported.add_note(INSIDE)
         raise reported
 
@@ -263,10 +283,17 @@ class Connection:
     async def _serve(self, attachment: Attachment) -> str | None:
         """Serve the first stream and all that replace it. Returns why nothing more will arrive, if that is known."""
         while True:
-            cut = await self._read(attachment)
-            self._drop_stream()
+            attachment.room = self._room
+            try:
+                cut = await self._read(attachment)
+            except SandboxLost as error:
+                return str(error)
+            finally:
+                self._drop_stream()
             if self._dial is None:
                 return self._goodbye if cut is None else cut
+            if cut is not None:
+                await asyncio.sleep(_DAMAGED)
             if self._goodbye is not None or self._leaving:
                 return self._goodbye or "it was shut down"
             try:
@@ -280,7 +307,11 @@ class Connection:
                 return str(error)
 
     async def _read(self, attachment: Attachment) -> str | None:
-        """Read until the stream ends. Returns a description if it is damaged."""
+        """Read until the stream ends. Returns a description if it is damaged.
+
+        Raises:
+            SandboxLost: whole frames are wrong: the executor itself is not to be trusted any more.
+        """
         try:
             while True:
                 header, payload, size = await attachment.next()
@@ -291,18 +322,22 @@ class Connection:
                 self._delivery.receive(size)
                 pending = self._pending.get(header["id"])
                 if pending is not None and not pending.answer.done():  # else the caller was cancelled
-                    pending.parts.append(payload)
-                    if not header.get("more"):
-                        pending.answer.set_result((header, b"".join(pending.parts)))
+                    try:
+                        pending.take(header, payload)
+                    except ValueError as error:
+                        raise SandboxLost(f"its executor is not one ({error})") from None
                 if self._dial is not None and self._delivery.is_due():
                     self._acknowledge()
+        except SandboxLost:
+            raise
         except (ValueError, LookupError, TypeError) as error:
             return f"its stream is damaged ({error})"
         except Exception:  # a broken stream may raise anything
             return None
 
     def _control(self, header: dict[str, Any]) -> None:
-        self._goodbye = header.get("bye", self._goodbye)
+        if "bye" in header:
+            self._goodbye = answers.shown(header["bye"])
         if "hello" in header and not self.hello.done():
             self.hello.set_result(header)
         if "ack" in header and self._dial is not None:
@@ -343,8 +378,13 @@ class Connection:
                     error = handshake.exception()
                     if error is None:
                         attachment, received = handshake.result()
-                        self._resume(attachment, received)
-                        return attachment
+                        try:
+                            self._resume(attachment, received)
+                        except ValueError as wrong:
+                            attachment.stream.abort()
+                            error = wrong
+                        else:
+                            return attachment
                     reason = str(error) or type(error).__name__
                     dial_at = min(dial_at, time.monotonic() + 0.05)
                     if isinstance(error, _UnknownSession):  # any peer can claim that: wait for more claims
@@ -375,7 +415,7 @@ class Connection:
         attachment = Attachment(stream)
         try:
             async with asyncio.timeout(_HANDSHAKE):
-                hello, _, _ = await attachment.next(UNVERIFIED_LIMIT)
+                hello, _, _ = await attachment.next()
                 if hello.get("hello") != PROTOCOL:
                     raise ValueError(f"the executor speaks protocol {hello.get('hello')!r} instead of {PROTOCOL}")
                 far, near = str(hello["nonce"]), secrets.token_hex(16)
@@ -389,7 +429,7 @@ class Connection:
                 else:
                     raise _UnknownSession("its executor does not know the session: it was started anew")
                 attachment.write(encode({**answer, "sealed": int(self._sealed)}))
-                reply, _, _ = await attachment.next(UNVERIFIED_LIMIT)
+                reply, _, _ = await attachment.next()
                 received = int(reply["received"])
                 proof = token_proof(self._token, "far", *facts, received)
                 if not hmac.compare_digest(proof, str(reply["proof"])):

@@ -128,11 +128,13 @@ def _extract(archive: Reader, root: int, prefix: int, room: Room, rejected: _Rej
             room.take_member(member, root)
             try:
                 parts = _parts(member, prefix)
-                if member.kind == FOLDER:
-                    os.fchmod(steps.go(parts), member.mode & 0o777 | 0o700)
-                    continue
                 parent = steps.go(parts[:-1])
-                if member.kind == LINK:
+                if member.kind == FOLDER:
+                    if parts:
+                        with contextlib.suppress(FileExistsError):
+                            os.mkdir(parts[-1], 0o700, dir_fd=parent)
+                    os.fchmod(steps.go(parts), member.mode & 0o777 | 0o700)
+                elif member.kind == LINK:
                     make_link(member.target, parts[-1], parent)
                 else:
                     write_file(archive, member, parts[-1], parent, member.mode & 0o777 | 0o600)
@@ -168,10 +170,10 @@ def _parts(member: Member, prefix: int) -> list[str]:
 
 
 def _enter(name: str, parent: int) -> int:
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(name, 0o700, dir_fd=parent)
     try:
         return open_folder(name, parent)
+    except FileNotFoundError:  # made here, it would not be counted
+        raise _UnsafeMember("one of its parents did not come before it") from None
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise _UnsafeMember("one of its parents is not a folder") from None
@@ -185,7 +187,11 @@ def _merge(staged: int, root: int, rejected: _Rejected) -> None:
     try:
         while left:
             names = left.pop()
-            here, there = source.go(names), target.go(names)
+            try:
+                here, there = source.go(names), target.go(names)
+            except _UnsafeMember as error:  # somebody changes the target meanwhile
+                rejected.add("/".join(names), error)
+                continue
             if names:
                 os.fchmod(there, os.fstat(here).st_mode & 0o777)
             for name in os.listdir(here):  # noqa: PTH208

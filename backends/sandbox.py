@@ -17,6 +17,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar, cast
 
+from .answers import shown
 from .base import (
     MAX_DOWNLOAD,
     MAX_MEMBERS,
@@ -34,7 +35,8 @@ from .base import (
     SandboxSpec,
 )
 from .connection import GRACE, PATIENCE, Connection
-from .executor.framing import PROTOCOL
+from .executor.files import WHOLE
+from .executor.framing import CHUNK, PROTOCOL
 from .extraction import Room
 from .forwarding import Forward, forwarded
 from .transfer import PART, Transfer, download, upload
@@ -96,7 +98,7 @@ async def initialise(
         raise BackendError(f"the working directory {workdir!r} cannot be used: {error}") from error
     connection.home = {**env, **spec.env}.get("HOME") or workdir
     if found["unfiltered"]:
-        log.warning("commands may make every system call: %s", found["unfiltered"])
+        log.warning("commands may make every system call: %s", shown(found["unfiltered"]))
     return Inside(python=found["python"])
 
 
@@ -116,7 +118,7 @@ class ExecutorProcess:
 
     async def read(self, offset: int = 0, *, wait: float = 0.0, limit: int = 65_536) -> OutputChunk:
         header, data = await self._connection.request(
-            "output", process=self.id, offset=offset, wait=wait, limit=limit, patience=wait + PATIENCE
+            "output", process=self.id, offset=offset, wait=wait, limit=limit, patience=wait + PATIENCE, room=limit
         )
         return OutputChunk(data=data, offset=header["offset"], exit_code=header["exit_code"])
 
@@ -174,6 +176,7 @@ class ExecutorSandbox:
                 "exec",
                 stdin or b"",
                 patience=timeout + PATIENCE,
+                room=2 * max_output,
                 command=command,
                 timeout=timeout,
                 cwd=cwd,
@@ -209,7 +212,7 @@ class ExecutorSandbox:
         if not (result.stdout_elided if stream == "stdout" else result.stderr_elided):
             return (result.stdout if stream == "stdout" else result.stderr)[offset : offset + limit]
         _, data = await self._connection.request(
-            "spilled", execution=result.execution, stream=stream, offset=offset, limit=limit
+            "spilled", execution=result.execution, stream=stream, offset=offset, limit=limit, room=limit
         )
         return data
 
@@ -242,8 +245,9 @@ class ExecutorSandbox:
         return ExecutorProcess(self._connection, header["process"], command)
 
     def _without_room(self, what: str, error: OSError) -> BackendError:
-        """The executor is out of memory, processes or open files, as far as the machine is not out of the last."""
-        kind = BackendError if error.errno == errno.ENFILE else SandboxExhausted
+        """The sandbox is out of memory, processes or open files of its own. All else is the machine's: open files of
+        all processes (ENFILE), terminals and watched files of all sandboxes (ENOSPC)."""
+        kind = SandboxExhausted if error.errno in (errno.EMFILE, errno.ENOMEM, errno.EAGAIN) else BackendError
         return kind(f"sandbox {self.id} cannot {what}: {error}")
 
     async def processes(self) -> list[Process]:
@@ -254,7 +258,8 @@ class ExecutorSandbox:
         await self._connection.request("kill_all")
 
     async def read_bytes(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        _, data = await self._connection.request("read", path=path, offset=offset, limit=limit)
+        room = WHOLE + CHUNK if limit is None else limit
+        _, data = await self._connection.request("read", path=path, offset=offset, limit=limit, room=room)
         return data
 
     async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:

@@ -120,7 +120,12 @@ class Frames:
                 self.opened += 1
                 if not is_equal(tag.hex(), bytes(view[size:end]).hex()):
                     raise ValueError("a frame has a wrong tag")
-            header = json.loads(bytes(view[FRAME.size : payload_at]).decode())
+            try:
+                header = json.loads(bytes(view[FRAME.size : payload_at]).decode())
+            except RecursionError:
+                header = None
+            if not isinstance(header, dict):
+                raise ValueError("a header is no object")
             payload = bytes(view[payload_at:size])
         del self.arrived[:end]
         return header, payload, size

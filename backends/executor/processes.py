@@ -42,16 +42,27 @@ def send_signal(pid: int, number: int) -> None:
         os.kill(pid, number)
 
 
-def are_forking() -> bool:
-    """Whether processes are being started right now."""
+def last_process() -> bytes:
+    """The number of the process that was started last."""
     try:
         with open("/proc/loadavg", "rb") as file:
-            last = file.read().split()[-1]
-        time.sleep(0.002)
-        with open("/proc/loadavg", "rb") as file:
-            return file.read().split()[-1] != last
+            return file.read().split()[-1]
     except (OSError, IndexError):
-        return True
+        return os.urandom(8)
+
+
+def are_forking() -> bool:
+    """Whether processes are being started right now."""
+    last = last_process()
+    time.sleep(0.002)
+    return last_process() != last
+
+
+def is_left(root: int) -> bool:
+    """Whether something of the tree may live. A table misses only processes that are started meanwhile, or their
+    children."""
+    last = last_process()
+    return bool(living_tree(root)) or last_process() != last
 
 
 def kill_tree(root: int) -> None:
@@ -65,15 +76,31 @@ def kill_tree(root: int) -> None:
     """
     # A process that forks and exits in a loop is gone before a table of processes is complete. PID 1 can stop all at
     # once. It does so only then: shells with terminals would see their jobs stopped and take the terminal away.
-    if os.getpid() == 1 and (root == 1 or are_forking()):
-        stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}  # and must stay so
-        send_signal(-1, signal.SIGSTOP)
-        victims = living_tree(root)
-        for pid in victims:
-            send_signal(pid, signal.SIGKILL)
-        # Children first, which mostly have higher numbers: a shell that sees a stopped job takes its terminal away.
-        for pid in sorted(process_table().keys() - victims - stopped - {1, root}, reverse=True):
-            send_signal(pid, signal.SIGCONT)
+    if os.getpid() != 1:
+        kill_found(root)
+        return
+    if root == 1 or are_forking():
+        kill_stopped(root)
+    kill_found(root)
+    if all(is_left(root) for _ in range(3)):  # on a busy machine, it was not seen to fork
+        kill_stopped(root)
+        kill_found(root)
+
+
+def kill_stopped(root: int) -> None:
+    """Stop all processes at once, kill those of the tree, and let the others go on."""
+    stopped = {pid for pid, (state, _, _) in process_table().items() if state == "T"}  # and must stay so
+    send_signal(-1, signal.SIGSTOP)
+    victims = living_tree(root)
+    for pid in victims:
+        send_signal(pid, signal.SIGKILL)
+    # Children first, which mostly have higher numbers: a shell that sees a stopped job takes its terminal away.
+    for pid in sorted(process_table().keys() - victims - stopped - {1, root}, reverse=True):
+        send_signal(pid, signal.SIGCONT)
+
+
+def kill_found(root: int) -> None:
+    """Kill what tables of processes show of the tree, until they show nothing new."""
     end = time.monotonic() + 5.0
     seen: set[int] = set()
     while True:

@@ -7,6 +7,7 @@ read-only, and workspace, home, /tmp and /dev/shm have a tmpfs each.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -197,6 +198,9 @@ def find(
 
     Returns:
         The bwrap, a line about it, and an empty text; or None, the reason, and the next step.
+
+    Raises:
+        OSError: this machine is short of something now, which says nothing about what works.
     """
     candidates = [path] if path else _candidates()
     if not candidates:
@@ -217,11 +221,19 @@ def find(
                 if prepares and bwrap.disk:
                     command = bwrap.command(request, mount, waiting("/bin/bash"), joined=True)
                     unable = run(command, bwrap.disk_of(request, mount), Prepared(""))
+                    _raise_if_short(candidate, unable)
                     bwrap = replace(bwrap, joined=not unable)
                     detail += f", executors start slowly: {unable}" if unable else ""
                 return bwrap, detail, ""
+            _raise_if_short(candidate, failure)
             failure = f"{candidate}: {failure}"
     return None, failure, _fix(failure, install)
+
+
+def _raise_if_short(candidate: str, failure: str) -> None:
+    for number in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+        if os.strerror(number) in failure:
+            raise OSError(number, f"{candidate} could not be tried: {failure}")
 
 
 def _candidates() -> list[str]:

@@ -39,14 +39,22 @@ def private_folder(path: Path, otherwise: str) -> Path:
         BackendError: it belongs to somebody else, others can enter it, or it cannot be made.
     """
     try:
-        with contextlib.suppress(FileExistsError):  # it may be no folder
-            path.mkdir(mode=0o700)
-        facts = path.lstat()
+        facts = None
+        facts = _made(path)
     except OSError as error:
         raise BackendError(f"{path} cannot be made: {error}. Next step: {otherwise} to a folder that exists") from error
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         raise BackendError(f"{path} is not a folder of this user alone. Next step: remove it, or {otherwise}")
     return path
+
+
+def _made(path: Path) -> os.stat_result:
+    for _ in range(10):
+        with contextlib.suppress(FileExistsError):  # it may be no folder
+            path.mkdir(mode=0o700)
+        with contextlib.suppress(FileNotFoundError):  # somebody else has removed it, as it was empty
+            return path.lstat()
+    return path.lstat()
 
 
 def remove_sandbox(folder: Path, groups: Iterable[str | Path], id: str = "", seconds: float | None = None) -> str:

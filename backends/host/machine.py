@@ -51,20 +51,27 @@ class Machine:
 
     def check(self) -> tuple[str, str]:
         """Try bubblewrap: a line about it, and the next step, which is empty when it works."""
-        with self._lock:
-            try:
-                with tempfile.TemporaryDirectory(prefix="lachesis-") as mount:
-                    self.bwrap, detail, fix = bubblewrap.find(
-                        self._run, mount, self._path, self._install, prepares=self._prepares
-                    )
-            except (BackendError, OSError) as error:
-                return str(error), "see the message above"
+        try:
+            return self._find()
+        except (BackendError, OSError) as error:
+            return str(error), "see the message above"
+
+    def _find(self) -> tuple[str, str]:
+        with self._lock, tempfile.TemporaryDirectory(prefix="lachesis-") as mount:
+            self.bwrap, detail, fix = bubblewrap.find(
+                self._run, mount, self._path, self._install, prepares=self._prepares
+            )
             return detail, fix
 
     def found(self) -> Bubblewrap:
-        """The bwrap that works. Raises `BackendUnavailable` when there is none."""
+        """The bwrap that works.
+
+        Raises:
+            BackendUnavailable: there is none.
+            OSError: it cannot be found out now.
+        """
         if self.bwrap is None:
-            detail, fix = self.check()
+            detail, fix = self._find()
             if self.bwrap is None:
                 raise BackendUnavailable(f"sandboxes cannot be made here: {detail}. Next step: {fix}")
         return self.bwrap

@@ -11,6 +11,7 @@ called `ld-linux-x86-64` in `ps`, would show these arguments, and could not star
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
@@ -162,6 +163,8 @@ def _run(command: list[str], what: str | Path) -> str:
     try:
         done = subprocess.run(command, env={}, capture_output=True, text=True, timeout=120, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOMEM):
+            raise  # it says nothing about the program
         raise _not_portable(what, error) from error
     if done.returncode != 0:
         reason = done.stderr.strip().replace("\n", "; ") or f"exit code {done.returncode}"

@@ -421,7 +421,10 @@ def _finish(launched: _Launched) -> None:
 def _remove(record: Record, marked: bool, seconds: float | None = None) -> bool:
     """Remove what is left of a sandbox whose first process has ended. What takes longer is named and left to `reap`."""
     folder = records.folder(record.id)
-    left = remove_sandbox(folder, record.groups, record.id if marked else "", seconds)
+    try:
+        left = remove_sandbox(folder, record.groups, record.id if marked else "", seconds)
+    except OSError as error:  # there is no descriptor to look at processes, for example
+        left = str(error)
     if left:
         _LOG.warning("%s could not be removed: %s. `lachesis sandboxes reap` and the next start go on", folder, left)
     records.forget(record, left)

@@ -402,6 +402,8 @@ class SpawnServer:
                 become(job, fds[1:], parent, program, theirs)
             self.watch(pid, reply, report)
         except (OSError, ValueError) as error:
+            if report >= 0:
+                os.close(report)
             with contextlib.suppress(OSError):
                 reply.send(json.dumps({"error": str(error)}).encode())
         finally:

@@ -122,7 +122,8 @@ class Spawner:
         self._lock = threading.Lock()
         self._before: Sequence[str] = ()
         self._env: Mapping[str, str] = {}
-        self._owner = self._pid = 0
+        self._owner = 0
+        self._process: subprocess.Popen[bytes] | None = None
         self._requests: socket.socket | None = None
         self._end: weakref.finalize[[socket.socket, subprocess.Popen[bytes], int], Spawner] | None = None
 
@@ -172,7 +173,7 @@ class Spawner:
                     os.set_inheritable(handles[0], False)
                     ours.setblocking(False)
                     return Child(answer["pid"], handles[0], ours, self)
-                reason = "the helper process has ended"
+                reason = "the helper process has ended, or has too many open files"
             except TimeoutError:  # it lives, and so do its children, which would end with it
                 ours.close()
                 raise BackendError(f"a process could not be started within {_PATIENCE:g} s") from None
@@ -188,6 +189,8 @@ class Spawner:
                 ours.close()
                 raise
             ours.close()
+            if requests is not None and self._lives(requests):  # it is not replaced: its children would end with it
+                break
         raise BackendError(f"a process could not be started: {reason}")
 
     def start_by(self, before: Sequence[str], env: Mapping[str, str]) -> int:
@@ -209,7 +212,8 @@ class Spawner:
             raise
         finally:
             os.close(null)
-        return self._pid
+        assert self._process is not None
+        return self._process.pid
 
     def _helper(self, instead_of: socket.socket | None) -> socket.socket:
         """The helper, but not the one that `instead_of` leads to, which has failed."""
@@ -220,6 +224,16 @@ class Spawner:
                 self._start()
             assert self._requests is not None
             return self._requests
+
+    def _lives(self, requests: socket.socket) -> bool:
+        """Whether the helper that `requests` leads to still runs; its descriptors are closed shortly before its end."""
+        with self._lock:
+            if self._requests is not requests or self._process is None:
+                return False
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(1.0)
+                return False
+            return True
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -244,7 +258,7 @@ class Spawner:
             os.close(owner)
         if self._end is not None:
             self._end()
-        self._owner, self._requests, self._pid = os.getpid(), ours, process.pid
+        self._owner, self._requests, self._process = os.getpid(), ours, process
         self._end = weakref.finalize(self, _end, ours, process, os.getpid())
 
 

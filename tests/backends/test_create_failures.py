@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from backends import BackendError, SandboxSpec, create_backend
+from backends.host.machine import Machine
 
 # Makes sandboxes under a condition, and again after it: prints the kind and the text of each failure.
 ATTEMPTS = """
@@ -125,6 +126,55 @@ def test_a_real_cause_is_named_and_nothing_is_left(
         assert "'BackendError'" in line and re.search(cause, line), line
     assert lines[-3:] == ["works again", "", "left: [] False"], (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_shortage_makes_no_sandbox_weaker(number: int, late: bool, tmp_path: Path) -> None:
+    """The first trial of bubblewrap fails for it, or the one of a prepared executor."""
+
+    def run(command: list[str], disk: object, prepared: object = None) -> str:
+        tried.append(prepared)
+        return os.strerror(number) if len(tried) == 1 + late else ""
+
+    tried: list[object] = []
+    machine = Machine(run, "/bin/true", prepares=True)
+    with pytest.raises(OSError, match=os.strerror(number)) as raised:
+        machine.found()
+    assert raised.value.errno == number and machine.bwrap is None
+    tried += [None] * 9
+    assert machine.found().joined and machine.found().disable_userns and machine.found().disk
+
+
+@pytest.mark.parametrize("isolation", ["bubblewrap", "none"])
+@pytest.mark.parametrize("kind", ["missing", "read-only", "a file"])
+def test_a_tmpdir_that_cannot_be_used_is_named(isolation: str, kind: str, disk: Path) -> None:
+    """Where every other folder for temporary files is one that cannot be written, as in a read-only container."""
+    folder = disk / "tmpdir"
+    script = f"""
+import asyncio, tempfile
+from backends import BackendError, SandboxSpec, create_backend
+tempfile._candidate_tempdir_list = lambda: [{str(folder)!r}]
+async def main():
+    try:
+        await create_backend("local", isolation={isolation!r}).create(SandboxSpec())
+    except BackendError as error:
+        print(error)
+asyncio.run(main())
+"""
+    if kind != "missing":
+        folder.mkdir() if kind == "read-only" else folder.touch()
+    if kind == "read-only":
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=4k", "none", str(folder)], check=True)
+    try:
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    finally:
+        if kind == "read-only":
+            subprocess.run(["umount", str(folder)], check=True)
+        if kind != "missing":
+            folder.rmdir() if kind == "read-only" else folder.unlink()
+    assert "No usable temporary directory" in done.stdout and "set TMPDIR to a folder" in done.stdout, done
+    assert done.stdout.count("\n") == 1 and done.stderr == "", done
 
 
 JSON = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{}"

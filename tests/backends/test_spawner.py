@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from sandbox_watch import host_processes
 
 from backends import BackendError
+from backends.host.plan import Prepared
 from backends.host.spawner import Child, Spawner
 
 AT_ONCE = 6
@@ -125,3 +127,27 @@ def test_one_sandbox_too_many_takes_no_other_along(hard: int) -> None:
     count, any_ended = done.stdout.split()
     assert any_ended == "False" and done.stderr == ""
     assert int(count) == 60 if hard == 400 else int(count) > 10
+
+
+def test_a_helper_without_descriptors_goes_on(null: int) -> None:
+    """Whatever it cannot open, the others live on, nothing of the job is left, and it can start the next one."""
+    others = helpers()
+    spawner = Spawner()
+    other = spawner.spawn(["/bin/sleep", "600"], stream=null, errors=null)
+    (helper,) = helpers() - others
+    table = Path(f"/proc/{helper}/fd")
+    before = len(list(table.iterdir()))
+    soft, hard = resource.prlimit(helper, resource.RLIMIT_NOFILE)
+    failed = 0
+    for limit in range(4, before + 12):
+        for prepared in (None, Prepared("")):
+            resource.prlimit(helper, resource.RLIMIT_NOFILE, (limit, hard))
+            try:
+                end([spawner.spawn(["/bin/true"], stream=null, errors=null, prepared=prepared)])
+            except BackendError:
+                failed += 1
+            assert not other.wait(0.0), "it ended with another job"
+    resource.prlimit(helper, resource.RLIMIT_NOFILE, (soft, hard))
+    end([spawner.spawn(["/bin/true"], stream=null, errors=null)])
+    assert failed > 3 and len(list(table.iterdir())) == before
+    end([other])

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import uuid
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ import pytest
 from sandbox_watch import host_processes, opened, output, until
 
 from backends import BackendError, BackendUnavailable, SandboxLost, SandboxSpec
-from backends.host import cgroups
 from backends.owner import start_time
 from backends.ssh import SshBackend
 from tests.support.ports import free_port
@@ -51,38 +49,16 @@ async def tidy(engine: SshEngine) -> AsyncIterator[None]:
         await SshBackend(**engine.options).reap(everyone=True)
 
 
-def groups() -> list[str]:
-    """Empty groups that were not removed. A group with processes may belong to another run.
-
-    Another run's may be empty for a moment: before its first process, or after its last.
-    """
-    found = _empty_groups()
-    end = time.monotonic() + 5
-    while found and time.monotonic() < end:
-        time.sleep(0.05)
-        found &= _empty_groups()
-    return sorted(found)
+def groups_of(engine: SshEngine, id: str = "lachesis-*") -> list[Path]:
+    """Cgroups of its sandboxes."""
+    return [path for parent in engine.groups for path in (parent / "lachesis").glob(f"{id}.ssh")]
 
 
-def _empty_groups() -> set[str]:
-    found = set()
-    for path in groups_of("lachesis-*"):
-        with contextlib.suppress(OSError):  # it was removed meanwhile
-            if int((path / "pids.current").read_text()) == 0:  # processes of other PID namespaces count as well
-                found.add(str(path))
-    return found
+def leftovers(engine: SshEngine, mark: str = "") -> tuple[list[int], list[Path], list[Path]]:
+    return host_processes(mark) if mark else [], list(engine.state.glob("lachesis-*")), groups_of(engine)
 
 
-def groups_of(id: str) -> list[Path]:
-    """Its cgroups: the far machine is this one, and its sshd is in the group of the tests."""
-    return [path for parent in {*cgroups.find().parents.values()} for path in (parent / "lachesis").glob(f"{id}.ssh")]
-
-
-def leftovers(engine: SshEngine, mark: str = "") -> tuple[list[int], list[Path], list[str]]:
-    return host_processes(mark) if mark else [], list(engine.state.glob("lachesis-*")), groups()
-
-
-NOTHING: tuple[list[int], list[Path], list[str]] = ([], [], [])
+NOTHING: tuple[list[int], list[Path], list[Path]] = ([], [], [])
 
 
 # --- trusted hosts --------------------------------------------------------------------------------------------------
@@ -264,13 +240,13 @@ async def test_cgroups_limit_memory_and_processes(engine: SshEngine) -> None:
         pytest.skip("only root may write cgroups")
     backend = SshBackend(**engine.options)
     sandbox = await backend.create(SandboxSpec(memory_bytes=128 << 20, pids=40, cpus=0.5))
-    assert groups_of(sandbox.id)
+    assert groups_of(engine, sandbox.id)
     hungry = "python3 -c 'x = bytearray(300 << 20); x[::4096] = b\"1\" * len(x[::4096])'"
     assert (await sandbox.exec(hungry, timeout=60)).exit_code == 137
     assert 20 < int(await output(sandbox, FORKS)) < 40
     assert await output(sandbox, "echo alive") == "alive"
     await sandbox.close()
-    assert groups_of(sandbox.id) == []
+    assert groups_of(engine, sandbox.id) == []
 
 
 async def test_an_ordinary_user_limits_processes_without_cgroups(crowd: SshEngine) -> None:

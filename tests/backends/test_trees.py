@@ -411,12 +411,14 @@ def test_a_failed_download_leaves_a_folder_as_it_was_and_a_good_one_joins_it(fol
     (target / "a" / "both").write_text("old")
     (target / "file").write_text("old")
     (target / "link").symlink_to(folder)
-    broken = io.BytesIO(file("a/both", b"new") + file("a/deep/new", b"new"))
+    folders = b"".join(header(Member(FOLDER, name, 0, 0o755, 0)) for name in ("a", "a/deep", "file", "link", "a/deep2"))
+    broken = io.BytesIO(folders + file("a/both", b"new") + file("a/deep/new", b"new"))
     with pytest.raises(OSError, match="ends too early"):
         extract(broken, str(target), Room())
     assert sorted(path.name for path in target.rglob("*")) == ["a", "both", "deep", "file", "link", "old"]
     assert (target / "a" / "both").read_text() == "old"
-    good = file("a/both", b"new") + file("a/deep/new", b"new") + file("file/x") + file("link/x") + file("a/deep2/new")
+    good = folders + file("a/both", b"new") + file("a/deep/new", b"new")
+    good += file("file/x") + file("link/x") + file("a/deep2/new")
     with pytest.raises(OSError, match=r"rejected (file|link) .*everything else was copied"):
         extract(io.BytesIO(good + END), str(target), Room())
     assert (target / "a" / "both").read_text() == (target / "a" / "deep" / "new").read_text() == "new"

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from backends.host import cgroups
 from tests.support.ports import free_port
 
 PACKAGES = "apt-get install --no-install-recommends openssh-server bubblewrap"
@@ -154,6 +155,8 @@ class SshEngine:
     state: Path
     """The folder for the state of its sandboxes: the backend's option `folder`."""
     options: dict[str, Any] = field(default_factory=dict)
+    groups: list[Path] = field(default_factory=list)
+    """Where it makes cgroups for sandboxes: with version 1, in groups of its own."""
 
     @contextlib.contextmanager
     def wire(self) -> Iterator[tuple[FaultyWire, dict[str, Any]]]:
@@ -189,7 +192,7 @@ def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshE
     folder.chmod(0o755)
     user = ORDINARY_USER if ordinary_user else getpass.getuser()
     made = None
-    process = None
+    process = engine = None
     try:
         if os.geteuid() == 0 and not Path("/run/sshd").exists():
             made = Path("/run/sshd")  # where sshd confines its unprivileged part
@@ -220,17 +223,42 @@ def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshE
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": os.defpath}
             )
+        engine.groups = _own_groups(f"lachesis-{folder.name}", process.pid)
         _wait_until_up(process, port, folder / "log")
         yield engine
     finally:
         if process is not None:
             process.terminate()
             process.wait()
+            for group in engine.groups if engine is not None else []:
+                _remove_group(group)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.rmtree(state, ignore_errors=True)
         if made is not None:
             with contextlib.suppress(OSError):
                 made.rmdir()
+
+
+def _own_groups(name: str, pid: int) -> list[Path]:
+    """Move a process to cgroups that others do not use, as far as that is possible."""
+    found = cgroups.find()
+    if found.version != 1:
+        return list({*found.parents.values()})
+    groups = [parent / name for parent in {*found.parents.values()}]
+    for group in groups:
+        group.mkdir()
+        (group / "cgroup.procs").write_text(str(pid))
+    return groups
+
+
+def _remove_group(group: Path) -> None:
+    """Remove what `_own_groups` has made, once its processes have ended."""
+    end = time.monotonic() + 5
+    while group.name.startswith("lachesis-") and group.exists() and time.monotonic() < end:
+        with contextlib.suppress(OSError):
+            for path in [*group.glob("lachesis"), group]:
+                path.rmdir()
+        time.sleep(0.02)
 
 
 def _with_ordinary_user(folder: Path, command: list[str]) -> list[str]:
