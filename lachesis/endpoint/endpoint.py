@@ -30,6 +30,8 @@ from lachesis.tasks import seen
 from lachesis.trajectories import MessageError
 
 _LARGEST_REQUEST: Final = 256 * 2**20
+_LARGE_REQUEST: Final = 2**20
+"""Bytes of a body above which a rollout's bodies are read one after the other: they are held in memory."""
 _PATH: Final = re.compile(r"(?:/(?P<key>sk-[^/]+))?(?:/v1)?(?P<route>/.*)")
 _CHAT: Final = ChatCompletions()
 _ROUTES: Final[Mapping[str, Protocol]] = {
@@ -157,7 +159,11 @@ class RecordingEndpoint(AsyncService):
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the answer has not begun
         try:
-            body = load(await request.read())
+            if (request.content_length or _LARGEST_REQUEST) <= _LARGE_REQUEST:
+                body = load(await request.read())
+            else:
+                async with recording.reading:
+                    body = load(await request.read())
         except web.HTTPRequestEntityTooLarge:
             raise Refused(413, f"the body has more than {_LARGEST_REQUEST} bytes") from None
         except web.RequestPayloadError as error:

@@ -101,6 +101,8 @@ class Recording:
         self._call_ids: set[str] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self.times = RequestTimes()
+        self.reading = asyncio.Lock()
+        """Held while a large body is read."""
 
     # What clients ask
 
