@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import socket
@@ -11,6 +12,7 @@ from itertools import chain
 from typing import Any, Final, Unpack
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lachesis.endpoint.anthropic import CountTokens, Messages
 from lachesis.endpoint.openai_chat import ChatCompletions
@@ -43,6 +45,15 @@ _ROUTES: Final[Mapping[str, Protocol]] = {
     "/generate": Generate(),
 }
 _JSON: Final = "application/json"
+_log: Final = logging.getLogger(__name__)
+
+
+def _is_of_ours(record: logging.LogRecord) -> bool:
+    """Whether it is no request of a program that is not HTTP: programs could fill the log with these."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log.addFilter(_is_of_ours)
 
 
 class RecordingEndpoint(AsyncService):
@@ -102,7 +113,9 @@ class RecordingEndpoint(AsyncService):
     async def start(self) -> None:
         """Bind the port and start to answer."""
         # The low-level server: a route is one look-up, and there is no middleware.
-        server = web.Server(self._handle, request_factory=_large_request, access_log=None, handler_cancellation=True)
+        server = web.Server(
+            self._handle, request_factory=_large_request, access_log=None, logger=_log, handler_cancellation=True
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()
         try:

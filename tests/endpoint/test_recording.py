@@ -401,6 +401,23 @@ async def test_a_count_is_no_stream() -> None:
             assert response.status == 400
 
 
+async def test_what_is_not_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
+        host, port = client.recording.base_url.split("/")[2].split(":")
+        for nonsense in (
+            b"GET /" + b"a" * 10_000,
+            b"POST / HTTP/1.1\r\nContent-Length: x",
+            b"X: y\r\n" * 99,
+            b"\x16\x03",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(nonsense + b" HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.0 400")
+            writer.close()
+        assert (await client.ask([user("?")]))["content"] == "Hello."
+    assert caplog.text == ""
+
+
 async def test_large_bodies_of_one_rollout_are_held_one_at_a_time() -> None:
     size, part = 8 << 20, b" " * (1 << 16)
     async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
