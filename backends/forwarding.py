@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import resource
+import weakref
 from collections.abc import AsyncIterator, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,10 @@ log = logging.getLogger(__name__)
 
 _ACCEPTING = 4
 """Requests for a connection at once: over a slow stream, programs that connect together wait less."""
+_ALWAYS = 8
+"""Connections of one sandbox that are carried however many the others have."""
+_carried: weakref.WeakSet[asyncio.Task[None]] = weakref.WeakSet()
+"""Connections of all sandboxes."""
 
 
 class Forward:
@@ -61,13 +67,16 @@ async def forwarded(
         raise
     forward = Forward(header["port"])
     running: set[asyncio.Task[None]] = set()
+    reset_here = 0
 
-    def start(work: Coroutine[Any, Any, None]) -> None:
+    def start(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         running.add(task)
         task.add_done_callback(running.discard)
+        return task
 
     async def accept() -> None:
+        nonlocal reset_here
         while True:
             number = next(numbers)
             try:
@@ -77,10 +86,17 @@ async def forwarded(
                 if isinstance(error, BackendError | OSError):
                     return  # the sandbox is gone, which its next user finds out
                 raise
-            if accepted["refused"] and not forward.refused:
+            crowded = len(running) - _ACCEPTING >= _ALWAYS and len(_carried) >= _most_carried()
+            reset_here += crowded
+            if (accepted["refused"] or crowded) and not forward.refused:
                 log.warning("%s: its programs opened too many connections at once; some were reset", title)
-            forward.refused = max(forward.refused, accepted["refused"])
-            start(carry(number))
+            forward.refused = max(forward.refused, accepted["refused"] + reset_here)
+            if crowded:
+                connection.post("drop", transfer=number)
+            else:
+                carrying = start(carry(number))
+                _carried.add(carrying)
+                carrying.add_done_callback(_carried.discard)
 
     async def carry(number: int) -> None:
         try:
@@ -112,6 +128,11 @@ async def forwarded(
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+
+
+def _most_carried() -> int:
+    """So many that other things of this process, which may serve them as well, are left half of its descriptors."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 4
 
 
 async def _outwards(connection: Connection, number: int, writer: asyncio.StreamWriter) -> None:

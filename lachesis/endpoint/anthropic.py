@@ -59,6 +59,8 @@ class CountTokens(Messages):
     """The length of a prompt."""
 
     async def complete(self, body: JSON, recording: Recording) -> JSON:
+        if body.get("stream"):
+            raise Refused(400, "stream: a count is no stream", param="stream")
         return {"input_tokens": recording.prompt_length(read(body))}
 
 

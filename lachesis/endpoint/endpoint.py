@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 import socket
@@ -11,6 +12,7 @@ from itertools import chain
 from typing import Any, Final, Unpack
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lachesis.endpoint.anthropic import CountTokens, Messages
 from lachesis.endpoint.openai_chat import ChatCompletions
@@ -30,6 +32,8 @@ from lachesis.tasks import seen
 from lachesis.trajectories import MessageError
 
 _LARGEST_REQUEST: Final = 256 * 2**20
+_LARGE_REQUEST: Final = 2**20
+"""Bytes of a body above which a rollout's bodies are read one after the other: they are held in memory."""
 _PATH: Final = re.compile(r"(?:/(?P<key>sk-[^/]+))?(?:/v1)?(?P<route>/.*)")
 _CHAT: Final = ChatCompletions()
 _ROUTES: Final[Mapping[str, Protocol]] = {
@@ -41,6 +45,15 @@ _ROUTES: Final[Mapping[str, Protocol]] = {
     "/generate": Generate(),
 }
 _JSON: Final = "application/json"
+_log: Final = logging.getLogger(__name__)
+
+
+def _is_of_ours(record: logging.LogRecord) -> bool:
+    """Whether it is no request of a program that is not HTTP: programs could fill the log with these."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_log.addFilter(_is_of_ours)
 
 
 class RecordingEndpoint(AsyncService):
@@ -100,7 +113,9 @@ class RecordingEndpoint(AsyncService):
     async def start(self) -> None:
         """Bind the port and start to answer."""
         # The low-level server: a route is one look-up, and there is no middleware.
-        server = web.Server(self._handle, request_factory=_large_request, access_log=None, handler_cancellation=True)
+        server = web.Server(
+            self._handle, request_factory=_large_request, access_log=None, logger=_log, handler_cancellation=True
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=0.2)
         await self._runner.setup()
         try:
@@ -157,7 +172,11 @@ class RecordingEndpoint(AsyncService):
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # the answer has not begun
         try:
-            body = load(await request.read())
+            if (request.content_length or _LARGEST_REQUEST) <= _LARGE_REQUEST:
+                body = load(await request.read())
+            else:
+                async with recording.reading:
+                    body = load(await request.read())
         except web.HTTPRequestEntityTooLarge:
             raise Refused(413, f"the body has more than {_LARGEST_REQUEST} bytes") from None
         except web.RequestPayloadError as error:

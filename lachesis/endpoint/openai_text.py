@@ -14,6 +14,7 @@ from lachesis.endpoint.request import (
     SAMPLING,
     Refused,
     TextRequest,
+    answers,
     is_ids,
     refuse_unknown,
     stop_texts,
@@ -64,7 +65,7 @@ def read(body: JSON) -> list[TextRequest]:
     return [
         TextRequest(
             prompt,
-            n=whole(body, "n") or 1,
+            n=answers(body),
             max_tokens=limit,
             stop=stop_texts(body),
             logprobs=body.get("logprobs") is not None,

@@ -110,6 +110,8 @@ class Recording:
         self._abandoned: set[asyncio.Task[Any]] = set()
         """Those of `_tasks` whose clients are gone."""
         self.times = RequestTimes()
+        self.reading = asyncio.Lock()
+        """Held while a large body is read."""
 
     # What clients ask
 

@@ -64,6 +64,7 @@ SAMPLING = (
     *("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed"),
 )
 """The parameters of a request that the settings of the run overrule."""
+MOST_ANSWERS = 128
 
 
 def take(body: Mapping[str, Any], name: str, *kinds: type, default: Any = None) -> Any:
@@ -75,6 +76,13 @@ def take(body: Mapping[str, Any], name: str, *kinds: type, default: Any = None) 
         wanted = " or ".join(_NAMES[kind] for kind in kinds)
         raise Refused(400, f"{name} is {_NAMES.get(type(value), type(value).__name__)}, not {wanted}", param=name)
     return value
+
+
+def answers(body: Mapping[str, Any]) -> int:
+    """How many answers are wanted. Raises `Refused` for more than OpenAI gives: one request would occupy the server."""
+    if (wanted := whole(body, "n") or 1) > MOST_ANSWERS:
+        raise Refused(400, f"n is {wanted}; the most is {MOST_ANSWERS}", param="n")
+    return wanted
 
 
 def whole(body: Mapping[str, Any], name: str, *, least: int = 1) -> int | None:

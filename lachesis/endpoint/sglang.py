@@ -12,6 +12,7 @@ from lachesis.endpoint.request import (
     SAMPLING,
     Refused,
     TextRequest,
+    answers,
     is_ids,
     refuse_unknown,
     stop_texts,
@@ -66,7 +67,7 @@ def read(body: JSON) -> TextRequest:
         del given["top_k"]
     return TextRequest(
         text if text is not None else ids,
-        n=whole(given, "n") or 1,
+        n=answers(given),
         max_tokens=whole(given, "max_new_tokens"),
         stop=stop_texts(given),
         logprobs=True,

@@ -23,6 +23,7 @@ from lachesis.agent.result import AgentResult, ProgramRun
 from lachesis.environments.recorded import RecordedEnv, open_recording
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.utf8 import without_lone_surrogates
 
 if TYPE_CHECKING:
     from lachesis.agent.loop import HermesAgentLoop
@@ -226,7 +227,7 @@ def _text(messages: Sequence[Mapping[str, Any]], role: str) -> str:
     content = next((message["content"] for message in reversed(messages) if message["role"] == role), None)
     if isinstance(content, list):
         content = "".join(part.get("text") or "" for part in content)
-    return (content or "").encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return without_lone_surrogates(content or "")
 
 
 def _shown(output: bytes, elided: int) -> str:

@@ -262,6 +262,6 @@ def _words(error: Exception) -> str:
 def _object(arguments: str) -> Any:
     try:
         found = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # models nest brackets by the thousand
         return arguments
     return found if isinstance(found, dict) else arguments

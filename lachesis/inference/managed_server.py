@@ -29,6 +29,7 @@ from lachesis.trajectories import (
     Usage,
     samples,
 )
+from lachesis.utf8 import without_lone_surrogates
 
 if TYPE_CHECKING:
     from openai.types import Completion
@@ -278,7 +279,7 @@ class ManagedServer:
             self._texts.append(self.server.reader.decode(ids[len(added) :] if begins else ids))
         found = [(len(text), after) for text, after in zip(self._texts, known, strict=True) if prompt.startswith(text)]
         if not found:
-            return TokenPrefix(self.server.prompts.tokenizer(prompt)["input_ids"])
+            return TokenPrefix(self.server.prompts.tokenizer(without_lone_surrogates(prompt))["input_ids"])
         length, after = max(found, key=itemgetter(0))
         return after.extend(self.server.prompts.encode(prompt[length:]))
 

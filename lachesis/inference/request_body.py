@@ -14,6 +14,8 @@ import aiohttp
 import orjson
 from aiohttp.abc import AbstractStreamWriter
 
+from lachesis.utf8 import without_lone_surrogates
+
 _GAP: Final = b"\0"
 """Marks the position of a shared text. JSON escapes control characters, so it never contains this byte."""
 
@@ -56,7 +58,7 @@ def json_body(payload: Mapping[str, Any]) -> JsonBody:
         written = orjson.dumps(payload, default=own_text)
     except (TypeError, orjson.JSONEncodeError):  # lone surrogates and huge integers: models write them
         text = json.dumps(payload, default=_plain, ensure_ascii=False)
-        return JsonBody([text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()])
+        return JsonBody([without_lone_surrogates(text).encode()])
     first, *others = written.split(_GAP)
     body = [first]
     for pieces, other in zip(shared, others, strict=True):

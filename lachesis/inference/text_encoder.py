@@ -7,6 +7,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
+from lachesis.utf8 import without_lone_surrogates
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -38,7 +40,7 @@ class TextEncoder:
         try:
             return self._encode(text)
         except (TypeError, UnicodeEncodeError):
-            replaced = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            replaced = without_lone_surrogates(text)
             if replaced == text:
                 raise
             return self._encode(replaced)

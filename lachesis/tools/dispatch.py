@@ -19,7 +19,7 @@ from backends.base import BackendError
 from lachesis.tasks import run_all
 from lachesis.tools.argument_schema import BadArguments, validate
 from lachesis.tools.builtin import BUILTIN_TOOLS
-from lachesis.tools.text import cap_text, did_you_mean, shortened, to_json, valid_utf8
+from lachesis.tools.text import cap_text, described, did_you_mean, shortened, to_json, valid_utf8
 from lachesis.tools.tool_registry import Tool, ToolCrashed, ToolFailure, ToolRegistry
 from lachesis.tools.tool_session import SessionClosed, ToolSession, ToolSessions, UnusablePath
 
@@ -181,18 +181,25 @@ async def _cancel(task: asyncio.Task[Any]) -> None:
 async def _contained(tool: Tool, keywords: dict[str, Any]) -> Any:
     try:
         return await tool.function(**keywords)
-    except (SystemExit, KeyboardInterrupt) as error:  # in a task these would end the program
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:  # exits, which would end the program
         raise RuntimeError(f"the tool raised {error!r}") from error
 
 
 def _infrastructure(error: BaseException) -> BackendError | None:
     """The BackendError that `error` is, contains, or was raised for, if any."""
-    if isinstance(error, BackendError):
-        return error
-    if isinstance(error, BaseExceptionGroup):
-        return next((found for each in error.exceptions if (found := _infrastructure(each)) is not None), None)
-    earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return None if earlier is None else _infrastructure(earlier)
+    known, left = {id(error)}, [error]
+    while left:  # no recursion: libraries that raise what they have caught make circles
+        error = left.pop()
+        if isinstance(error, BackendError):
+            return error
+        earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        new = [each for each in (earlier, *reversed(parts)) if each is not None and id(each) not in known]
+        known.update(map(id, new))
+        left += new
+    return None
 
 
 def _on_purpose(error: BaseException, tool: Tool | None) -> str | None:
@@ -204,7 +211,7 @@ def _on_purpose(error: BaseException, tool: Tool | None) -> str | None:
     if isinstance(error, _TimeLimit):
         return f"{tool.name} was stopped after its time limit of {tool.time_limit:g} s"
     if isinstance(error, tool.errors):
-        return f"{type(error).__name__}: {error}"
+        return described(error)
     if isinstance(error, BaseExceptionGroup):
         messages = [_on_purpose(each, tool) for each in error.exceptions]
         return None if None in messages else "; ".join(filter(None, messages))

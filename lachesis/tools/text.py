@@ -108,6 +108,15 @@ def valid_utf8(text: str) -> str:
     return text.encode("utf-8", errors="replace").decode("utf-8")
 
 
+def described(error: BaseException) -> str:
+    """The type of an exception and its text, if it has one: a class of somebody else may raise in `__str__`."""
+    try:
+        text = str(error)
+    except Exception:
+        text = "its text cannot be read"
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def shortened(name: Any) -> Any:
     """A name for an error message: a model in a loop may write one of any length."""
     return f"{name[:80]}..." if isinstance(name, str) and len(name) > 80 else name

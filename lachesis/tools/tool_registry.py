@@ -19,6 +19,7 @@ from backends.base import BackendError
 from lachesis.errors import LachesisError
 from lachesis.once import once_property
 from lachesis.tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
+from lachesis.tools.text import described
 from lachesis.tools.tool_session import ToolSession
 
 MAX_RESULT_CHARS = 50_000
@@ -42,7 +43,7 @@ class ToolCrashed(LachesisError, RuntimeError):
 
     def __init__(self, tool: str, error: BaseException) -> None:
         super().__init__(
-            f"the tool {tool!r} raised {type(error).__name__}: {error}; the model reads a ToolFailure only, or what is "
+            f"the tool {tool!r} raised {described(error)}; the model reads a ToolFailure only, or what is "
             f"declared with @tool(errors=...)"
         )
         self.tool = tool

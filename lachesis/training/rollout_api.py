@@ -22,6 +22,7 @@ import orjson
 
 from lachesis.errors import LachesisError
 from lachesis.inference.http_session import HttpSessionOwner
+from lachesis.utf8 import without_lone_surrogates
 
 CHUNK = 1 << 16
 """Bytes written to the socket at once."""
@@ -380,7 +381,7 @@ def _finite(name: str, piece: bytes, numbers: bool) -> bytes:
 
 def _clean(value: Any) -> Any:
     if isinstance(value, str):
-        return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return without_lone_surrogates(value)
     if isinstance(value, Mapping):
         return {str(_clean(key)): _clean(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -28,6 +28,7 @@ from lachesis.trajectories.markup import (
 )
 from lachesis.trajectories.messages import Message, MessageLike, ToolCall, as_message
 from lachesis.trajectories.validation import validate_messages
+from lachesis.utf8 import without_lone_surrogates
 
 Turn: TypeAlias = dict[str, str]
 Tools: TypeAlias = Iterable[Mapping[str, Any]]
@@ -171,8 +172,7 @@ class _Writer:
 
     def add(self, index: int, role: str, value: str) -> None:
         if _SURROGATE.search(value):
-            # Two adjacent halves are one character; a single half is none.
-            value = value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            value = without_lone_surrogates(value)
             self._warn(WarningKind.CHARACTER_REPLACED, index, "half of a surrogate pair replaced by U+FFFD")
         self.turns.append({"from": role, "value": value})
 

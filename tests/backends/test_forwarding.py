@@ -11,7 +11,16 @@ from collections.abc import AsyncIterator
 import pytest
 from executor_box import Mode, sandbox_over
 
-from backends import BackendError, BackendUnavailable, Forward, Lease, LeaseOver, SandboxLost, create_backend
+from backends import (
+    BackendError,
+    BackendUnavailable,
+    Forward,
+    Lease,
+    LeaseOver,
+    SandboxLost,
+    create_backend,
+    forwarding,
+)
 from backends.base import SandboxSpec
 from backends.sandbox import ExecutorSandbox
 from tests.support.ports import free_port
@@ -46,6 +55,19 @@ for _ in range(10_000):
     except ConnectionError:
         pass
 """
+HOLD = """python3 -c '
+import socket, time
+held = [socket.create_connection(("127.0.0.1", {port})) for _ in range(100)]
+served = 0
+for each in held:
+    try:
+        each.sendall(b"x")
+        served += each.recv(1) == b"x"
+    except ConnectionError:
+        pass
+print(served, flush=True)
+time.sleep(60)
+'"""
 
 
 async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -105,6 +127,19 @@ async def test_ten_thousand_connections_are_carried_or_reset_and_leave_nothing()
         assert slowest < 10, "commands go on meanwhile"
         assert await talk(sandbox, inside) == b"[]\n"
         assert len(connection._pending) <= 4, "what waits for the next connections"
+
+
+async def test_floods_leave_descriptors_and_every_sandbox_a_few_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_most_carried", lambda: 30)
+    async with sandbox_over("fd") as (flooding, _, _), sandbox_over("fd") as (other, _, _):
+        async with carried(flooding) as inside, carried(other) as elsewhere:
+            flood = await flooding.start(HOLD.format(port=inside.port))
+            assert (await flood.read(wait=20)).data == b"30\n"
+            assert (inside.refused, inside.failure) == (70, None)
+            assert await talk(other, elsewhere, talkers=8) == b"[]\n"
+            assert (elsewhere.refused, elsewhere.failure) == (0, None)
+        async with carried(other) as again:
+            assert await talk(other, again) == b"[]\n", "the descriptors of the flood are free"
 
 
 async def test_when_the_block_ends_connections_are_reset_and_none_can_be_made() -> None:

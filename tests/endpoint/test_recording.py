@@ -374,3 +374,77 @@ async def test_a_text_is_continued_after_a_token_that_the_tokenizer_put_before_i
             async with client.http.post(f"{client.recording.base_url}/v1/completions", json=body) as response:
                 prompt += (await response.json())["choices"][0]["text"] + " and"
         assert len(assert_exact(world, client.recording.history(), verifies=False)) == 1
+
+
+async def test_one_request_has_128_answers_at_most() -> None:
+    async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
+        status, answer = await client.post([user("?")], n=129)
+        assert (status, answer["error"]["param"]) == (400, "n")
+        status, answer = await client.post([user("?")], n=128)
+        assert (status, len(answer["choices"])) == (200, 128)
+
+
+async def test_brackets_and_characters_that_only_models_write_are_prompts_like_others() -> None:
+    deep = {"id": "a", "type": "function", "function": {"name": "look", "arguments": "[" * 2000}}
+    async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
+        await client.ask([user("?"), {"role": "assistant", "tool_calls": [deep]}, result("a", "x")])
+        url = f"{client.recording.base_url}/v1/completions"
+        async with client.http.post(url, json={"model": "m", "prompt": "\ud83d"}) as response:
+            assert response.status == 200, await response.text()
+        assert client.recording.error is None
+
+
+async def test_a_count_is_no_stream() -> None:
+    async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
+        url = f"{client.recording.base_url}/v1/messages/count_tokens"
+        async with client.http.post(url, json={"model": "m", "messages": [user("?")], "stream": True}) as response:
+            assert response.status == 400
+
+
+async def test_what_is_not_http_fills_no_log(caplog: pytest.LogCaptureFixture) -> None:
+    async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
+        host, port = client.recording.base_url.split("/")[2].split(":")
+        for nonsense in (
+            b"GET /" + b"a" * 10_000,
+            b"POST / HTTP/1.1\r\nContent-Length: x",
+            b"X: y\r\n" * 99,
+            b"\x16\x03",
+        ):
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(nonsense + b" HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.0 400")
+            writer.close()
+        assert (await client.ask([user("?")]))["content"] == "Hello."
+    assert caplog.text == ""
+
+
+async def test_large_bodies_of_one_rollout_are_held_one_at_a_time() -> None:
+    size, part = 8 << 20, b" " * (1 << 16)
+    async with stack(policy=Scripted("Hello.")) as world, opened(world) as client:
+        recording = client.recording
+        sent = [0] * 6
+        host, port = recording.base_url.split("/")[2].split(":")
+
+        async def pour(at: int) -> None:
+            _, writer = await asyncio.open_connection(host, int(port))
+            head = f"POST /{recording.key}/v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n"
+            writer.write(head.encode())
+            try:
+                while sent[at] < size - len(part):
+                    writer.write(part)
+                    await writer.drain()
+                    sent[at] += len(part)
+                await asyncio.Event().wait()  # the last part does not come
+            finally:
+                writer.transport.abort()
+
+        pouring = [asyncio.create_task(pour(at)) for at in range(len(sent))]
+        async with asyncio.timeout(20):
+            while max(sent) < size - len(part):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        await asyncio.sleep(0.2)
+        assert sum(count >= size - len(part) for count in sent) == 1, "the others wait, in the kernel's buffers"
+        assert (await client.ask([user("?")]))["content"] == "Hello.", "small ones go on"
+        for each in pouring:
+            each.cancel()
+        await asyncio.gather(*pouring, return_exceptions=True)

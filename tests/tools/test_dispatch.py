@@ -46,6 +46,11 @@ async def echo(
     return {"text": text, "count": count, "flag": flag, "mode": mode, "entries": keys, "maybe": maybe}
 
 
+class Textless(ValueError):
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+
 @tool(toolset="test", errors=(ArithmeticError, KeyError))
 async def fail(kind: str) -> str:
     """Fail in a way of your choice."""
@@ -68,6 +73,18 @@ async def fail(kind: str) -> str:
             raise UnusablePath("a path cannot contain a NUL character")
         case "exit":
             sys.exit(3)
+        case "other exit":
+            raise GeneratorExit
+        case "group of exits":
+            raise BaseExceptionGroup("several", [KeyboardInterrupt(), ToolFailure("not today")])
+        case "group of an exit and a loss":
+            raise BaseExceptionGroup("several", [KeyboardInterrupt(), SandboxLost("it is gone")])
+        case "circle":
+            first, second = ValueError("first"), ValueError("second")
+            first.__cause__, second.__cause__ = second, first
+            raise first
+        case "no text":
+            raise Textless
         case "cancel":
             raise asyncio.CancelledError
         case "lost":
@@ -253,7 +270,11 @@ async def test_what_a_tool_raises_on_purpose_or_declares_becomes_text(
         ("bug", "SystemError: AST constructor recursion depth mismatch"),
         ("mixed group", "ExceptionGroup: several"),
         ("host file", "FileNotFoundError: "),
-        ("late", "TimeoutError: "),
+        ("late", "TimeoutError;"),
+        ("other exit", "RuntimeError: the tool raised GeneratorExit()"),
+        ("group of exits", "RuntimeError: the tool raised BaseExceptionGroup("),
+        ("circle", "ValueError: first"),
+        ("no text", "Textless: its text cannot be read"),
         ("exit", "RuntimeError: the tool raised SystemExit(3)"),
         ("cancel", "RuntimeError: the tool cancelled itself"),
         ("unserialisable", "PydanticSerializationError: "),
@@ -274,7 +295,9 @@ async def test_text_that_no_tokenizer_takes_is_repaired(session: ToolSession) ->
     assert (await run(session, "fail", {"kind": "surrogate"})).content == "a?b"
 
 
-@pytest.mark.parametrize("kind", ["lost", "wrapped", "hidden", "declared for it", "group"])
+@pytest.mark.parametrize(
+    "kind", ["lost", "wrapped", "hidden", "declared for it", "group", "group of an exit and a loss"]
+)
 async def test_infrastructure_errors_are_raised_as_their_own_kind(session: ToolSession, kind: str) -> None:
     with pytest.raises(SandboxLost, match="it is gone"):
         await run(session, "fail", {"kind": kind})

@@ -8,23 +8,11 @@ from typing import Any
 import pytest
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxExhausted, SandboxSpec
+from lachesis.testing.attacks.resources import FORKS
 
 from .probes import output
 
 MIB = 1 << 20
-FORKS = """
-import os, time
-started = 0
-try:
-    while started < 300:
-        if os.fork() == 0:
-            time.sleep(100)
-            os._exit(0)
-        started += 1
-except OSError:
-    pass
-print(started)
-"""
 SPIN = """
 import time
 end, begin = time.monotonic() + 1.5, time.process_time()
