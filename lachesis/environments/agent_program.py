@@ -72,7 +72,8 @@ class AgentProgramEnv(RecordedEnv):
     The rollout is `completed` when the program ends, whatever its exit code: `result.program` tells the reward. It is
     `max_turns` or `context_exhausted` when the endpoint refused to go on, `timeout` after `rollout_timeout`, and
     `infra_error`, which is tried again and never scored, when the model server or the sandbox failed, took more than
-    half of that time, or when the program ended before the model had answered anything.
+    half of that time, or when the program ended before the model had answered anything. A request that the server
+    refuses for what it says is no failure of the server: the program sent it.
     """
 
     env_config_cls = AgentProgramConfig
