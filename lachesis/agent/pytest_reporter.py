@@ -53,7 +53,7 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
     def ending(run: Any) -> Any:
         def runtest() -> None:
             run()
-            raise AssertionError
+            pytest.fail("it has ended", pytrace=False)  # a traceback through pytest takes 0.1 s
 
         return runtest
 

@@ -106,7 +106,7 @@ async def test_what_is_allowed_by_name_is_taken(sessions: ToolSessions) -> None:
     assert (await verifier.terminal("/opt/tool/bin/run"))["output"] == "built\n"
     for allow, taken in (("/", True), ("/op", False), ("/opt/other/", True)):
         ctx = context(sessions, f"task {allow}")
-        await agent(ctx, "echo > /opt/other")
+        await agent(ctx, "mkdir -p /opt; echo > /opt/other")
         assert (not (await ctx.seal(["/opt/other"], allow=[allow])).refused) is taken, allow
 
 
