@@ -50,7 +50,11 @@ class Leftovers:
             if namespace not in (_namespace(os.getpid()), 0, *self._namespaces):
                 self._hold(pid)
                 self._namespaces.add(namespace)
-            self._groups |= {group for group in _groups(pid) if group != "/" and group not in own_groups}
+            for group in _groups(pid):
+                if (
+                    group != "/" and group not in own_groups and "ssh-engine-" not in Path(group).name
+                ):  # for all sandboxes
+                    self._groups.add(group)
             while pid not in (0, 1, os.getpid()):
                 fields = _stat(pid)
                 if not fields or fields[19] == self._running.get(pid):

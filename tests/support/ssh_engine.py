@@ -11,6 +11,7 @@ import getpass
 import os
 import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -223,7 +224,7 @@ def ssh_engine(*, ordinary_user: bool = False, **settings: str) -> Iterator[SshE
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env={"PATH": os.defpath}
             )
-        engine.groups = _own_groups(f"lachesis-{folder.name}", process.pid)
+        engine.groups = _own_groups(folder.name, process.pid)
         _wait_until_up(process, port, folder / "log")
         yield engine
     finally:
@@ -252,10 +253,12 @@ def _own_groups(name: str, pid: int) -> list[Path]:
 
 
 def _remove_group(group: Path) -> None:
-    """Remove what `_own_groups` has made, once its processes have ended."""
+    """Remove what `_own_groups` has made, and end its processes."""
     end = time.monotonic() + 5
-    while group.name.startswith("lachesis-") and group.exists() and time.monotonic() < end:
+    while group.name.startswith("ssh-engine-") and group.exists() and time.monotonic() < end:
         with contextlib.suppress(OSError):
+            for pid in (group / "cgroup.procs").read_text().split():  # sessions outlive their sshd
+                os.kill(int(pid), signal.SIGKILL)
             for path in [*group.glob("lachesis"), group]:
                 path.rmdir()
         time.sleep(0.02)
