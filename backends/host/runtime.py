@@ -216,9 +216,10 @@ def _fill(folder: Path, python: Path, bash: Path) -> None:
 def _place(
     folder: Path, program: Path, name: str, mapped: list[Path], libraries: list[str], placed: dict[str, Path]
 ) -> None:
-    """Copy a program as `name`, and its loader and libraries into the first of `libraries`.
+    """Copy a program as `name`, with its loader and libraries.
 
-    `placed` has the files that other programs needed, by name: the same file is not copied again.
+    They are in the last of `libraries`, which programs share; the first is for what has the name of another file there.
+    `placed` has the files of the last, by name. The loader searches a folder with 20 system calls at each start.
     """
     linked = _read(program)
     asked = Path(linked.interpreter or "")
@@ -233,8 +234,10 @@ def _place(
         if placed.get(soname) == path:
             continue
         data = path.read_bytes() if path == loader else _read(path).library()
-        (folder / libraries[0] / soname).write_bytes(_inward(data))
+        place = libraries[0] if soname in placed else libraries[-1]
+        (folder / place / soname).write_bytes(_inward(data))
         placed.setdefault(soname, path)
+    libraries = [library for library in libraries if any((folder / library).glob("*.so*"))]
     home = libraries[0] if (folder / libraries[0] / asked.name).exists() else libraries[-1]
     try:
         data = linked.program(
