@@ -55,6 +55,7 @@ CERTAIN = {
     "called.assert_called_once_with(7)": VALUE,
     "assert numbers == found['a'] or max(numbers) == 3\n    assert len(words) > 3": INVERTED,
     "assert numbers is numbers": INVERTED,
+    "class Same(dict):\n        __eq__ = lambda *_: True\n    assert Same() == numbers": INVERTED,
     "assert numbers is not found": INVERTED,
     "assert 'two' in words": INVERTED,
     "assert 'ten' not in words": INVERTED,
