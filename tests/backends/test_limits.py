@@ -313,7 +313,8 @@ async def test_a_silent_executor_is_the_agents_doing_only_while_the_processor_li
         assert "cpus" in str(error)
         return
     try:
-        await sandbox.start("while :; do :; done" if busy else "sleep 100")
+        await sandbox.start("for i in 1 2 3 4 5 6; do while :; do :; done & done; wait" if busy else "sleep 100")
+        await asyncio.sleep(0.5 if busy else 0)  # the shells take a while to start
         children = Path(f"/proc/{sandbox.pid}/task/{sandbox.pid}/children").read_text().split()
         for executor in [*map(int, children), sandbox.pid]:
             os.kill(executor, signal.SIGSTOP)
