@@ -132,11 +132,16 @@ def save(record: Record) -> None:
 
 def forget(record: Record, left: str) -> None:
     """Remove the folder of all if it is empty now; or keep the record of a sandbox that is not removed."""
-    _left.pop(record.id, None)
     if left:
         _left[record.id] = left
         with contextlib.suppress(BackendError):
             save(replace(record, left=left))
+    else:
+        _forgotten(record.id)
+
+
+def _forgotten(id: str) -> None:
+    _left.pop(id, None)
     with contextlib.suppress(OSError):
         folder().rmdir()
 
@@ -152,8 +157,9 @@ def all_records(backend: str) -> Iterator[Record]:
             fields = json.loads((entry / _RECORD).read_text())
             record = Record(**{**fields, "groups": tuple(fields["groups"])})
         except FileNotFoundError:
-            if entry.name.startswith(ID_PREFIX) and _age(entry) > 600.0:
-                remove_tree(str(entry), _SHORTLY)
+            abandoned = entry.name in _left or _age(entry) > 600.0
+            if entry.name.startswith(ID_PREFIX) and abandoned and not remove_tree(str(entry), _SHORTLY):
+                _forgotten(entry.name)
             continue
         except OSError:  # it exists but cannot be read just now, for want of a descriptor for example
             continue
