@@ -339,10 +339,10 @@ async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
 
 
 async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judge: Judge) -> None:
-    suite = "import time\nwhile time.process_time() < 1.5: pass\n" + TESTS
+    suite = "import time\nwhile time.process_time() < 0.6: pass\n" + TESTS
     with busy_machine():
         try:
-            found = await judge({"shop.py": SOLUTION}, tests={TEST_PATH: suite}, expect=IDS, timeout=3)
+            found = await judge({"shop.py": SOLUTION}, tests={TEST_PATH: suite}, expect=IDS, timeout=1.5)
         except MachineOverloaded as error:
             assert "took longer than" in str(error) and "Next step" in str(error)
         else:
