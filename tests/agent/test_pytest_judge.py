@@ -335,7 +335,7 @@ async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
     found = await judge({"shop.py": "raise SystemExit(0)"}, tests={TEST_PATH: TESTS}, expect=IDS)
     assert found.fraction == 0.0 and {verdict.outcome for verdict in found.tests.values()} == {"missing"}
     found = await judge({"shop.py": "import time; time.sleep(60)"}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=3)
-    assert found.fraction == 0.0 and "took longer than 3 s" in found.output
+    assert found.fraction == 0.0 and "took longer than" in found.output
 
 
 async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judge: Judge) -> None:
