@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import os
 import platform
 import re
@@ -217,6 +218,19 @@ def _of_pip() -> dict[str, str]:
     return {name: value for name, value in found.items() if value}
 
 
+def _index(folder: str) -> Iterator[tuple[str, str]]:
+    """A local index of packages, and the folders beside it that the links of its first page lead to, with their places.
+
+    Mirrors keep their files there (`../../packages/...`). The whole folder around it may be somebody's home.
+    """
+    yield "index", folder
+    for page in itertools.islice(Path(folder).glob("*/index.html"), 1):
+        for name in dict.fromkeys(re.findall(r'href="\.\./\.\./(\w[^/"]*)/', page.read_text(errors="replace"))):
+            beside = os.path.join(os.path.dirname(folder), name)
+            if name != "index" and os.path.isdir(beside):
+                yield name, os.path.realpath(beside)
+
+
 @in_turn
 @functools.cache
 def _settings() -> tuple[Mapping[str, str], Sequence[tuple[str, str]]]:
@@ -233,8 +247,8 @@ def _settings() -> tuple[Mapping[str, str], Sequence[tuple[str, str]]]:
                 if not os.path.isdir(local):
                     continue
                 inside = f"{HOST}/pip{len(mounts)}"
-                mounts.append((os.path.realpath(local), inside))
-                word = word.replace(local, inside)
+                word = word.replace(local, f"{inside}/index")
+                mounts += [(folder, f"{inside}/{place}") for place, folder in _index(os.path.realpath(local))]
             words.append(word)
         if words:
             env[name] = " ".join(words)

@@ -4,13 +4,15 @@ Code under test can reach everything in that interpreter, pytest and this report
 by itself. Every test runs twice, in two fresh sandboxes: once as it is, once changed so that a right solution fails it
 (`changed_tests`). Which half of the tests is changed in the first run is drawn at random and known only to this
 process. A test counts where it passed as it is and failed when changed; where it passed both, it is forged. Who wants
-to forge has to guess, for each test and in each run, whether it is the right one.
+to forge has to guess for each test which run has the right one. That holds also where the code of both runs
+talks: sandboxes of one machine have nothing in common but its kernel and processors, which are enough for that.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import pkgutil
 import posixpath
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import Sandbox
-from lachesis.agent.changed_tests import ENDED, Change, TestFile, found_test
+from lachesis.agent.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis.agent.file_copies import members
 from lachesis.agent.pace import MARGIN, Pace, pace
 from lachesis.agent.placing import placed
@@ -350,7 +352,7 @@ class _Plan:
             shared = function is not None and any(
                 other.uses(function.name) for other in files.values() if isinstance(other, TestFile)
             )
-            change = file.change(function, ids, choose, shared=shared)
+            change = file.change(function, ids, _steady(file, function), shared=shared)
             self.changes.update(dict.fromkeys(ids, change))
             if choose.random() < 0.5:
                 self.first.update(ids)
@@ -373,6 +375,19 @@ class _Plan:
             }
             made[path] = file.changed(changes.values())
         return made
+
+
+_SECRET = secrets.token_bytes(32)
+
+
+def _steady(file: TestFile, function: Found) -> random.Random:
+    """What a test is changed to is the same in all gradings of this process, and nobody inside can compute it.
+
+    Code of several gradings can talk, for sandboxes of one machine have a kernel in common. If it saw several changes
+    of a test, it would know the text that comes again for the right one.
+    """
+    text = b"" if function is None else file.text(function)
+    return random.Random(hashlib.blake2b(text, key=_SECRET).digest())
 
 
 _GOOD: tuple[Collection[str], Collection[str]] = (("passed",), ("failed", "error"))

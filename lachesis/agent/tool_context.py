@@ -383,7 +383,7 @@ class ToolContext:
             python: shell text that runs a Python with pytest; ` -` is appended.
             args: further arguments of pytest.
             timeout: seconds of one run.
-            rounds: how often all of this is done; more where tests are few.
+            rounds: how often all of this is done; more against code that draws lots.
             allow, max_bytes: as in `seal`.
 
         Raises:

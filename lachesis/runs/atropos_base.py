@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
+from lachesis.run_folder import RunFolderError
 from lachesis.runs.server_settings import ServerConfig, describe
 from lachesis.runs.settings import HermesAgentEnvConfig
 
@@ -127,6 +128,9 @@ class AtroposBase(ABC):
             generation_parameters: sampling settings to write down, beside `max_new_tokens`.
             samples: one JSON object each.
             verbose: whether to print the metrics.
+
+        Raises:
+            RunFolderError: a file cannot be written. `metrics.json` is then as it was.
         """
         now = time.time()
         seconds = (end_time or now) - (start_time or now)
@@ -151,11 +155,17 @@ class AtroposBase(ABC):
             "results": {f"atropos|{task_name}|0": metrics, "all": metrics},
         }
         folder = Path(self.config.data_dir_to_save_evals)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "metrics.json").write_text(json.dumps(written, indent=2), encoding="utf-8")
-        if samples:
-            lines = "".join(f"{json.dumps(sample, ensure_ascii=False)}\n" for sample in samples)
-            (folder / "samples.jsonl").write_text(lines, encoding="utf-8")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (temporary := folder / "metrics.json.tmp").write_text(json.dumps(written, indent=2), encoding="utf-8")
+            temporary.replace(folder / "metrics.json")
+            if samples:
+                lines = "".join(f"{json.dumps(sample, ensure_ascii=False)}\n" for sample in samples)
+                (folder / "samples.jsonl").write_text(lines, encoding="utf-8")
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot write metrics.json and samples to {folder}: {error.strerror or error}; make room there"
+            ) from error
 
 
 for _name in INHERITED:

@@ -55,7 +55,8 @@ class RunningFigures:
         if done and (now - self._computed >= _REFRESH or done >= total or not self._rows):
             self._computed = now
             self._rows = [*self._figures(), *self._time_left(total - done, now)]
-        return Standing(done, total, "samples", rows=self._rows)
+        # An earlier start may have been of more items.
+        return Standing(done, max(total, done), "samples", rows=self._rows)
 
     def _figures(self) -> Iterator[Row]:
         summary = self._finished.summary(tests=False)

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 from rich.console import Console
 
 from lachesis.agent.rollout import Rollout
+from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
 from lachesis.runs.evaluations import RunningFigures
 from lachesis.runs.failures import Job
@@ -196,8 +197,13 @@ class FileSink(Sink[PlayedGroup]):
             self._write_trajectories(record, known)
 
     def _unscored_groups(self) -> dict[str, dict[str, Any]]:
-        """By key: the last failure of each that is still without a scored rollout."""
-        return unscored_groups(self.files.failures, self.ledger.done)
+        """By key: the last failure of each that is still without a scored rollout.
+
+        Until a group is finished the folder may be begun anew, with other settings or items: what failed before that
+        is of another run.
+        """
+        unscored = unscored_groups(self.files.failures, self.ledger.done)
+        return {key: group for key, group in unscored.items() if group.get("run", "") == self.ledger.run}
 
     def _forget_superseded_failures(self) -> None:
         """One line an item in the file of failures, however often the run is started."""
@@ -211,7 +217,13 @@ class FileSink(Sink[PlayedGroup]):
 
     def _write_report(self) -> Summary:
         groups = chain(self.ledger.records(), self._unscored_groups().values())
-        return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+        try:
+            return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+        except OSError as error:
+            reason = error.strerror or error
+            raise RunFolderError(
+                f"cannot write {self.files.report}: {reason}; make room there and start again, which continues the run"
+            ) from error
 
 
 def unscored_groups(failures: Path, done: Container[str]) -> dict[str, dict[str, Any]]:

@@ -115,9 +115,12 @@ class Ledger:
             self._check_items(manifest)
         else:
             fresh = {"created": datetime.now(UTC).isoformat(), "run": uuid.uuid4().hex, "groups": self.path.name}
-            # Without a finished group it is still the same run; with trajectories, the groups file was removed.
-            same = manifest and not self._has_trajectories(own=manifest.get("own_names") is True)
-            kept = {name: value for name, value in manifest.items() if same and name in ("run", "own_names")}
+            kept = {}
+            # With trajectories, the groups file was removed. Without a finished group it may still be the same run.
+            if manifest and not self._has_trajectories(own=manifest.get("own_names") is True):
+                same = (manifest["settings"], manifest.get("items", [])) == (self._settings, self.items)
+                names = ("run", "own_names") if same else ("own_names",)
+                kept = {name: manifest[name] for name in names if name in manifest}
             manifest = {**fresh, **kept, "settings": self._settings}
             # Two runs that start together have both written this before they look for others: neither overlooks one.
             self._write_manifest(manifest)

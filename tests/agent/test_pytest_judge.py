@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from backends import SandboxSpec, create_backend
+from lachesis.agent import pytest_judge
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
 from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
@@ -219,6 +220,18 @@ async def test_the_tests_are_changed_beside_the_event_loop(tmp_path: Path) -> No
         found = await made.judge(Artifacts(tmp_path, {"shop.py": solution}), allow=(), rounds=1)
     assert found.passed
     assert chosen.threads and threading.get_ident() not in chosen.threads
+
+
+def test_a_test_is_changed_to_the_same_in_every_grading() -> None:
+    """Code of two gradings can talk. If a test had two changes, the text that both know would be the right one."""
+    texts = (TESTS, "# a later version of the file\n" + TESTS + "\ndef test_more():\n    assert 1 == 1\n")
+    plans = [
+        pytest_judge._Plan({TEST_PATH: TestFile(TEST_PATH, text.encode())}, IDS, random.Random(seed))
+        for seed in range(8)
+        for text in texts
+    ]
+    assert len({tuple(plan.changes[id].shown for id in IDS) for plan in plans}) == 1
+    assert len({frozenset(plan.first) for plan in plans}) > 1, "in which run is drawn for each"
 
 
 async def test_what_is_no_pass_does_not_count(judge: Judge) -> None:

@@ -19,7 +19,7 @@ import pytest
 from sandbox_watch import opened, output
 
 from backends import Backend, BackendError, SandboxSpec, create_backend
-from backends.images import Build, BuiltImage, ImageError, image_for, listed, prune, store
+from backends.images import Build, BuiltImage, ImageError, image_for, listed, prune, store, walls
 from tests.support.root_images import full_root
 
 HERE = Path(__file__).parents[2]
@@ -147,6 +147,30 @@ async def test_nothing_of_the_build_stays_in_the_image(build: Builder) -> None:
     assert before == after
     assert "APT_CONFIG" not in image.env
     assert (Path(image.image) / "etc/resolv.conf").read_text() == ""
+
+
+async def test_files_beside_a_local_index_are_found(
+    build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in mirrors, whose pages link to a folder beside theirs. What else is there stays hidden."""
+    for name, text in {
+        "mirror/simple/six/index.html": '<a href="../../packages/six.whl#sha256=1">six.whl</a>',
+        "mirror/packages/six.whl": "the wheel",
+        "mirror/private": "not theirs",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/mirror/simple")
+    forget = walls._settings.__wrapped__.cache_clear  # type: ignore[attr-defined]
+    forget()
+    try:
+        image = await build(
+            'RUN cd "${PIP_EXTRA_INDEX_URL#file://}/six" && cat ../../packages/six.whl > /got && ls ../..\n'
+        )
+    finally:
+        forget()
+    assert (Path(image.image) / "got").read_text() == "the wheel"
+    assert not any("private" in line for line in build.lines)
 
 
 async def test_a_command_that_fails_names_line_reason_and_last_lines(build: Builder) -> None:

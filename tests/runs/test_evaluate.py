@@ -18,7 +18,7 @@ from rich.console import Console
 
 from lachesis.cli import main as lachesis
 from lachesis.evaluation import mean_over_items, pass_at_k
-from lachesis.run_folder import OtherSettings
+from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.item_keys import item_digest
@@ -205,6 +205,45 @@ async def test_other_items_settings_or_models_are_refused_with_the_difference(tm
     assert (tmp_path / "eval" / "samples.jsonl").read_bytes() == before
     digests = json.loads((tmp_path / "eval" / "samples.run.json").read_text())["digests"]
     assert sorted(digests) == ["data", "model", "settings"]
+
+
+async def test_failures_before_the_first_score_do_not_count_where_other_items_or_settings_follow(
+    tmp_path: Path,
+) -> None:
+    class Others(Guesses):
+        async def get_eval_items(self) -> Any:
+            return [{"number": 0, "other": True}, {"number": 1, "other": True}]
+
+    broken = await guesses(tmp_path, lambda _: 503, eval_items=4)
+    assert broken.summary.exclusion.unscored == {"model_server": 4}
+    again = await guesses(tmp_path, lambda _: 503, eval_items=3)
+    assert (again.summary.rollouts, figures_of(tmp_path)["eval/left_out_rollouts"]) == (3, 3)
+    again = await guesses(tmp_path, lambda _: 503, eval_items=2, eval_temperature=0.5)
+    assert again.summary.rollouts == 2
+    settings = {"enabled_toolsets": [], "eval_temperature": 1.0, "max_failed_groups": 100}
+    result, _ = await evaluate(tmp_path, does_nothing, Others, eval_items=2, **settings)
+    assert (result.summary.items, result.summary.rollouts, result.summary.exclusion.unscored) == (2, 2, {})
+    assert len(recorded(tmp_path)) == 2
+
+
+async def test_fewer_items_play_nothing_and_show_what_is_there(tmp_path: Path) -> None:
+    await guesses(tmp_path, eval_items=5, eval_samples=2)
+    fewer = await guesses(tmp_path, eval_items=2, eval_samples=1)
+    assert (fewer.played, fewer.summary.rollouts) == (0, 10)
+    scored = fewer.summary.scored
+    assert f"samples {scored}/{scored};" in (tmp_path / "console.txt").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["samples.html", "metrics.json"])
+async def test_a_full_disk_at_the_end_names_the_file_and_loses_nothing(tmp_path: Path, name: str) -> None:
+    first = await guesses(tmp_path, eval_items=5)
+    before = figures_of(tmp_path)
+    (tmp_path / "eval" / f"{name}.tmp").symlink_to("/dev/full")
+    with pytest.raises(RunFolderError, match=f"cannot write .*{name}.*No space left on device; make room there"):
+        await guesses(tmp_path, eval_items=5)
+    assert figures_of(tmp_path) == before
+    (tmp_path / "eval" / f"{name}.tmp").unlink()
+    assert (await guesses(tmp_path, eval_items=5)).summary.reward == first.summary.reward
 
 
 async def test_with_20_percent_of_requests_failing_the_mean_is_that_of_the_others(tmp_path: Path) -> None:
