@@ -14,14 +14,15 @@ from backends import SandboxSpec, create_backend
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
 from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
-from lachesis.environments.harbor.grading import mean_of_steps, parsed_rewards
+from lachesis.environments.harbor.places import opened
 from lachesis.environments.harbor.trial import Trial, solve
+from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis.environments.harbor.verifying import Play, Verification
 from lachesis.errors import SettingsError
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.task_folders import Task, TaskError, read_task
 from lachesis.testing.task_attacks import ATTACKS
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis.tools import ToolSessions
 from tests.support.root_images import pytest_root
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
@@ -58,19 +59,12 @@ class Played:
 
     async def trial(self, task: Task, agent: str = "oracle", **options: Any) -> Any:
         """The verdict on an agent: `oracle`, or a shell command."""
-        spec = SandboxSpec(workdir="/app")
-        name = f"{task.name}-{len(self.sessions)}"
-
-        def verifier(spec: SandboxSpec = spec) -> Any:
-            return self.sessions.open(f"{name}-verifier", spec=spec)
-
-        ctx = ToolContext(self.sessions.open(name, spec=spec), BUILTIN_TOOLS, open_verifier=verifier)
-        trial = Trial(task, **options)
-        more = True
-        while more:
-            await trial.begin(ctx)
-            await (solve(trial, ctx, timeout=30) if agent == "oracle" else ctx.terminal(agent))
-            more = await trial.finish(ctx)
+        trial, more = Trial(task, **options), True
+        async with opened(self.sessions, task.name, SandboxSpec(workdir="/app")) as ctx:
+            while more:
+                await trial.begin(ctx)
+                await (solve(trial, ctx, timeout=30) if agent == "oracle" else ctx.terminal(agent))
+                more = await trial.finish(ctx)
         return trial.verdict()
 
 

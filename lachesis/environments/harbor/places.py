@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import AsyncIterator, Mapping, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from backends import Backend, BackendUnavailable, SandboxSpec
+from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.grading import Grading, resolved_variables, way_of
 from lachesis.task_folders import EnvironmentConfig, Task
+from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,22 @@ async def places_of(
             place = await _place(environment, step.verifier_build, backend, spec, images, limits, task)
             verifiers[step.name] = replace(place, network=_network(task, {step.verifier.network_mode}, spec))
     return Places(agent, verifiers)
+
+
+@asynccontextmanager
+async def opened(sessions: ToolSessions, name: str, spec: SandboxSpec | None = None) -> AsyncIterator[ToolContext]:
+    """A sandbox for what is no rollout. It ends with the block, and so does the one that its grading opens.
+
+    Args:
+        spec: None: that of `sessions`.
+    """
+    verifier = f"{name}-verifier"
+    try:
+        session = sessions.open(name, spec=spec)
+        yield ToolContext(session, BUILTIN_TOOLS, open_verifier=partial(sessions.open, verifier, spec=spec))
+    finally:
+        await sessions.close(verifier)
+        await sessions.close(name)
 
 
 def _network(task: Task, modes: Set[str | None], spec: SandboxSpec) -> bool:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.environments.harbor.environment import HarborEnv
-from lachesis.environments.harbor.grading import own_settings
 from lachesis.environments.swe.archives import cache_folder
 from lachesis.environments.swe.building import hunks, read_fixes, write_swe_task
 from lachesis.task_folders import Problem, TaskError
@@ -46,7 +45,7 @@ class HermesSweEnv(HarborEnv):
                 "play it with environments/harbor_env.py, or add the table, see docs/swe.md",
             )
             for task in tasks
-            if not own_settings(task).get("judge")
+            if not task.own_settings.get("judge")
         ]
         if problems:
             raise TaskError(problems)
@@ -108,8 +107,8 @@ def scripted_calls(task: Task) -> list[tuple[str, Mapping[str, Any]]]:
                     },
                 )
             )
-    tests = own_settings(task)["judge"]["not_sources"][0]
+    tests = task.own_settings["judge"]["not_sources"][0]
     calls.append(
-        ("terminal", {"command": f"{own_settings(task)['judge']['python']} -m pytest -q {tests}", "timeout": 300})
+        ("terminal", {"command": f"{task.own_settings['judge']['python']} -m pytest -q {tests}", "timeout": 300})
     )
     return calls

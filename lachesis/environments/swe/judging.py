@@ -14,8 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lachesis.agent.pytest_judge import Judgement
 from lachesis.agent.reward import Reward, RewardError
 from lachesis.agent.tool_context import ToolContext
+from lachesis.environments.harbor.artifacts import fetch
 from lachesis.environments.harbor.causes import Invalid
-from lachesis.environments.harbor.grading import Verdict, own_settings
+from lachesis.environments.harbor.verdicts import Verdict
 from lachesis.environments.swe.building import diff
 from lachesis.task_folders import Step, Task
 from lachesis.tasks import in_own_thread
@@ -51,7 +52,7 @@ class JudgeSettings(BaseModel):
 def judge_settings(task: Task, step: Step) -> JudgeSettings:
     """Raises `Invalid` for settings that cannot be used."""
     try:
-        settings = JudgeSettings.model_validate(own_settings(task)["judge"])
+        settings = JudgeSettings.model_validate(task.own_settings["judge"])
         if isinstance(settings.expect, str):
             settings.expect = (step.tests / settings.expect).read_text(encoding="utf-8").splitlines()
         if not (step.tests / settings.tests).is_dir():
@@ -151,12 +152,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 async def _keep_sources(ctx: ToolContext, settings: JudgeSettings, workspace: Path, record: dict[str, Any]) -> None:
     """Copy the sources to their paths below `workspace`. What cannot be copied is noted."""
     for source in settings.sources:
-        local = workspace / source
         try:
-            try:
-                await ctx.download_dir(source, local)
-            except NotADirectoryError:
-                await ctx.download_file(source, local)
+            await fetch(ctx, source, workspace / source)
         except OSError as error:
             record["notes"].append(f"{source} was not kept: {error}")
 
