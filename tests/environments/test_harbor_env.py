@@ -23,7 +23,6 @@ from lachesis.runs.server_settings import ServerConfig
 from lachesis.task_folders import Task, TaskError, read_task
 from lachesis.testing.task_attacks import ATTACKS
 from lachesis.tools import ToolSessions
-from tests.support.root_images import pytest_root
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
 
@@ -328,6 +327,13 @@ class Check(unittest.TestCase):
 """
 
 
+@pytest.fixture
+def in_image(python_image: Path) -> list[str]:
+    """Arguments of `verify`. Its search for leaks takes seconds in all of this machine's /usr."""
+    (python_image / "app").mkdir()
+    return ["--image", str(python_image), "--workdir", "/app", "--times", "1"]
+
+
 def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"tests/test.sh": SUITE, "tests/check_answer.py": SUITE_CODE}
     folder = task_at(tmp_path / "sound", ARTIFACT, **files)
@@ -336,14 +342,14 @@ def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"0/{len(chosen)}" in capsys.readouterr().out
 
 
-def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str]) -> None:
     files = {
         "tests/test.sh": SUITE,
         "tests/check_answer.py": SUITE_CODE,
         "environment/solve.sh": "echo 42 > answer.txt\n",
     }
     folder = task_at(tmp_path / "unsound", **files)
-    arguments = ["--no-images", "--times", "1", "--only", "sitecustomize", "--only", "usercustomize.py ends"]
+    arguments = [*in_image, "--only", "sitecustomize", "--only", "usercustomize.py ends"]
     assert main(["tasks", "verify", str(folder), *arguments, "--json"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert "usercustomize.py ends Python" in problem and "declare `artifacts`" in problem
@@ -353,23 +359,23 @@ def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_tests_that_believe_a_program_of_the_image_are_hackable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str]
 ) -> None:
     test = "#!/bin/bash\nif grep -q '^42$' answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     folder = task_at(tmp_path / "task", **{"tests/test.sh": test})
-    arguments = ["--no-images", "--times", "1", "--only", "programs in /usr/bin", "--json"]
+    arguments = [*in_image, "--only", "programs in /usr/bin", "--json"]
     assert main(["tasks", "verify", str(folder), *arguments]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem.startswith("1 attacks are worth something: programs in /usr/bin")
     assert main(["tasks", "verify", str(folder), *arguments, "--grading", "seal"]) == 0
 
 
-def test_a_leak_by_any_name_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, root = task_at(tmp_path / "leaking", ARTIFACT), pytest_root(tmp_path / "root")
-    (root / "app").mkdir()
-    (root / "app/hint").write_text((folder / "solution/solve.sh").read_text())
-    arguments = ["--image", str(root), "--workdir", "/app", "--times", "1", "--only", "a time bomb", "--json"]
-    assert main(["tasks", "verify", str(folder), *arguments]) == 1
+def test_a_leak_by_any_name_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str], python_image: Path
+) -> None:
+    folder = task_at(tmp_path / "leaking", ARTIFACT)
+    (python_image / "app/hint").write_text((folder / "solution/solve.sh").read_text())
+    assert main(["tasks", "verify", str(folder), *in_image, "--only", "a time bomb", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["problems"] == [
         "the agent can read /app/hint (solution/solve.sh). Next step: take it out of environment/"
     ]
