@@ -223,6 +223,7 @@ def test_operators_are_changed_one_by_one() -> None:
     }
 
 
-def test_settings_are_toml(fix: building.SweTask) -> None:
+def test_settings_are_toml(fix: building.SweTask, tmp_path: Path) -> None:
     odd = dataclasses.replace(fix, origin={"change": 'a "quoted" \\ text → ü'})
-    assert tomllib.loads(building._settings(odd))["metadata"]["lachesis"]["change"] == 'a "quoted" \\ text → ü'
+    written = building.write_swe_task(odd, tmp_path / "odd") / "task.toml"
+    assert tomllib.loads(written.read_text())["metadata"]["lachesis"]["change"] == 'a "quoted" \\ text → ü'

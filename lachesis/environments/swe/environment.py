@@ -33,9 +33,10 @@ class HermesSweEnv(HarborEnv):
         "that you are given, correct the code with the tools, run its tests, and say when you are done."
     )
 
+    def task_folders(self) -> list[Path]:
+        return built_fixes() if self.config.dataset_name == FIXES else super().task_folders()
+
     def find_tasks(self) -> list[Task]:
-        if self.config.dataset_name == FIXES:
-            self.config.dataset_name = str(built_fixes())
         tasks = super().find_tasks()
         problems = [
             Problem(
@@ -67,18 +68,23 @@ class HermesSweEnv(HarborEnv):
         return play
 
 
-def built_fixes() -> Path:
-    """The folder of the tasks of this recipe, in the cache, with those that were missing. Other recipes have others."""
+def built_fixes() -> list[Path]:
+    """The folders of the tasks of this recipe, in the cache; those that were missing are built. Other recipes have
+    others."""
     made_by = hashlib.sha256()
     for file in sorted(files_below(Path(__file__).parent)):
         if "__pycache__" not in file.parts:
             made_by.update(b"%s %d\0" % (file.name.encode(), file.stat().st_size) + file.read_bytes())
-    folder = cache_folder().parent / "swe-tasks" / made_by.hexdigest()[:16]
-    for task in read_fixes():
-        if not (folder / task.name / "task.toml").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            write_swe_task(task, folder / task.name)
-    return folder
+    cache = cache_folder().parent / "swe-tasks" / made_by.hexdigest()[:16]
+    folders = {cache / task.name: task for task in read_fixes()}
+    for folder, task in folders.items():
+        if not (folder / "task.toml").is_file():
+            try:
+                write_swe_task(task, folder)
+            except TaskError:
+                if not (folder / "task.toml").is_file():  # else another process was faster
+                    raise
+    return sorted(folders)
 
 
 def scripted_calls(task: Task) -> list[tuple[str, Mapping[str, Any]]]:
