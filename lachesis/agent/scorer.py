@@ -111,6 +111,11 @@ class Scorer:
         if limit.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
             error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
             faults = self._late(contexts, inside_before)
+            for at in faults:
+                context = contexts[at]
+                found = await context.pace_without_agent() if context is not None else None
+                if found is not None:
+                    found.require_usable(str(error))
         elif error is not None:
             faults = _at_fault(agent_faults(error), contexts)
         if error is None or scope.stuck is not None:

@@ -19,6 +19,7 @@ from lachesis.agent.context_calls import RewardCall, SharedState, answering, con
 from lachesis.agent.context_results import Data, FileText, Replies, Reply, Text
 from lachesis.agent.file_copies import chunks, files_below, members, write_local
 from lachesis.agent.open_runs import OpenRun, open_run
+from lachesis.agent.pace import Pace, pace
 from lachesis.agent.placing import placed
 from lachesis.agent.pytest_judge import Judgement, PytestJudge
 from lachesis.agent.sealing import MAX_ARTIFACT, Sealed, taken
@@ -225,6 +226,25 @@ class ToolContext:
         """Kill everything that the agent and earlier calls left running."""
         await (await self._sandbox()).stop_processes()
         return Reply(success=True)
+
+    async def pace(self) -> Pace:
+        """How much of a processor a program gets here now. It is not to be trusted where an agent was root."""
+        return await pace(await self._sandbox())
+
+    async def pace_without_agent(self) -> Pace | None:
+        """The same in a fresh sandbox, after everything in the others of the rollout is killed; None without one."""
+        left = [session for session in self._shared.sessions if not session.closed]
+        if not left:
+            return None
+        for session in left:
+            if session.started:
+                with contextlib.suppress(BackendError):  # then nothing runs there either
+                    await (await session.sandbox()).stop_processes()
+        fresh = left[-1].another()
+        try:
+            return await pace(await fresh.sandbox())
+        finally:
+            await fresh.close()
 
     @context_method
     async def search(self, query: str, path: str = ".") -> Reply:

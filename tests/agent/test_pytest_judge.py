@@ -15,12 +15,14 @@ import pytest
 
 from backends import SandboxSpec, create_backend
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
+from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts
 from lachesis.agent.tool_context import ToolContext
 from lachesis.testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from tests.support.busy_machine import busy_machine
 from tests.support.judges import AGENTS, JUDGES, table
 
 VENV = Path(sys.prefix)
@@ -332,7 +334,18 @@ async def test_an_agent_that_breaks_the_run_is_scored(judge: Judge) -> None:
     found = await judge({"shop.py": "raise SystemExit(0)"}, tests={TEST_PATH: TESTS}, expect=IDS)
     assert found.fraction == 0.0 and {verdict.outcome for verdict in found.tests.values()} == {"missing"}
     found = await judge({"shop.py": "import time; time.sleep(60)"}, tests={TEST_PATH: TESTS}, expect=IDS, timeout=3)
-    assert found.fraction == 0.0 and "took longer than 3 s" in found.output
+    assert found.fraction == 0.0 and "took longer than" in found.output
+
+
+async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judge: Judge) -> None:
+    suite = "import time\nwhile time.process_time() < 0.6: pass\n" + TESTS
+    with busy_machine():
+        try:
+            found = await judge({"shop.py": SOLUTION}, tests={TEST_PATH: suite}, expect=IDS, timeout=1.5)
+        except MachineOverloaded as error:
+            assert "took longer than" in str(error) and "Next step" in str(error)
+        else:
+            assert found.passed
 
 
 async def test_what_honest_suites_do_to_their_interpreter_accuses_nobody(judge: Judge) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from backends import SandboxSpec, create_backend
+from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
 from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
@@ -23,6 +24,7 @@ from lachesis.runs.server_settings import ServerConfig
 from lachesis.task_folders import Task, TaskError, read_task
 from lachesis.testing.task_attacks import ATTACKS
 from lachesis.tools import ToolSessions
+from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
 
@@ -286,6 +288,18 @@ async def test_code_that_the_tests_run_neither_forges_nor_prevents_the_verdict(
     task = read_task(task_at(tmp_path / "task", toml, **{"tests/test.sh": RUN_OF_THE_AGENT}))
     verdict = await played.trial(task, f"cat > answer.py <<'EOF'\n{attack}\nEOF")
     assert (verdict.reward.value, verdict.record["cause"]) == (0.0, cause)
+
+
+@pytest.mark.parametrize("toml", ["", 'artifacts = ["/app/answer.py"]'], ids=["in_place", "seal"])
+async def test_slow_tests_on_an_overloaded_machine_are_no_score_of_0(tmp_path: Path, played: Played, toml: str) -> None:
+    spin = "python3 -c 'import time\nwhile time.process_time() < 0.7: pass'"
+    slow = f"[ ! -f /app/answer.py ] || {spin}\n[ ! -f /app/answer.py ]; echo $? > /logs/verifier/reward.txt\n"
+    task = read_task(task_at(tmp_path / "task", f"{toml}\n[verifier]\ntimeout_sec = 1.5\n", **{"tests/test.sh": slow}))
+    with busy_machine():
+        try:
+            assert (await played.trial(task, "touch answer.py")).reward.value == 1.0
+        except MachineOverloaded as error:
+            assert "test.sh took longer than 1.5 s" in str(error)
 
 
 async def test_tests_that_the_agent_stops_in_its_sandbox_are_a_score(tmp_path: Path, played: Played) -> None:

@@ -20,6 +20,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.results import RunResult
 from lachesis.runs.server_settings import Phase1CannotTrain
+from tests.support.busy_machine import busy_machine
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import (
     ROOT,
@@ -235,6 +236,19 @@ async def test_a_reward_that_hangs_ends_at_its_limit_and_holds_nobody_up(tmp_pat
     (slow,) = rollouts(result.files.failures)
     assert slow["reward"] is None and "reward_timeout = 0.5 s" in slow["traceback"], "the reward's own time"
     assert time.monotonic() - began < 200, "nobody waits for the thread"
+
+
+async def test_a_late_reward_on_an_overloaded_machine_is_no_score(tmp_path: Path) -> None:
+    class Works(SortWords):
+        def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:  # type: ignore[override]
+            done = ctx.terminal("python3 -c 'import time\nwhile time.process_time() < 1: pass'", timeout=300)
+            return float(done["exit_code"] == 0)
+
+    with busy_machine(24):
+        settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 0, "max_failed_groups": 2}
+        result = await process(Works, tmp_path, does_nothing, reward_timeout=3, **settings)
+    (late,) = rollouts(result.files.failures)
+    assert late["reward"] is None and late["outcome"] == "infra_error" and "overloaded" in str(late)
 
 
 async def test_a_cancelled_error_of_the_rewards_own_doing_is_an_exception_and_no_rollout_is_lost(

@@ -1,0 +1,64 @@
+"""How much of a processor a program gets in a sandbox.
+
+A limit of wall-clock time is reached by code that hangs, and also by right code on a machine that others keep busy. The
+first is the agent's failure, the second is none of it. The agent must not be able to pass the one off as the other: all
+of this is measured where nothing of the agent's runs any more.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from backends import BackendError, Sandbox
+
+_PROGRAM = """LC_ALL=C TIMEFORMAT='pace %R %U %S'
+time for ((i = 0; i < 200000; i++)); do :; done
+n=0; while read -r name _; do [[ $name == cpu[0-9]* ]] && n=$((n + 1)); done < /proc/stat
+read -r load _ < /proc/loadavg; echo "load $load $n" >&2"""
+_LIMIT = 120.0
+"""Seconds. The program takes about half a second of processor time."""
+_FREE = 1.5
+_USABLE = 10.0
+MARGIN = 1.5
+"""How much slower a machine may have become during a limit that was made for its pace."""
+
+
+class MachineOverloaded(BackendError):
+    """The machine of the sandboxes is too busy for limits of time to mean anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What a sandbox gets of its machine."""
+
+    stretch: float
+    """Seconds in which one busy process gets a second of processor time; 1 on a free machine."""
+    load: float
+    """Processes that ran or waited to run in the last minute, for each processor. The agent's were among them."""
+
+    @property
+    def free(self) -> bool:
+        """Whether others have not kept the machine busy, now or shortly before."""
+        return max(self.stretch, self.load) < _FREE
+
+    def require_usable(self, what: str, at_most: float = _USABLE) -> None:
+        """Raises `MachineOverloaded`: the failure of `what` says nothing about the agent."""
+        if self.stretch > at_most:
+            raise MachineOverloaded(
+                f"{what}, but a process needs {self.stretch:.1f} s for a second of processor time: the machine of the "
+                "sandboxes is overloaded. Next step: set env.max_num_workers or env.max_eval_workers lower"
+            )
+
+
+async def pace(sandbox: Sandbox) -> Pace:
+    """Measure it. Raises `BackendError`: the sandbox failed."""
+    done = await sandbox.exec(_PROGRAM, timeout=_LIMIT, fresh=True)
+    printed = done.stderr.decode(errors="replace")
+    times = re.search(r"^pace ([\d.]+) ([\d.]+) ([\d.]+)$", printed, re.MULTILINE)
+    if times is None:  # not even that ended in time
+        return Pace(_LIMIT, _LIMIT)
+    wall, user, system = map(float, times.groups())
+    load = re.search(r"^load ([\d.]+) (\d+)$", printed, re.MULTILINE)
+    waiting = float(load[1]) / max(1, int(load[2])) if load else 0.0
+    return Pace(max(1.0, wall / max(user + system, 0.001)), waiting)
