@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.base import BackendError
+from backends.host import package_settings
 from backends.host.bubblewrap import system_folders
 
 from . import store, walls
@@ -208,7 +209,7 @@ def _debootstrap(folder: Path) -> Path:
 
 async def _bootstrap(base: Base, root: Path, folder: Path, at: Instruction, tell: walls.Tell, timeout: float) -> None:
     place = await asyncio.to_thread(_debootstrap, folder)
-    settings = await asyncio.to_thread(walls.variables)
+    settings = (await asyncio.to_thread(package_settings.settings))[0]
     tools = "/run/debootstrap"
     disk = ["--tmpfs", "/", "--bind", str(root), "/target"]
     for each in system_folders():
