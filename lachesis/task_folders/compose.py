@@ -33,8 +33,11 @@ class Compose:
     """Path of a key that cannot be honoured, and the reason."""
 
 
-def read_compose(file: Path, main: str, variables: Mapping[str, str] | None = None) -> Compose:
+def read_compose(
+    file: Path, main: str, variables: Mapping[str, str] | None = None, *, any_name: bool = False
+) -> Compose:
     """What `file` says about the service `main`. `variables` are those that the file may use (`${NAME}`).
+    With `any_name`, a service that is the only one is the main one.
 
     Raises:
         TaskError: it is no Compose file.
@@ -44,6 +47,8 @@ def read_compose(file: Path, main: str, variables: Mapping[str, str] | None = No
     services = data.get("services")
     if not isinstance(services, dict) or not services or not all(isinstance(s, dict) for s in services.values()):
         raise wrong(file, "it has no mapping of services", "correct it", "services")
+    if any_name and len(services) == 1:
+        (main,) = services
     found.refused += [(str(key), "the key is not played") for key in data if key not in ("services", "version", "name")]
     found.refused += [(f"services.{key}", "it is another service") for key in services if key != main]
     for key, value in services.get(main, {}).items():

@@ -10,6 +10,7 @@ Three ways, of which the record names the one that was used:
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.reward import Reward
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
+from lachesis.environments.harbor.unreachable import unreachable
 from lachesis.task_folders import Step, Task
 
 Grading = Literal["auto", "seal", "in_place"]
@@ -138,6 +140,10 @@ async def _graded(
         if keep is not None:
             await _keep_artifacts(step, place, keep, record)
     verdict = await _verdict(task, step, ctx, place, variables, record, keep, spec)
+    if missing := unreachable(record["stdout"]):
+        if place is not ctx:
+            await place.cleanup()
+        await _compare_untouched(missing, task, step, ctx, variables, record, spec)
     if place is not ctx and not ends:
         await place.cleanup()
     return verdict
@@ -151,7 +157,10 @@ async def _graded_again(task: Task, step: Step, ctx: ToolContext, kept: Path, re
             await ctx.upload_dir(local, artifact["source"])
         elif local.is_file():
             await ctx.upload_file(local, artifact["source"])
-    return await _verdict(task, step, ctx, ctx, variables, record, None, None)
+    verdict = await _verdict(task, step, ctx, ctx, variables, record, None, None)
+    if missing := unreachable(record["stdout"]):
+        await _compare_untouched(missing, task, step, ctx, variables, record, None)
+    return verdict
 
 
 async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Verdict:
@@ -160,10 +169,12 @@ async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Ver
         return await grading
     except AgentFault as fault:
         return lost(str(fault), record)
-    except Invalid as invalid:
+    except Invalid as error:
+        missing = unreachable(record["stdout"]) if error.cause.grade else set()
+        invalid = _not_downloaded(missing) if missing else error
         record["cause"] = invalid.cause.name
         invalid.record = record
-        raise
+        raise invalid from None
 
 
 def _new_record(way: str) -> dict[str, Any]:
@@ -329,6 +340,38 @@ async def _verdict(
     finally:
         await untouched.cleanup()
     return lost(str(first), record, "no_verdict")
+
+
+async def _compare_untouched(
+    missing: set[str],
+    task: Task,
+    step: Step,
+    ctx: ToolContext,
+    variables: Mapping[str, str],
+    record: dict[str, Any],
+    spec: SandboxSpec | None,
+) -> None:
+    """Find out whether what tests could not download is missing without the agent's work as well.
+
+    Raises:
+        Invalid: it is. What they wrote is no verdict.
+    """
+    untouched, again = await ctx.untouched(spec=spec), _new_record(record["grading"])
+    try:
+        with contextlib.suppress(Invalid):
+            await _run_tests(task, step, untouched, variables, again, None)
+    finally:
+        await untouched.cleanup()
+    if missing & unreachable(again["stdout"]):
+        raise _not_downloaded(missing & unreachable(again["stdout"]))
+
+
+def _not_downloaded(missing: set[str]) -> Invalid:
+    return Invalid(
+        "network",
+        f"a download of the tests failed, and they have no {', '.join(sorted(missing))}. Next step: "
+        "--env.terminal_network true, if this machine reaches what tests/test.sh downloads; or put it into the image",
+    )
 
 
 async def _run_tests(
