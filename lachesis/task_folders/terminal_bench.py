@@ -102,6 +102,7 @@ def _convert(folder: Path) -> tuple[TaskConfig, Files]:
                 "workdir": compose.workdir,
                 "env": {"TEST_DIR": "/tests", **compose.env},
                 "docker_image": compose.image,
+                **compose.limits,
             },
         }
     )

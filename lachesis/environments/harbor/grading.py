@@ -26,7 +26,7 @@ from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.reward import Reward
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
-from lachesis.environments.harbor.unreachable import unreachable
+from lachesis.environments.harbor.not_run import not_run
 from lachesis.task_folders import Step, Task
 
 Grading = Literal["auto", "seal", "in_place"]
@@ -140,7 +140,7 @@ async def _graded(
         if keep is not None:
             await _keep_artifacts(step, place, keep, record)
     verdict = await _verdict(task, step, ctx, place, variables, record, keep, spec)
-    if missing := unreachable(record["stdout"]):
+    if missing := not_run(record["stdout"]):
         if place is not ctx:
             await place.cleanup()
         await _compare_untouched(missing, task, step, ctx, variables, record, spec)
@@ -158,7 +158,7 @@ async def _graded_again(task: Task, step: Step, ctx: ToolContext, kept: Path, re
         elif local.is_file():
             await ctx.upload_file(local, artifact["source"])
     verdict = await _verdict(task, step, ctx, ctx, variables, record, None, None)
-    if missing := unreachable(record["stdout"]):
+    if missing := not_run(record["stdout"]):
         await _compare_untouched(missing, task, step, ctx, variables, record, None)
     return verdict
 
@@ -170,7 +170,7 @@ async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Ver
     except AgentFault as fault:
         return lost(str(fault), record)
     except Invalid as error:
-        missing = unreachable(record["stdout"]) if error.cause.grade else set()
+        missing = not_run(record["stdout"]) if error.cause.grade else set()
         invalid = _not_downloaded(missing) if missing else error
         record["cause"] = invalid.cause.name
         invalid.record = record
@@ -195,7 +195,8 @@ def artifacts_of(step: Step) -> list[dict[str, Any]]:
     for entry in step.artifacts:
         given = {"source": entry} if isinstance(entry, str) else entry.model_dump()
         source = str(given["source"])
-        parts = [part for part in PurePosixPath(given.get("destination") or source).parts if part not in ("/", "..")]
+        path = PurePosixPath(given.get("destination") or source)
+        parts = [part for part in path.parts if part.strip("/") and part != ".."]  # "//" is a root as well
         found.append(
             {"source": source, "destination": str(PurePosixPath(*parts)), "exclude": given.get("exclude") or []}
         )
@@ -362,14 +363,14 @@ async def _compare_untouched(
             await _run_tests(task, step, untouched, variables, again, None)
     finally:
         await untouched.cleanup()
-    if missing & unreachable(again["stdout"]):
-        raise _not_downloaded(missing & unreachable(again["stdout"]))
+    if missing & not_run(again["stdout"]):
+        raise _not_downloaded(missing & not_run(again["stdout"]))
 
 
 def _not_downloaded(missing: set[str]) -> Invalid:
     return Invalid(
         "network",
-        f"a download of the tests failed, and they have no {', '.join(sorted(missing))}. Next step: "
+        f"the tests did not run: they have no {', '.join(sorted(missing))}. Next step: "
         "--env.terminal_network true, if this machine reaches what tests/test.sh downloads; or put it into the image",
     )
 
