@@ -13,6 +13,7 @@ _FAILED = re.compile(
 _PROGRAM = re.compile(r"(?:^|\s)([\w./+-]+): (?:command )?not found", re.MULTILINE)
 _RUNNER = re.compile(
     r"\b(uvx?|pip3?|pytest): (?:command )?not found|No module named '?(pytest|pip|uv)\b|No (interpreter) found"
+    r"|error sending request.*(python)-build-standalone|Failed to fetch.*/simple/(pytest)\b"
 )
 
 
