@@ -15,6 +15,8 @@ from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
 from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
+from lachesis.environments.harbor.artifacts import artifacts_of
+from lachesis.environments.harbor.not_run import not_run
 from lachesis.environments.harbor.places import opened
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
@@ -100,6 +102,45 @@ async def test_a_data_set_is_played_by_its_solutions_and_graded_as_declared(tmp_
     assert (kept / "verifier/reward.txt").read_text() == "1\n"
     assert [entry["status"] for entry in json.loads((kept / "artifacts/manifest.json").read_text())] == ["ok", "ok"]
     assert not [path for path in kept.parent.iterdir() if path.name.startswith(".")]
+
+
+RUNNER = """#!/bin/bash
+cat answer.txt; curl -LsSf https://nowhere.invalid/install.sh | sh
+uvx pytest /tests
+if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+
+
+@pytest.mark.parametrize("toml", ["", ARTIFACT])
+async def test_tests_that_cannot_download_what_runs_them_are_no_score_of_0(tmp_path: Path, toml: str) -> None:
+    task_at(tmp_path / "tasks/one", toml, **{"tests/test.sh": RUNNER})
+    (record,) = (await evaluated(tmp_path, tmp_path / "tasks", agent="oracle"))[1]
+    assert (record["outcome"], record["reward"], record["verifier"]["cause"]) == ("infra_error", None, "network")
+    assert "they have no uvx" in record["reason"] and "--env.terminal_network true" in record["reason"]
+
+
+async def test_an_agent_that_claims_so_keeps_its_score(played: Played, tmp_path: Path) -> None:
+    said = "Could not resolve host: a\nuvx: command not found\nNo module named pytest"
+    task = read_task(task_at(tmp_path, **{"tests/test.sh": f"#!/bin/bash\ncat answer.txt 2>&1\n{CHECK}"}))
+    verdict = await played.trial(task, f"printf '{said}' > answer.txt")
+    assert verdict.reward.value == 0.0 and verdict.record["cause"] is None and said in verdict.record["stdout"]
+
+
+@pytest.mark.parametrize(
+    ("output", "missing"),
+    [
+        ("curl: (6) Could not resolve host: astral.sh\n/tests/test.sh: line 9: uvx: command not found", {"uvx"}),
+        ("/usr/bin/python3: No module named pytest", {"pytest"}),
+        ("E: Unable to locate package jq\n/tests/test.sh: 3: jq: not found", {"jq"}),
+        ("error: Failed to fetch: `https://pypi.org/simple/pytest/`", {"pytest"}),
+        ("error: No interpreter found for Python 3.13 in managed installations", {"interpreter"}),
+        ("/tests/test.sh: line 2: jq: command not found", set()),
+        ("ModuleNotFoundError: No module named 'solution'", set()),
+        ("W: Failed to fetch http://deb.debian.org/  Could not resolve\n3 passed in 0.01s", set()),
+    ],
+)
+def test_what_tests_lack_is_in_their_output(output: str, missing: set[str]) -> None:
+    assert not_run(output) == missing
 
 
 async def test_a_model_plays_and_nobody_plays(tmp_path: Path) -> None:
@@ -431,6 +472,12 @@ async def test_tasks_that_cannot_be_played_are_named_before_anything_is(tmp_path
         await HarborEnv(HarborEnv.env_config_cls(**config), servers)._run_evaluate()
     _, found = await evaluated(tmp_path, tmp_path / "tasks", agent="oracle", unplayable="skip")
     assert [record["reward"] for record in found] == [1.0]
+
+
+def test_artifacts_stay_below_their_folder(tmp_path: Path) -> None:
+    step = read_task(task_at(tmp_path, 'artifacts = ["//etc/x", "///y", "/a/b"]\n')).steps[0]
+    kept = [artifact["destination"] for artifact in artifacts_of(step)]
+    assert kept == ["logs/artifacts", "etc/x", "y", "a/b"]
 
 
 def test_the_page_has_the_table_of_causes() -> None:

@@ -19,7 +19,8 @@ def artifacts_of(step: Step) -> list[dict[str, Any]]:
     for entry in step.artifacts:
         given = {"source": entry} if isinstance(entry, str) else entry.model_dump()
         source = str(given["source"])
-        parts = [part for part in PurePosixPath(given.get("destination") or source).parts if part not in ("/", "..")]
+        path = PurePosixPath(given.get("destination") or source)
+        parts = [part for part in path.parts if part.strip("/") and part != ".."]  # "//" is a root as well
         found.append(
             {"source": source, "destination": str(PurePosixPath(*parts)), "exclude": given.get("exclude") or []}
         )

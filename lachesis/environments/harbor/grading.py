@@ -10,6 +10,7 @@ Four ways, of which the record names the one that was used:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -24,6 +25,7 @@ from lachesis.agent.pace import MARGIN
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.artifacts import artifacts_of, keep_artifacts, put, remove_excluded
 from lachesis.environments.harbor.causes import Invalid
+from lachesis.environments.harbor.not_run import not_run
 from lachesis.environments.harbor.verdicts import Verdict, lost, parsed_rewards, shortened, verdict_of
 from lachesis.task_folders import Step, Task
 
@@ -125,6 +127,10 @@ async def _graded(
         if keep is not None:
             await keep_artifacts(step, place, keep, record)
     verdict = await _verdict(task, step, ctx, place, variables, record, keep, spec)
+    if missing := not_run(record["stdout"]):
+        if place is not ctx:
+            await place.cleanup()
+        await _compare_untouched(missing, task, step, ctx, variables, record, spec)
     if place is not ctx and not ends:
         await place.cleanup()
     return verdict
@@ -134,7 +140,10 @@ async def _graded_again(task: Task, step: Step, ctx: ToolContext, kept: Path, re
     variables = resolved_variables(step.verifier.env, "[verifier].env")
     for artifact in artifacts_of(step):
         await put(ctx, kept / "artifacts" / artifact["destination"], artifact["source"])
-    return await _verdict(task, step, ctx, ctx, variables, record, None, None)
+    verdict = await _verdict(task, step, ctx, ctx, variables, record, None, None)
+    if missing := not_run(record["stdout"]):
+        await _compare_untouched(missing, task, step, ctx, variables, record, None)
+    return verdict
 
 
 async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Verdict:
@@ -143,10 +152,12 @@ async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Ver
         return await grading
     except AgentFault as fault:
         return lost(str(fault), record)
-    except Invalid as invalid:
+    except Invalid as error:
+        missing = not_run(record["stdout"]) if error.cause.grade else set()
+        invalid = _not_downloaded(missing) if missing else error
         record["cause"] = invalid.cause.name
         invalid.record = record
-        raise
+        raise invalid from None
 
 
 def resolved_variables(wanted: Mapping[str, str], where: str) -> dict[str, str]:
@@ -264,6 +275,38 @@ async def _verdict(
     finally:
         await untouched.cleanup()
     return lost(str(first), record, "no_verdict")
+
+
+async def _compare_untouched(
+    missing: set[str],
+    task: Task,
+    step: Step,
+    ctx: ToolContext,
+    variables: Mapping[str, str],
+    record: dict[str, Any],
+    spec: SandboxSpec | None,
+) -> None:
+    """Find out whether what tests could not download is missing without the agent's work as well.
+
+    Raises:
+        Invalid: it is. What they wrote is no verdict.
+    """
+    untouched, again = await ctx.untouched(spec=spec), _new_record(record["grading"])
+    try:
+        with contextlib.suppress(Invalid):
+            await _run_tests(task, step, untouched, variables, step.verifier.timeout_sec, again, None)
+    finally:
+        await untouched.cleanup()
+    if missing & not_run(again["stdout"]):
+        raise _not_downloaded(missing & not_run(again["stdout"]))
+
+
+def _not_downloaded(missing: set[str]) -> Invalid:
+    return Invalid(
+        "network",
+        f"the tests did not run: they have no {', '.join(sorted(missing))}. Next step: "
+        "--env.terminal_network true, if this machine reaches what tests/test.sh downloads; or put it into the image",
+    )
 
 
 async def _run_tests(

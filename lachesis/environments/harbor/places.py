@@ -101,6 +101,7 @@ async def _place(
         except BackendUnavailable as error:
             raise Invalid("image_failed", f"{task.folder}: {error}") from error
         spec = replace(spec, image=made.image, workdir=made.workdir or spec.workdir, env={**made.env, **spec.env})
+        spec = replace(spec, root=made.root)
     variables = resolved_variables(environment.env, "[environment].env")
     spec = replace(spec, workdir=environment.workdir or spec.workdir, env={**spec.env, **variables})
     if limits:

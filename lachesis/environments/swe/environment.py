@@ -90,9 +90,13 @@ def built_fixes() -> list[Path]:
 def scripted_calls(task: Task) -> list[tuple[str, Mapping[str, Any]]]:
     """The calls of an agent that knows the solution: read, edit, test."""
     calls: list[tuple[str, Mapping[str, Any]]] = []
-    base, solution = task.folder / "environment" / "repo", task.folder / "solution" / "files"
+    base, solution = task.folder / "environment", task.folder / "solution"
+    if (base / "repo").is_dir():  # else the task was a row of humanevalpack
+        base, solution = base / "repo", solution / "files"
     for file in sorted(files_below(solution)):
         path = file.relative_to(solution).as_posix()
+        if path == "solve.sh":
+            continue
         old, new = (base / path).read_bytes(), file.read_bytes()
         found = hunks(old, new)
         calls.append(("read_file", {"path": path, "offset": max(1, found[0][0] - 20), "limit": 100}))
@@ -113,8 +117,7 @@ def scripted_calls(task: Task) -> list[tuple[str, Mapping[str, Any]]]:
                     },
                 )
             )
-    tests = task.own_settings["judge"]["not_sources"][0]
-    calls.append(
-        ("terminal", {"command": f"{task.own_settings['judge']['python']} -m pytest -q {tests}", "timeout": 300})
-    )
+    judge = task.own_settings["judge"]
+    if tests := judge.get("not_sources"):
+        calls.append(("terminal", {"command": f"{judge['python']} -m pytest -q {tests[0]}", "timeout": 300}))
     return calls
