@@ -58,11 +58,13 @@ class Verification:
         return [play.reward for play in self.plays if play.agent == agent]
 
     @property
+    def attacks(self) -> list[Play]:
+        return [play for play in self.plays if play.agent not in ("oracle", "nop")]
+
+    @property
     def forged(self) -> list[str]:
         """Attacks that were worth something, at least once."""
-        return list(
-            dict.fromkeys(play.agent for play in self.plays if play.agent not in ("oracle", "nop") and play.reward)
-        )
+        return list(dict.fromkeys(play.agent for play in self.attacks if play.reward))
 
     @property
     def problems(self) -> list[str]:
@@ -73,21 +75,16 @@ class Verification:
             wrong = [reward for reward in rewards if reward != wanted]
             if wrong:
                 why = next((play.detail for play in self.plays if play.agent == agent and play.detail), "")
-                kind = "not always " if len(wrong) < len(rewards) else ""
+                verb = "is not always" if len(wrong) < len(rewards) else "is not"
                 shown = ", ".join("invalid" if reward is None else f"{reward:g}" for reward in dict.fromkeys(wrong))
-                found.append(
-                    f"{agent} is {kind}not {wanted:g}, but {shown}{': ' + why if why else ''}".replace(
-                        "not always not", "not always"
-                    )
-                )
+                found.append(f"{agent} {verb} {wanted:g}, but {shown}{': ' + why if why else ''}")
         if self.forged:
             step = {
                 "in_place": "declare `artifacts`, so that a fresh sandbox runs the tests, or --grading seal",
                 "seal": "test programs from outside, or use [metadata.lachesis.judge]",
             }.get(self.way, "look at what the tests run")
             found.append(f"{len(self.forged)} attacks are worth something: {', '.join(self.forged)}. Next step: {step}")
-        attacked = [play for play in self.plays if play.agent not in ("oracle", "nop") and play.reward is None]
-        if attacked:
+        if attacked := [play for play in self.attacks if play.reward is None]:
             names = ", ".join(dict.fromkeys(play.agent for play in attacked))
             found.append(f"{len(attacked)} attacks came to no verdict ({names}): {attacked[0].detail}")
         if self.leaks:
