@@ -17,7 +17,7 @@ from lachesis.cli import main
 from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
 from lachesis.environments.harbor.artifacts import artifacts_of
 from lachesis.environments.harbor.not_run import not_run
-from lachesis.environments.harbor.places import opened
+from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis.environments.harbor.verifying import Play, Verification
@@ -472,6 +472,25 @@ async def test_tasks_that_cannot_be_played_are_named_before_anything_is(tmp_path
         await HarborEnv(HarborEnv.env_config_cls(**config), servers)._run_evaluate()
     _, found = await evaluated(tmp_path, tmp_path / "tasks", agent="oracle", unplayable="skip")
     assert [record["reward"] for record in found] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "memory", "disk"),
+    [
+        ("memory_mb = 2048\nstorage_mb = 10240", {}, 3072, None),
+        ("memory_mb = 256\nstorage_mb = 100", {}, 356, 100),
+        ("storage_mb = 100", {}, None, 100),
+        ("memory_mb = 256", {"memory_bytes": 512 << 20}, 512, None),
+        ("memory_mb = 256", {"disk_bytes": 3072 << 20}, 256 + 3072, 3072),
+    ],
+)
+async def test_files_in_memory_take_none_of_the_memory_that_a_task_asks_for(
+    tmp_path: Path, asked: str, run: dict[str, int], memory: int | None, disk: int | None
+) -> None:
+    task = read_task(task_at(tmp_path, **{"task.toml": f"[environment]\n{asked}\n"}))
+    places = await places_of(task, create_backend("local"), SandboxSpec(**run), images=False, grading="auto")  # type: ignore[arg-type]
+    found = [value and value >> 20 for value in (places.agent.memory_bytes, places.agent.disk_bytes)]
+    assert found == [memory, disk]
 
 
 def test_artifacts_stay_below_their_folder(tmp_path: Path) -> None:

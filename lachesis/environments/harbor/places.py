@@ -15,6 +15,11 @@ from lachesis.environments.harbor.grading import Grading, resolved_variables, wa
 from lachesis.task_folders import EnvironmentConfig, Task
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 
+_FILES_IN_MEMORY = ("local", "ssh", "singularity")
+"""Backends whose files are in memory: a task that asks for memory means it for its programs."""
+_FILES_MB = 1024
+"""What they have for files at most, unless the run says otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class Places:
@@ -104,11 +109,19 @@ async def _place(
         spec = replace(spec, root=made.root)
     variables = resolved_variables(environment.env, "[environment].env")
     spec = replace(spec, workdir=environment.workdir or spec.workdir, env={**spec.env, **variables})
-    if limits:
-        cpus, memory = environment.cpus, environment.memory_mb
-        spec = replace(
-            spec,
-            cpus=spec.cpus if cpus is None or spec.cpus is not None else float(cpus),
-            memory_bytes=spec.memory_bytes if memory is None or spec.memory_bytes is not None else memory << 20,
-        )
+    return _limited(spec, environment, backend) if limits else spec
+
+
+def _limited(spec: SandboxSpec, environment: EnvironmentConfig, backend: Backend) -> SandboxSpec:
+    """`spec` with the limits of the task that it leaves open."""
+    cpus, memory, storage = environment.cpus, environment.memory_mb, environment.storage_mb
+    if spec.cpus is None and cpus is not None:
+        spec = replace(spec, cpus=float(cpus))
+    files = 0
+    if backend.name in _FILES_IN_MEMORY:
+        files = min(storage or _FILES_MB, _FILES_MB)
+        if spec.disk_bytes is None and spec.memory_bytes is None and files < _FILES_MB:
+            spec = replace(spec, disk_bytes=files << 20)
+    if spec.memory_bytes is None and memory:
+        spec = replace(spec, memory_bytes=memory + max(files, (spec.disk_bytes or 0) >> 20) << 20)
     return spec
