@@ -56,6 +56,7 @@ test: lint
 
 test-attacks: $(READY)
 	LACHESIS_EVERY_ATTACK=1 $(BIN)/pytest --durations=10 -k test_an_attack_fails tests/backends/test_backend_conformance.py
+	LACHESIS_EVERY_ATTACK=1 $(BIN)/pytest -k test_every_wall tests/backends/test_root.py
 	$(BIN)/pytest tests/testing/test_attacks.py
 
 # torch and what else training needs. It does not go into $(VENV), for its lock file is that of the core.

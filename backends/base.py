@@ -96,6 +96,8 @@ class SandboxSpec:
     """Seconds after which the sandbox ends itself, even while it is in use."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """`run_id` and `task_id`, for listings and error messages."""
+    root: bool = False
+    """Whether commands appear as user 0 inside, where they would be `agent`, with no more power outside."""
 
     def __post_init__(self) -> None:
         for name in ("cpus", "memory_bytes", "pids", "disk_bytes", "wall_time", "lifetime"):

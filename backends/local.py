@@ -8,6 +8,7 @@ cannot end by themselves, an empty cgroup and a small file; the next process tha
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -57,6 +58,7 @@ class LocalBackend:
         bwrap: str | os.PathLike[str] | None = None,
         mounts: list[str] | None = None,
         profile: Profile = "standard",
+        root: bool = False,
     ) -> None:
         """
         Args:
@@ -65,6 +67,7 @@ class LocalBackend:
                 virtual environment is one; if its Python is not the running one, that Python's folder is another.
             profile: "hardened" needs an ordinary user, a bubblewrap that forbids user namespaces, and cgroups for
                 limits, and is an error where one is missing.
+            root: `SandboxSpec.root` for all sandboxes.
         """
         if isolation not in ("bubblewrap", "none"):
             raise ValueError(f"isolation is 'bubblewrap' or 'none', not {isolation!r}")
@@ -72,6 +75,9 @@ class LocalBackend:
             raise ValueError("isolation='none' uses no bwrap; leave one of the two out")
         if check_profile(profile) and isolation == "none":
             raise ValueError("profile='hardened' needs isolation='bubblewrap'; leave one of the two out")
+        if root and isolation == "none":
+            raise ValueError("root=True needs isolation='bubblewrap'; leave one of the two out")
+        self._root = root
         self._hardened = profile == "hardened"
         self.isolation = isolation
         self._walled = isolation == "bubblewrap"
@@ -114,6 +120,7 @@ class LocalBackend:
     @typed_failures
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. Works in any event loop and any thread."""
+        spec = replace(spec, root=spec.root or self._root)
         if self._hardened:
             spec = hardened_spec(spec)
             await self._host.in_thread(lambda: self._require(self._machine.found()))

@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from backends import Backend, SandboxSpec, create_backend
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.grading import grade
-from lachesis.environments.harbor.places import places_of
+from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.swe.judging import judge_settings
 from lachesis.task_folders import Task, find_tasks, read_task
 from lachesis.testing.cheats import CHEATS
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis.tools import ToolSessions
 
 _numbers = itertools.count()
 
@@ -50,15 +50,10 @@ async def measure(task: Task, backend: Backend, spec: SandboxSpec, options: argp
     async with ToolSessions(backend, places.agent) as sessions:
 
         async def play(left: dict[str, str], act: Callable[[ToolContext], Awaitable[Any]]) -> tuple[Any, float]:
-            name = f"swe-{next(_numbers)}"
-            verifier = partial(sessions.open, f"{name}-verifier")
-            ctx = ToolContext(sessions.open(name), BUILTIN_TOOLS, open_verifier=verifier)
-            try:
+            async with opened(sessions, f"swe-{next(_numbers)}") as ctx:
                 for path, content in left.items():
                     await ctx.write_file(path, content)
                 return await timed(act(ctx))
-            finally:
-                await asyncio.gather(sessions.close(name), sessions.close(f"{name}-verifier"))
 
         tests = sorted({id.partition("::")[0] for id in settings.expect})
         hidden = {file.relative_to(base).as_posix(): file.read_text() for base, file in files(task, "tests/files")}

@@ -29,6 +29,7 @@ from backends.base import (
     SandboxLost,
     SandboxSpec,
     check_profile,
+    reject_fields,
     sandbox_title,
 )
 from backends.connection import Connection
@@ -189,6 +190,7 @@ class DockerBackend:
 
     @typed_failures
     async def create(self, spec: SandboxSpec) -> DockerSandbox:
+        reject_fields("docker", spec, "root")  # the option `user` has it
         id = new_id()
         name = sandbox_title(id, spec.labels)
         try:

@@ -45,6 +45,8 @@ FILTERED = """
     socket 41 198, socketpair 53 199, clone 56 220, unshare 272 97, ioctl 16 29, fcntl 72 25, personality 135 92,
     preadv2 327 286, prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119, sched_setparam 142 118,
     sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30, prctl 157 167, setrlimit 160 164"""
+IGNORED = "chown 92 -, fchown 93 55, lchown 94 -, fchownat 260 54, setgroups 116 159"
+"""Succeed without effect for a root who is the only user of his namespace: packages are for several."""
 LATER = 470
 """The first number of calls that this table does not know, on both machines (Linux 6.18)."""
 MACHINES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -128,13 +130,16 @@ def _search(calls: list[tuple[int, Program]]) -> Program:
     return [(_AT_LEAST, 0, 1, calls[middle][0]), (_JUMP, 0, 0, len(low)), *low, *high]
 
 
-def filter_program(machine: str, own_pid: int, traceable: bool = True, *, clone3: bool = False) -> Program:
+def filter_program(
+    machine: str, own_pid: int, traceable: bool = True, *, clone3: bool = False, only_root: bool = False
+) -> Program:
     """The filter as steps `(code, jump if true, jump if false, value)`; `machine` is one of `MACHINES`.
 
     Args:
         own_pid: the executor, whose limits and priority nothing inside may change.
         traceable: whether `ptrace` is allowed. Before Linux 4.8, it could change a call after the filter had seen it.
         clone3: whether it is allowed; its flags are where no filter reads them.
+        only_root: whether the calls of `IGNORED` succeed.
     """
     architecture, column = MACHINES[machine]
     rules = {}
@@ -142,6 +147,8 @@ def filter_program(machine: str, own_pid: int, traceable: bool = True, *, clone3
         rules.update(dict.fromkeys(call_numbers(text, column).values(), _refuse(error)))
     by_name = _filtered_calls(own_pid)
     rules.update({number: by_name[name] for name, number in call_numbers(FILTERED, column).items()})
+    if only_root:
+        rules.update(dict.fromkeys(call_numbers(IGNORED, column).values(), _refuse(0)))
     if clone3:
         del rules[CLONE3]
     if not traceable:
@@ -166,10 +173,18 @@ def refuse_system_calls(group: CommandGroup | None = None) -> str:
         return "there is no list of system calls for %s" % machine
     version = tuple(int(part) for part in release.split("-")[0].split(".")[:2])
     clone3 = group is not None and group.unified
-    install(_loadable(filter_program(machine, os.getpid(), traceable=version >= (4, 8), clone3=clone3)))
+    traceable = version >= (4, 8)
+    program = filter_program(machine, os.getpid(), traceable, clone3=clone3, only_root=_is_only_root())
+    install(_loadable(program))
     if group is not None and clone3:
         group.filter = _loadable([(_LOAD, 0, 0, 0), (_EQUAL, 0, 1, CLONE3), *_refuse(errno.ENOSYS), *_ALLOW])
     return ""
+
+
+def _is_only_root() -> bool:
+    """Whether this is user 0, and its user namespace has no other."""
+    with open("/proc/self/uid_map") as file:
+        return [line.split()[::2] for line in file] == [["0", "1"]]
 
 
 def install(loadable: Any) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     """Runs a command with a disk, or with a disk and what is `Prepared` for it; returns the reason why it failed, empty
     when it did not."""
 
-WORKDIR, HOME, UID = "/workspace", "/home/agent", "1000"
+WORKDIR, UID = "/workspace", "1000"
 _SHM_BYTES = 64 << 20
 # Only what programs need to start and to check certificates. If root makes the sandboxes, the agent can read what only
 # root can, so a folder like /etc/ssl, which has private keys, must not be there as a whole.
@@ -51,6 +51,11 @@ _ETC = [
     "/etc/timezone",
 ]
 _TOP = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+
+
+def home(root: bool = False) -> str:
+    """The home folder inside."""
+    return "/root" if root else "/home/agent"
 
 
 def _etc_files(request: Request) -> list[str]:
@@ -101,7 +106,7 @@ class Bubblewrap:
         own = [(runtime, "runtime")] if runtime else []
         if request.image is not None:
             return Disk(mount, size, [("root", 0o755), ("shm", 0o1777)], [(request.image, "root"), *own])
-        modes = [(path, 0o755) for path in ("", WORKDIR, HOME, "/run", "/etc", "/var")]
+        modes = [(path, 0o755) for path in ("", WORKDIR, home(request.root), "/run", "/etc", "/var")]
         modes += [("/tmp", 0o1777), ("/var/tmp", 0o1777)]
         folders = [("shm", 0o1777), *(("root" + path, mode) for path, mode in modes)]
         laid = system_folders() if self.overlay else []
@@ -117,6 +122,7 @@ class Bubblewrap:
         runtime: str = "",
         cgroup_namespace: bool = True,
         files: Mapping[str, int] | None = None,
+        bound: Sequence[tuple[str, str]] = (),
         joined: bool = False,
     ) -> list[str]:
         """The command line that runs `inner` as PID 1 of a new sandbox.
@@ -127,9 +133,11 @@ class Bubblewrap:
             cgroup_namespace: whether its group in /proc/self/cgroup is hidden. From within such a namespace, systems
                 with `nsdelegate` (systemd's) let nothing start in another group.
             files: path inside -> descriptor of its contents.
+            bound: `(file or folder of the machine, place inside)` of what can be read beside `Request.mounts`.
             joined: whether `spawn_server.join` makes another /proc over that of the sandbox.
         """
-        arguments = [self.path, "--unshare-user", "--uid", UID, "--gid", UID]
+        uid = "0" if request.root else UID
+        arguments = [self.path, "--unshare-user", "--uid", uid, "--gid", uid]
         arguments += ["--unshare-pid", "--unshare-uts", *(["--unshare-cgroup-try"] if cgroup_namespace else [])]
         arguments += [] if holds(CAP_SYS_ADMIN) else ["--unshare-ipc"]  # else it is started in one with limits
         arguments += [] if request.network else ["--unshare-net"]
@@ -140,15 +148,15 @@ class Bubblewrap:
             arguments += self._programs(request)
         else:
             arguments += ["--perms", "1777", "--dir", within(request, "/tmp")]
-            for path in ("/run", "/home", HOME):
+            for path in ("/run", "/home", home(request.root)):
                 arguments += ["--dir", within(request, path)]
-        for path in request.mounts:
-            arguments += ["--ro-bind", path, within(request, path)]
+        for source, path in [*((path, path) for path in request.mounts), *bound]:
+            arguments += ["--ro-bind", source, within(request, path)]
         if runtime:
             arguments += ["--ro-bind", f"{mount}/runtime" if self.disk else runtime, within(request, RUNTIME)]
         for path, fd in (files or {}).items():
             arguments += ["--perms", "0644" if self.disk else "0444", "--file", str(fd), within(request, path)]
-        arguments += ["--proc", "/proc"] if joined else new_proc()
+        arguments += ["--proc", "/proc"] if joined else new_proc(request.root)
         size = str(min(_SHM_BYTES, request.disk_bytes))
         shared = ["--bind", f"{mount}/shm"] if self.disk else ["--perms", "1777", "--size", size, "--tmpfs"]
         arguments += ["--dev", "/dev", *shared, "/dev/shm", "--remount-ro", "/dev"]
@@ -168,7 +176,7 @@ class Bubblewrap:
                 arguments += ["--ro-bind-try", path, path]
             size = ["--size", str(request.disk_bytes)]
             arguments += ["--dir", "/run", "--dir", "/var", "--perms", "1777", *size, "--tmpfs", "/tmp"]
-            for path in dict.fromkeys((request.workdir or WORKDIR, WORKDIR, HOME)):
+            for path in dict.fromkeys((request.workdir or WORKDIR, WORKDIR, home(request.root))):
                 if path.rstrip("/") not in ("", "/tmp") and not path.startswith("/tmp/"):
                     arguments += ["--perms", "0755", *size, "--tmpfs", path]
             arguments += ["--symlink", "/tmp", "/var/tmp"]
@@ -195,12 +203,16 @@ def within(request: Request, path: str) -> str:
     return place
 
 
-def new_proc() -> list[str]:
-    """bubblewrap's arguments for a new /proc in which the executor is PID 1."""
+def new_proc(root: bool = False) -> list[str]:
+    """bubblewrap's arguments for a new /proc in which the executor is PID 1.
+
+    Args:
+        root: whether commands are user 0 inside: to them belong the files of a PID 1 that is not dumpable.
+    """
     arguments = ["--proc", "/proc"]
     for source, place in kernel_files():
         arguments += ["--ro-bind" if source == os.devnull else "--ro-bind-try", source, place]
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and not root:
         return arguments
     for path in own_settings():
         arguments += ["--ro-bind", os.devnull, path]

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from backends import executor_code
 from backends.base import BackendError, BackendUnavailable
 
-from . import bubblewrap
-from .bubblewrap import HOME, UID, WORKDIR, Bubblewrap
+from . import bubblewrap, package_settings
+from .bubblewrap import UID, WORKDIR, Bubblewrap, home
 from .folders import MARK
 from .plan import Plan, Prepared, numbers
 from .runtime import RUNTIME, portable_runtime, runtime_command
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 _EXECUTOR = f"{RUNTIME}/executor.pyc"
 _ETC = {
-    "/etc/passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\n"
-    f"agent:x:{UID}:{UID}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "/etc/passwd": "root:x:0:0:root:/root:/bin/bash\n"
+    f"agent:x:{UID}:{UID}:agent:{home()}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "/etc/group": f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n",
     "/etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
 }
@@ -120,6 +120,9 @@ class Machine:
                     raise
                 self.bwrap = bwrap = replace(bwrap, overlay=False, joined=False)
         contents = _etc_files(image)
+        variables, bound = package_settings.settings() if request.network else ({}, ())
+        if request.network:
+            contents[package_settings.APT] = package_settings.settings_of_apt()
         prepared = None
         if not runtime:
             contents[_EXECUTOR] = executor_code.bytecode()
@@ -128,7 +131,7 @@ class Machine:
             inner = runtime_command(*arguments)
             if bwrap.joined:
                 name, *options = inner[inner.index(_EXECUTOR) :]
-                prepared = Prepared(f"{runtime}/executor.pyc", [name, *options], counted, passed)
+                prepared = Prepared(f"{runtime}/executor.pyc", [name, *options], counted, request.root, passed)
                 inner = bubblewrap.waiting(f"{RUNTIME}/bin/bash")
         if counted is not None and prepared is None:
             bash = f"{RUNTIME}/bin/bash" if runtime else "/bin/bash"
@@ -145,14 +148,15 @@ class Machine:
                 runtime=runtime,
                 cgroup_namespace=hidden,
                 files=files,
+                bound=bound,
                 joined=prepared is not None,
             ),
             workdir=request.workdir or WORKDIR,
-            env=environment(image is not None),
+            env={**environment(image is not None, request.root), **variables},
             contents=list(contents.values()),
             disk=bwrap.disk_of(request, str(mount), runtime),
             prepared=prepared,
-            written=_resolver() if request.network and image is not None else {},
+            written={"/etc/resolv.conf": package_settings.resolver()} if request.network and image is not None else {},
         )
 
 
@@ -167,7 +171,7 @@ def _unwalled(id: str, folder: Path, request: Request, arguments: Sequence[str])
     return Plan(command, request.workdir or str(folder / "workspace"), env, own_env={MARK: id})
 
 
-def environment(image: bool) -> dict[str, str]:
+def environment(image: bool, root: bool = False) -> dict[str, str]:
     """Every variable that is set inside, before `SandboxSpec.env`."""
     path = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"]
     if not image:
@@ -175,20 +179,13 @@ def environment(image: bool) -> dict[str, str]:
         path = [python, "/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin"]
     return {
         "PATH": ":".join(dict.fromkeys(path)),
-        "HOME": HOME,
-        "USER": "agent",
-        "LOGNAME": "agent",
+        "HOME": home(root),
+        "USER": "root" if root else "agent",
+        "LOGNAME": "root" if root else "agent",
         "SHELL": "/bin/bash",
         "LANG": "C.UTF-8",
         "TERM": "dumb",
     }
-
-
-def _resolver() -> dict[str, bytes]:
-    try:
-        return {"/etc/resolv.conf": Path("/etc/resolv.conf").read_bytes()}
-    except OSError:
-        return {}
 
 
 def _etc_files(image: Path | None) -> dict[str, bytes]:

@@ -37,6 +37,8 @@ class Request:
     """Size of each of its file systems in memory."""
     image: str | None = None
     workdir: str | None = None
+    root: bool = False
+    """Whether its user is 0 inside, without a capability, and not 1000."""
     network: bool = False
     cpus: float | None = None
     memory_bytes: int | None = None
@@ -73,6 +75,8 @@ class Prepared:
     """Its `sys.argv`."""
     processes: int | None = None
     """RLIMIT_NPROC."""
+    root: bool = False
+    """`Request.root`."""
     kept: int = 0
     """How many of the files that the process gets are for the program. The command gets all."""
 

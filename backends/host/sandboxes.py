@@ -66,7 +66,7 @@ def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts
     Raises:
         BackendUnavailable: isolation is off, and the spec has a field that needs it.
     """
-    for name in () if walled else ("image", "disk_bytes"):
+    for name in () if walled else ("image", "root", "disk_bytes"):
         if getattr(spec, name):
             raise BackendUnavailable(
                 f"{name} cannot be honoured without isolation: commands use the machine's own file system. Next step: "
@@ -74,7 +74,7 @@ def request_of(spec: SandboxSpec, *, walled: bool, file_systems: int = 1, mounts
             )
     size = disk_in_memory(spec, file_systems=file_systems) if walled else 1
     limits = (spec.cpus, spec.memory_bytes, spec.pids)
-    return Request(walled, size, spec.image, spec.workdir, spec.network, *limits, tuple(mounts))
+    return Request(walled, size, spec.image, spec.workdir, spec.root, spec.network, *limits, tuple(mounts))
 
 
 @contextlib.contextmanager

@@ -240,7 +240,7 @@ def join(job: dict[str, Any], program: ModuleType | None, server: int, report: i
         check(libc.mount(b"proc", b"/proc", b"proc", MS_NOSUID | MS_NODEV | MS_NOEXEC, None), "mounting /proc")
         if os.fstat(outer).st_ino != own_users:  # else these are settings of the machine
             limit_watches()
-        cover_proc()
+        cover_proc(ROOT or prepared["root"])
         if os.fstat(inner).st_ino != os.fstat(outer).st_ino:
             check(libc.setns(inner, CLONE_NEWUSER), "entering the user namespace")
         give_up_privileges(prepared["processes"])
@@ -273,12 +273,12 @@ def limit_watches() -> None:
                 file.write(str(share))
 
 
-def cover_proc() -> None:
-    """Of what belongs to no process in this /proc, nothing can be changed, as outside."""
+def cover_proc(own: bool) -> None:
+    """Of what belongs to no process in this /proc, nothing can be changed, as outside; with `own`, neither PID 1's."""
     flags = MS_NOSUID | MS_NODEV | MS_NOEXEC
     for source, place in kernel_files():
         bind(source, place, flags)
-    if not ROOT:
+    if not own:
         return
     for path in own_settings():
         bind(os.devnull, path, flags)
@@ -303,8 +303,8 @@ def kernel_files() -> Iterator[tuple[str, str]]:
 
 
 def own_settings() -> Iterator[str]:
-    """Files of PID 1 to be covered where the owner is root. For others, it is not dumpable: its files are root's, who
-    is nobody inside. With a raised oom_score_adj, the kernel would kill the executor and not a command."""
+    """Files of PID 1 to be covered where the owner is root, or commands are inside. For others, it is not dumpable: its
+    files are root's, who is nobody inside. With a raised oom_score_adj, the kernel would kill the executor first."""
     for name in ("autogroup", "oom_adj", "oom_score_adj"):
         if os.path.exists("/proc/self/" + name):
             yield "/proc/1/" + name

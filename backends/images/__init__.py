@@ -57,6 +57,8 @@ class BuiltImage:
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     user: str | None = None
+    root: bool = False
+    """For `SandboxSpec.root`: the image's user is root, and the backend has no users of images."""
 
 
 async def image_for(
@@ -112,4 +114,5 @@ async def image_for(
         from . import far
 
         image = await far.brought(root, backend, platform.machine(), say)
-    return BuiltImage(image, dict(state.env), state.workdir, state.user)
+    is_root = name != "singularity" and (state.user or "root").partition(":")[0] in ("root", "0")
+    return BuiltImage(image, dict(state.env), state.workdir, state.user, is_root)

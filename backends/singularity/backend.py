@@ -34,10 +34,11 @@ from backends.base import (
     check_profile,
     disk_in_memory,
     hardened_spec,
+    reject_fields,
 )
 from backends.failures import typed_failures
 from backends.host import cgroups, hardened, records
-from backends.host.bubblewrap import HOME, WORKDIR
+from backends.host.bubblewrap import WORKDIR, home
 from backends.host.folders import cached
 from backends.host.machine import environment
 from backends.host.plan import Disk, Plan
@@ -83,6 +84,7 @@ systemd cgroups = no
 _OF_INIT = ("autogroup", "clear_refs", "coredump_filter", "oom_adj", "oom_score_adj", "sched", "timerslack_ns")
 """Files of a process in /proc that others of the same user can write to."""
 _ENVIRONMENT_PROBE = "import json, os; print(json.dumps(dict(os.environ)))"
+_HOME = home()
 _OWN_VARIABLES = re.compile(r"(?:APPTAINER|SINGULARITY)|(?:PS1|PROMPT_COMMAND|PWD|OLDPWD|SHLVL|_|HOME|LC_CTYPE)\Z")
 
 
@@ -181,6 +183,7 @@ class SingularityBackend:
     @typed_failures
     async def create(self, spec: SandboxSpec) -> HostSandbox:
         """See `Backend.create`. An image that is new here is pulled or unpacked first."""
+        reject_fields("singularity", spec, "root")
         if self._hardened:
             spec = hardened_spec(spec)
             await self._host.in_thread(lambda: self._require(self._found()))
@@ -331,7 +334,7 @@ def command(
     arguments += ["--ipc"] if own_ipc else []
     arguments += ["--no-mount", "sys,hostfs,bind-paths", "--hostname", "sandbox", "--pwd", "/"]
     arguments += [] if network else ["--net", "--network", "none"]
-    for folder in ["/dev/shm", *([] if _is_ours(image / HOME.lstrip("/")) else [HOME])]:
+    for folder in ["/dev/shm", *([] if _is_ours(image / _HOME.lstrip("/")) else [_HOME])]:
         arguments += ["--scratch", folder]
     for source, target in [(str(runtime or portable_runtime()), RUNTIME), *_hidden_proc()]:
         arguments += ["--mount", f'type=bind,"src={source}",dst={target},ro']
@@ -397,7 +400,7 @@ async def _name_user(sandbox: HostSandbox) -> None:
     """Name the agent's user and group if the image has no names for their numbers."""
     uid = _uid()
     for path, line in (
-        ("/etc/passwd", f"agent:x:{uid}:{uid}:agent:{HOME}:/bin/sh\n"),
+        ("/etc/passwd", f"agent:x:{uid}:{uid}:agent:{_HOME}:/bin/sh\n"),
         ("/etc/group", f"agent:x:{uid}:\n"),
     ):
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Literal, cast
 
 import asyncssh
@@ -81,6 +81,7 @@ class SshBackend:
         mounts: list[str] | None = None,
         grace: float = 60.0,
         profile: Profile = "standard",
+        root: bool = False,
     ) -> None:
         """Options that are None come from ~/.ssh/config, or have the ssh command's defaults.
 
@@ -94,6 +95,7 @@ class SshBackend:
             grace: seconds for which a sandbox outlives its connection.
             profile: "hardened" needs an ordinary user there, a bubblewrap that forbids user namespaces, and cgroups for
                 limits, and is an error where one is missing.
+            root: `SandboxSpec.root` for all sandboxes.
         """
         if not host:
             raise ValueError("backend 'ssh' needs its option host, for example terminal_options: {host: worker-1}")
@@ -103,6 +105,7 @@ class SshBackend:
             raise ValueError(f"grace has to be positive, not {grace!r}")
         if check_profile(profile) and isolation == "none":
             raise ValueError("profile='hardened' needs isolation='bubblewrap'; leave one of the two out")
+        self._root = root
         self._hardened = profile == "hardened"
         self.isolation = isolation
         self._walled = isolation == "bubblewrap"
@@ -138,6 +141,7 @@ class SshBackend:
 
     @typed_failures
     async def create(self, spec: SandboxSpec) -> SshSandbox:
+        spec = replace(spec, root=spec.root or self._root)
         if self._hardened:
             spec = hardened_spec(spec)
         request_of(spec, walled=self._walled)

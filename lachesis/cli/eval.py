@@ -1,25 +1,19 @@
-"""`lachesis eval compare` and `regrade`: what to do with finished evaluations."""
+"""`lachesis eval compare|regrade`: what to do with finished evaluations."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
 from collections.abc import Sequence
 
+from lachesis.cli.subcommands import run_subcommand
+
 SUBCOMMANDS = {
-    "compare": ("eval_compare", "compare two evaluations of the same items"),
-    "regrade": ("eval_regrade", "grade the artifacts of a finished run anew, with today's verifiers"),
+    "compare": ("lachesis.cli.eval_compare:main", "compare two evaluations of the same items"),
+    "regrade": (
+        "lachesis.cli.eval_regrade:main",
+        "grade the artifacts of a finished run anew, with today's verifiers",
+    ),
 }
-"""Subcommand -> its module beside this one, and the help."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand; the exit code."""
-    parser = argparse.ArgumentParser(prog="lachesis eval", description=__doc__)
-    subcommands = parser.add_subparsers(dest="subcommand", required=True, metavar="SUBCOMMAND")
-    for name, (_, help_text) in SUBCOMMANDS.items():
-        subcommands.add_parser(name, help=help_text, add_help=False)  # each parses its own arguments
-    parsed, rest = parser.parse_known_args(argv)
-    module = importlib.import_module(f"lachesis.cli.{SUBCOMMANDS[parsed.subcommand][0]}")
-    code: int = module.main(rest)
-    return code
+    return run_subcommand("lachesis eval", __doc__, SUBCOMMANDS, argv)

@@ -20,7 +20,8 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from backends import BackendError, create_backend
+from backends import create_backend
+from lachesis.cli.subcommands import check
 from lachesis.errors import SettingsError
 from lachesis.evaluation import mean_over_items, paired
 from lachesis.runs.flags import accepts
@@ -88,9 +89,7 @@ async def _in_sandboxes(rollouts: Any, config: Any, regrade: Any, at_once: int, 
         backend = create_backend(config.terminal_backend, **config.backend_options())
     except ValueError as error:
         raise SettingsError(f"--env.terminal_backend {config.terminal_backend!r}: {error}") from error
-    available = await backend.check()
-    if not available.ok:
-        raise BackendError(f"{config.terminal_backend}: {available.detail}. Next step: {available.fix}")
+    await check(backend)
     return await regrade(rollouts, backend, config, at_once=at_once, graded=graded)
 
 

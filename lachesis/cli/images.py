@@ -9,10 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
-from backends import backend_names, create_backend
 from backends.images import Build, image_for, listed, prune
+from lachesis.cli.subcommands import add_backend, backend_of
 
 _DAY = 86_400.0
 
@@ -25,8 +23,7 @@ def parser() -> argparse.ArgumentParser:
     build.add_argument("--file", default="Dockerfile", help="the Dockerfile, below the context (default: %(default)s)")
     build.add_argument("--arg", action="append", default=[], metavar="NAME=VALUE", help="value of an ARG")
     build.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="default: %(default)g")
-    build.add_argument("--backend", default="local", help=f"one of {', '.join(backend_names())} (default: local)")
-    build.add_argument("--options", default="{}", metavar="YAML", help="the backend's own options")
+    add_backend(build, "whose sandboxes will use it")
     verbs.add_parser("list", help="every layer on this machine, the last used ones first")
     pruning = verbs.add_parser("prune", help="remove layers that nobody has used for some time")
     pruning.add_argument("--unused", type=float, default=30.0, metavar="DAYS", help="default: %(default)g; 0: all")
@@ -38,17 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsing = parser()
     arguments = parsing.parse_args(argv)
     if arguments.verb == "build":
-        options = yaml.safe_load(arguments.options) or {}
-        wrong = [each for each in arguments.arg if "=" not in each]
-        if wrong or not isinstance(options, dict):
-            parsing.error(f"--arg takes NAME=VALUE, not {wrong[0]!r}" if wrong else "--options takes a mapping")
+        if wrong := [each for each in arguments.arg if "=" not in each]:
+            parsing.error(f"--arg takes NAME=VALUE, not {wrong[0]!r}")
         args = dict(each.split("=", 1) for each in arguments.arg)
         build = Build(arguments.context, arguments.file, args, arguments.timeout)
 
         def tell(line: str) -> None:
             print(line, file=sys.stderr)
 
-        image = asyncio.run(image_for(build, create_backend(arguments.backend, **options), tell=tell))
+        image = asyncio.run(image_for(build, backend_of(arguments), tell=tell))
         print(image.image)
         return 0
     layers = listed() if arguments.verb == "list" else prune(arguments.unused * _DAY)

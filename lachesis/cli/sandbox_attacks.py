@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from backends import Backend, BackendError, SandboxSpec, create_backend
+from lachesis.cli.subcommands import check
 from lachesis.testing.attacks import ATTACKS, Attack, Target, attacked
 
 SHOWN = {"Held": ("held", "green"), "Fell": ("FELL", "red"), "NotApplicable": ("n/a", "yellow"), "": ("ERROR", "red")}
@@ -54,9 +55,7 @@ async def attack(name: str, options: dict[str, Any], arguments: argparse.Namespa
             print(f"{one.name:<36}{one.tries}")
         return 0
     backend = create_backend(name, **options)
-    available = await backend.check()
-    if not available.ok:
-        raise BackendError(f"{name}: {available.detail}. Next step: {available.fix}")
+    await check(backend)
     console, counts = Console(), Counter[str]()
     target = Target(backend, await backend.create(SandboxSpec(labels={"run_id": "attack"})))
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import sys
 from collections.abc import Sequence
@@ -12,18 +11,11 @@ from typing import Any
 
 import yaml
 
+from lachesis.cli.subcommands import run_subcommand
 from lachesis.errors import SettingsError
-from lachesis.task_folders import (
-    Task,
-    TaskError,
-    create_row_task,
-    find_tasks,
-    read_task,
-    row_name,
-    write_task,
-)
+from lachesis.task_folders import Task, TaskError, create_row_task, find_tasks, read_task, row_name, write_task
 
-COMMANDS = {
+SUBCOMMANDS = {
     "build": ("lachesis.cli.tasks_build:main", "write real fixes of Python packages, and mutations, as task folders"),
     "convert": ("lachesis.cli.tasks:convert", "write tasks of other formats as folders in Harbor's format"),
     "show": ("lachesis.cli.tasks:show", "what tasks need, and what keeps them from being played"),
@@ -32,23 +24,15 @@ COMMANDS = {
         "play tasks with their solution, with nobody and with attacks, and say which of them grade soundly",
     ),
 }
-"""Function (`module:name`) and help of each command. The function takes the arguments and gives the exit code."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="lachesis tasks", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (_, text) in COMMANDS.items():
-        commands.add_parser(name, help=text, add_help=False)  # each parses its own arguments
-    parsed, rest = parser.parse_known_args(argv)
-    module, _, function = COMMANDS[parsed.command][0].partition(":")
-    code: int = getattr(importlib.import_module(module), function)(rest)
-    return code
+    return run_subcommand("lachesis tasks", __doc__, SUBCOMMANDS, argv)
 
 
 def show(argv: Sequence[str]) -> int:
     """Print one line a task; 1 if one of them cannot be played."""
-    parser = argparse.ArgumentParser(prog="lachesis tasks show", description=COMMANDS["show"][1])
+    parser = argparse.ArgumentParser(prog="lachesis tasks show", description=SUBCOMMANDS["show"][1])
     parser.add_argument("paths", nargs="+", metavar="PATH", help="a task, a folder with tasks in it, or a glob")
     parser.add_argument("--json", action="store_true", help="print one JSON object a task, with all settings")
     arguments = parser.parse_args(argv)
@@ -101,7 +85,7 @@ def _described(task: Task) -> dict[str, Any]:
 
 def convert(argv: Sequence[str]) -> int:
     """Write each task or row of the source into a folder of its own; 1 if one of them could not be written."""
-    parser = argparse.ArgumentParser(prog="lachesis tasks convert", description=COMMANDS["convert"][1])
+    parser = argparse.ArgumentParser(prog="lachesis tasks convert", description=SUBCOMMANDS["convert"][1])
     parser.add_argument(
         "source",
         metavar="SOURCE",

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from backends import SandboxSpec, backend_names, create_backend
+from backends import SandboxSpec
+from lachesis.cli.subcommands import add_backend, backend_of, check
 from lachesis.environments.swe.building import SweTask, read_fixes, recipe, write_swe_task
 
 
@@ -28,8 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--mutations", type=int, default=0, metavar="N", help="tasks to make of each fix (default: 0)")
     parser.add_argument("--seed", type=int, default=0, help="decides which mutations are tried first")
-    parser.add_argument("--backend", default="local", choices=backend_names(), help="where mutations are tested")
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="options of the backend")
+    add_backend(parser, "where mutations are tested")
     arguments = parser.parse_args(argv)
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for task in read_fixes(arguments.only, arguments.archives):
@@ -43,7 +42,8 @@ async def _mutate(task: SweTask, arguments: Any) -> None:
     from lachesis.environments.swe.mutations import mutated
     from lachesis.environments.swe.trying import judging
 
-    backend = create_backend(arguments.backend, **arguments.options)
+    backend = backend_of(arguments)
+    await check(backend)
     async with judging(arguments.folder / task.name, task, backend, SandboxSpec()) as judge:
         made = await mutated(task, judge, arguments.mutations, arguments.seed)
     for mutation in made:

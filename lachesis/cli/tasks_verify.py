@@ -22,7 +22,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from backends import BackendError, SandboxSpec, backend_names, create_backend
+from backends import BackendError, SandboxSpec
+from lachesis.cli.subcommands import add_backend, backend_of, check
 from lachesis.task_folders import Task, find_tasks, read_task
 
 if TYPE_CHECKING:
@@ -37,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1, metavar="N", help="trials at once")
     parser.add_argument("--only", action="append", metavar="NAME", help="attacks whose names contain this; repeatable")
     parser.add_argument("--grading", choices=("auto", "seal", "in_place"), default="auto", help="see docs/harbor.md")
-    parser.add_argument("--backend", default="local", choices=backend_names(), help="where sandboxes are made")
-    parser.add_argument("--options", type=json.loads, default={}, metavar="JSON", help="options of the backend")
+    add_backend(parser, "where sandboxes are made")
     parser.add_argument("--image", help="play in this image of the backend, and not in those of the tasks")
     parser.add_argument("--workdir", help="folder inside in which commands start, with --image")
     parser.add_argument("--no-images", action="store_true", help="play with what the backend has without an image")
@@ -55,10 +55,8 @@ async def _verify(tasks: list[Task], arguments: argparse.Namespace) -> int:
     from lachesis.tools import ToolSessions
 
     attacks = [one for one in ATTACKS if not arguments.only or any(part in one.name for part in arguments.only)]
-    backend = create_backend(arguments.backend, **arguments.options)
-    available = await backend.check()
-    if not available.ok:
-        raise BackendError(f"{arguments.backend}: {available.detail}. Next step: {available.fix}")
+    backend = backend_of(arguments)
+    await check(backend)
     spec = SandboxSpec(image=arguments.image, workdir=arguments.workdir, network=arguments.network)
     at_once = asyncio.Semaphore(max(1, arguments.at_once))
     console, sound = Console(), True

@@ -94,6 +94,7 @@ def _with_compose(folder: Path, config: TaskConfig) -> TaskConfig:
     update = {
         "workdir": environment.workdir or compose.workdir,
         "env": {**compose.env, **environment.env},
+        **{key: value for key, value in compose.limits.items() if getattr(environment, key) is None},
         # As when Docker Compose merges the files. What is built here only has the name.
         "docker_image": None if builds else compose.image or environment.docker_image,
     }

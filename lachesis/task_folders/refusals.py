@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from .compose import read_compose
 from .config import EnvironmentConfig, Section, TaskConfig
@@ -14,9 +14,12 @@ from .errors import Problem
 from .task import files_below
 
 NEXT_STEPS = {
+    "amounts": "correct it, or leave it out",
+    "artifacts": "give it another destination",
     "allowlist": "use a backend that holds an allowlist, or set network_mode to 'no-network' or 'public'",
     "gpus": "no backend gives GPUs: play the task with Harbor, or set gpus to 0",
     "harborignore": "delete the files that it names, and the .harborignore",
+    "nul": "delete the character",
     "mcp_servers": "MCP servers are not started yet: play the task with Harbor, or delete them",
     "services": "only the service 'main' is played: play the task with Harbor, or put all into one image",
     "skills": "put what the agent has to know into instruction.md, and delete skills_dir",
@@ -25,6 +28,7 @@ NEXT_STEPS = {
     "trajectory": "earlier messages are not replayed yet: put what matters into instruction.md, and delete the file",
     "unknown_keys": "correct the spelling, or move it to [metadata]",
     "version": "versions up to 1.4 are known: write the task in version 1.4, if it needs nothing newer",
+    "workdir": "write the whole path, beginning with /",
     "windows": "no backend plays Windows: play the task with Harbor",
 }
 """By kind of need."""
@@ -46,7 +50,7 @@ def _needs(folder: Path, config: TaskConfig) -> Iterator[tuple[str, Path, str, s
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             yield "unknown_keys", file, f"{path}.{key}".removeprefix("."), f"the key is not known{hint}"
         for needs, key, reason in _needs_of(model):
-            yield needs, file, f"{path}.{key}", reason
+            yield needs, file, f"{path}.{key}".removeprefix("."), reason
     places = [folder, *(folder / "steps" / step.name for step in config.steps or ())]
     for place in places:
         if (place / "trajectory.json").exists():
@@ -88,8 +92,21 @@ def _needs_of(model: Section) -> Iterator[tuple[str, str, str]]:
             continue
         if not (time > 0 if "timeout" in key else 0 <= time < math.inf):  # nan is neither
             yield "times", key, f"{time:g} s are no time to wait"
+    for key, value in model:
+        if key != "metadata" and any("\0" in text for text in _texts(value)):
+            yield "nul", key, "it has a NUL character, which no command, path or variable can have"
+    for artifact in getattr(model, "artifacts", ()):
+        source = artifact if isinstance(artifact, str) else artifact.destination or artifact.source
+        if [part for part in PurePosixPath(source).parts if part.strip("/")][:1] == ["manifest.json"]:
+            yield "artifacts", "artifacts", f"{source!r} would be kept in the place of the list of artifacts"
     if not isinstance(model, EnvironmentConfig):
         return
+    for key in ("cpus", "memory_mb", "storage_mb"):
+        amount = getattr(model, key)
+        if amount is not None and amount < 0:
+            yield "amounts", key, f"{amount:g} is less than nothing"
+    if model.workdir and not model.workdir.startswith("/"):
+        yield "workdir", "workdir", f"{model.workdir!r} is relative, and nothing says to what"
     if model.os == "windows":
         yield "windows", "os", "the task is for Windows"
     if model.gpus or model.gpu_types:
@@ -101,3 +118,13 @@ def _needs_of(model: Section) -> Iterator[tuple[str, str, str]]:
         yield "mcp_servers", "mcp_servers", f"the task needs MCP servers ({names})"
     if model.skills_dir:
         yield "skills", "skills_dir", "the agent has no skills"
+
+
+def _texts(value: object) -> Iterator[str]:
+    """The texts of a value that are no table of their own."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from (text for pair in value.items() for entry in pair for text in _texts(entry))
+    elif isinstance(value, list):
+        yield from (text for entry in value for text in _texts(entry))

@@ -14,8 +14,10 @@ import hashlib
 import json
 import os
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lachesis.once import once_property
 from lachesis.utf8 import without_lone_surrogates
@@ -75,6 +77,12 @@ class Task:
     def build(self) -> Path | None:
         """The build context of the environment; None if it names an image."""
         return None if self.environment.docker_image else self.folder / "environment"
+
+    @property
+    def own_settings(self) -> Mapping[str, Any]:
+        """The settings that are ours: `[metadata.lachesis]`."""
+        own = self.config.metadata.get("lachesis", {})
+        return own if isinstance(own, Mapping) else {}
 
     @once_property
     def digest(self) -> str:

@@ -78,7 +78,7 @@ def _convert(folder: Path) -> tuple[TaskConfig, Files]:
     except ValidationError as error:
         raise TaskError([problem_of(file, one) for one in error.errors(include_url=False)]) from None
     compose_file = folder / "docker-compose.yaml"
-    compose = read_compose(compose_file, "client", VARIABLES) if compose_file.exists() else Compose()
+    compose = read_compose(compose_file, "client", VARIABLES, any_name=True) if compose_file.exists() else Compose()
     problems = [
         Problem(compose_file, field, reason, "convert the task by hand, without it")
         for field, reason in compose.refused
@@ -102,6 +102,7 @@ def _convert(folder: Path) -> tuple[TaskConfig, Files]:
                 "workdir": compose.workdir,
                 "env": {"TEST_DIR": "/tests", **compose.env},
                 "docker_image": compose.image,
+                **compose.limits,
             },
         }
     )

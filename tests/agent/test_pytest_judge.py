@@ -25,7 +25,6 @@ from lachesis.testing.cheats import IDS, SOLUTION, TEST_PATH, TESTS, WRONG
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions
 from tests.support.busy_machine import busy_machine
 from tests.support.judges import AGENTS, JUDGES, table
-from tests.support.root_images import pytest_root
 
 VENV = Path(sys.prefix)
 PYTHON = f"PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 {VENV}/bin/python"
@@ -298,9 +297,9 @@ def test_a_wrong_solution_that_passes_a_changed_test_by_accident_is_not_forged()
     assert judgement(("passed", "missing"), ("passed", "failed")).fraction == 0.5
 
 
-async def test_the_tree_is_fresh_and_the_named_sources_are_as_the_agent_left_them(tmp_path: Path) -> None:
+async def test_the_tree_is_fresh_and_the_named_sources_are_as_the_agent_left_them(python_image: Path) -> None:
     """The image is a repository. The agent changes a file, removes another, and spoils what it did not name."""
-    image = pytest_root(tmp_path / "root")
+    image = python_image
     for path, text in {
         "pkg/__init__.py": "",
         "pkg/code.py": "def value(): return 1\n",
@@ -488,7 +487,7 @@ async def test_a_missing_source_is_named(judge: Judge) -> None:
     assert found.missing == ("other.py",) and 0 < found.fraction < 1
 
 
-async def test_no_cheat_is_taken_for_a_solution(tmp_path: Path) -> None:
+async def test_no_cheat_is_taken_for_a_solution(python_image: Path) -> None:
     """One of each kind; `benchmarks/tamper.py` plays them all, on four backends."""
     cheats = [
         "reports of pytest are patched",
@@ -499,7 +498,7 @@ async def test_no_cheat_is_taken_for_a_solution(tmp_path: Path) -> None:
         "atexit ends with 0",
         "usercustomize.py",
     ]
-    spec = SandboxSpec(image=str(pytest_root(tmp_path / "root")))
+    spec = SandboxSpec(image=str(python_image))
     judges = {name: JUDGES[name] for name in ("`judge_pytest`", "programs")}
     async with ToolSessions(create_backend("local"), spec) as sessions:
         found = await table(sessions, ["honest", *cheats], judges)

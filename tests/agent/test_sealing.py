@@ -17,7 +17,6 @@ from lachesis.agent.sealing import HostDiskFull
 from lachesis.agent.tool_context import ToolContext
 from lachesis.runs.failures import RunStopped
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
-from tests.support.root_images import full_root
 from tests.support.scripted_server import say
 from tests.support.small_envs import SortWords, process
 
@@ -122,8 +121,8 @@ async def test_links_of_the_agent_lead_no_artifact_astray(sessions: ToolSessions
     assert set(verifier.refused) == {"folder"}, "its link leads outside"
 
 
-async def test_an_images_own_links_are_followed_before_the_decision(tmp_path: Path) -> None:
-    image = full_root(tmp_path / "root")
+async def test_an_images_own_links_are_followed_before_the_decision(python_image: Path) -> None:
+    image = python_image
     (image / "workspace").mkdir(exist_ok=True)
     (image / "workspace" / "bin").symlink_to("/usr/bin")
     async with ToolSessions(create_backend("local"), SandboxSpec(image=str(image))) as sessions:

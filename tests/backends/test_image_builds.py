@@ -208,7 +208,7 @@ async def test_what_cannot_be_played_is_refused(build: Builder, text: str, said:
     [
         ("alpine:3.20", "is not in the table of bases"),
         ("python:3.12-slim", r"Debian has no Python for python:3.12-slim \(its own are 3.9, 3.11, 3.13\)"),
-        ("python:3.11-slim-trixie", "Debian has no Python"),
+        ("python:3.12-slim", r'write "python:3.12-slim" = "python:3.13" into'),
         ("debian@sha256:abc", "by digest"),
         ("missing", "does not exist"),
         ("circle", "in a circle"),
@@ -278,10 +278,11 @@ async def test_links_of_an_image_make_nothing_outside_of_it(build: Builder, tmp_
 
 
 async def test_host_settings_reach_run_without_logins(cache: Path, tmp_path: Path) -> None:
-    index = tmp_path / "index"
-    index.mkdir()
-    (index / "a-package").write_text("x")
-    code = "import json; from backends.images import walls as w; print(json.dumps([dict(w.variables()), w._bound()]))"
+    index = tmp_path / "pypi/simple"
+    for folder in (index / "a-package", tmp_path / "pypi/files", tmp_path / "pypi/private"):
+        folder.mkdir(parents=True)
+    (index / "a-package/index.html").write_text('<a href="../../files/a.whl">a</a><a href="../../../b.whl">b</a>')
+    code = "import json; from backends.host.package_settings import settings; print(json.dumps(settings()))"
     env = {
         **os.environ,
         "PIP_EXTRA_INDEX_URL": f"https://user:password@example.org/simple https://plain.example/simple file://{index}",
@@ -298,6 +299,9 @@ async def test_host_settings_reach_run_without_logins(cache: Path, tmp_path: Pat
     assert "https://plain.example/simple" in variables["PIP_EXTRA_INDEX_URL"]
     place = dict(mounts)[str(index)]
     assert f"file://{place}" in variables["PIP_EXTRA_INDEX_URL"]
+    # The pages of a local index name files in a folder beside it, which come along; others there do not.
+    assert dict(mounts)[str(index.parent / "files")] == str(Path(place).parent / "files")
+    assert not [source for source, _ in mounts if source.endswith("private") or source == str(index.parent)]
 
 
 BUILD = """

@@ -14,19 +14,13 @@ from benchmarks.atropos_catalogue import CASES
 from benchmarks.atropos_environments import GROUPS, Played, distribution, play
 
 NAMES = (
-    "gsm8k_server.GSM8kEnv",
-    "gsm8k_server_axolotl.GSM8kEnv",
-    "math_server_zero.MathEnv",
-    "tool_calling_server.SingleToolCallingEnv",
-    "mcqa_thinking_env.MCQAThinkingEnv",
-    "rlaif_server.RLAIFEnv",
-    "text_reversal_environment.TextReversalEnv",
-    "tool_use_turnlevel_advantage_server.MultiTurnToolUseTurnLevelAdvantageEnv",
-    "community.humor_generation.humor_env.HumorEnv",
-    "community.regex_generation.regex_env.RegexEnv",
-    "community.word_hunt.word_hunt_env.WordHuntEnv",
-    "game_environments.gymnasium.blackjack.blackjack_env_no_thinking.BlackjackEnvNoThinking",
+    "gsm8k_server.GSM8kEnv",  # returns the nodes of managed_server
+    "gsm8k_server_axolotl.GSM8kEnv",  # encodes the conversation again
+    "rlaif_server.RLAIFEnv",  # asks judges, whose completions are no samples
+    "tool_use_turnlevel_advantage_server.MultiTurnToolUseTurnLevelAdvantageEnv",  # turns, and an advantage for each
+    "game_environments.gymnasium.blackjack.blackjack_env_no_thinking.BlackjackEnvNoThinking",  # steps of a game
 )
+"""One of each kind: a process of each takes four seconds to import its packages. `make test-atropos` plays all."""
 
 
 @pytest.fixture(scope="module")

@@ -15,16 +15,18 @@ from lachesis.agent.pace import MachineOverloaded
 from lachesis.agent.tool_context import ToolContext
 from lachesis.cli import main
 from lachesis.environments.harbor import CAUSES, HarborEnv, Invalid, grade_again
-from lachesis.environments.harbor.grading import mean_of_steps, parsed_rewards
+from lachesis.environments.harbor.artifacts import artifacts_of
+from lachesis.environments.harbor.not_run import not_run
+from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.harbor.trial import Trial, solve
+from lachesis.environments.harbor.verdicts import mean_of_steps, parsed_rewards
 from lachesis.environments.harbor.verifying import Play, Verification
 from lachesis.errors import SettingsError
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.task_folders import Task, TaskError, read_task
 from lachesis.testing.task_attacks import ATTACKS
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis.tools import ToolSessions
 from tests.support.busy_machine import busy_machine
-from tests.support.root_images import pytest_root
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import ROOT, make, rollouts
 
@@ -60,19 +62,12 @@ class Played:
 
     async def trial(self, task: Task, agent: str = "oracle", **options: Any) -> Any:
         """The verdict on an agent: `oracle`, or a shell command."""
-        spec = SandboxSpec(workdir="/app")
-        name = f"{task.name}-{len(self.sessions)}"
-
-        def verifier(spec: SandboxSpec = spec) -> Any:
-            return self.sessions.open(f"{name}-verifier", spec=spec)
-
-        ctx = ToolContext(self.sessions.open(name, spec=spec), BUILTIN_TOOLS, open_verifier=verifier)
-        trial = Trial(task, **options)
-        more = True
-        while more:
-            await trial.begin(ctx)
-            await (solve(trial, ctx, timeout=30) if agent == "oracle" else ctx.terminal(agent))
-            more = await trial.finish(ctx)
+        trial, more = Trial(task, **options), True
+        async with opened(self.sessions, task.name, SandboxSpec(workdir="/app")) as ctx:
+            while more:
+                await trial.begin(ctx)
+                await (solve(trial, ctx, timeout=30) if agent == "oracle" else ctx.terminal(agent))
+                more = await trial.finish(ctx)
         return trial.verdict()
 
 
@@ -107,6 +102,45 @@ async def test_a_data_set_is_played_by_its_solutions_and_graded_as_declared(tmp_
     assert (kept / "verifier/reward.txt").read_text() == "1\n"
     assert [entry["status"] for entry in json.loads((kept / "artifacts/manifest.json").read_text())] == ["ok", "ok"]
     assert not [path for path in kept.parent.iterdir() if path.name.startswith(".")]
+
+
+RUNNER = """#!/bin/bash
+cat answer.txt; curl -LsSf https://nowhere.invalid/install.sh | sh
+uvx pytest /tests
+if [ $? -eq 0 ]; then echo 1 > /logs/verifier/reward.txt; else echo 0 > /logs/verifier/reward.txt; fi
+"""
+
+
+@pytest.mark.parametrize("toml", ["", ARTIFACT])
+async def test_tests_that_cannot_download_what_runs_them_are_no_score_of_0(tmp_path: Path, toml: str) -> None:
+    task_at(tmp_path / "tasks/one", toml, **{"tests/test.sh": RUNNER})
+    (record,) = (await evaluated(tmp_path, tmp_path / "tasks", agent="oracle"))[1]
+    assert (record["outcome"], record["reward"], record["verifier"]["cause"]) == ("infra_error", None, "network")
+    assert "they have no uvx" in record["reason"] and "--env.terminal_network true" in record["reason"]
+
+
+async def test_an_agent_that_claims_so_keeps_its_score(played: Played, tmp_path: Path) -> None:
+    said = "Could not resolve host: a\nuvx: command not found\nNo module named pytest"
+    task = read_task(task_at(tmp_path, **{"tests/test.sh": f"#!/bin/bash\ncat answer.txt 2>&1\n{CHECK}"}))
+    verdict = await played.trial(task, f"printf '{said}' > answer.txt")
+    assert verdict.reward.value == 0.0 and verdict.record["cause"] is None and said in verdict.record["stdout"]
+
+
+@pytest.mark.parametrize(
+    ("output", "missing"),
+    [
+        ("curl: (6) Could not resolve host: astral.sh\n/tests/test.sh: line 9: uvx: command not found", {"uvx"}),
+        ("/usr/bin/python3: No module named pytest", {"pytest"}),
+        ("E: Unable to locate package jq\n/tests/test.sh: 3: jq: not found", {"jq"}),
+        ("error: Failed to fetch: `https://pypi.org/simple/pytest/`", {"pytest"}),
+        ("error: No interpreter found for Python 3.13 in managed installations", {"interpreter"}),
+        ("/tests/test.sh: line 2: jq: command not found", set()),
+        ("ModuleNotFoundError: No module named 'solution'", set()),
+        ("W: Failed to fetch http://deb.debian.org/  Could not resolve\n3 passed in 0.01s", set()),
+    ],
+)
+def test_what_tests_lack_is_in_their_output(output: str, missing: set[str]) -> None:
+    assert not_run(output) == missing
 
 
 async def test_a_model_plays_and_nobody_plays(tmp_path: Path) -> None:
@@ -348,6 +382,13 @@ class Check(unittest.TestCase):
 """
 
 
+@pytest.fixture
+def in_image(python_image: Path) -> list[str]:
+    """Arguments of `verify`. Its search for leaks takes seconds in all of this machine's /usr."""
+    (python_image / "app").mkdir()
+    return ["--image", str(python_image), "--workdir", "/app", "--times", "1"]
+
+
 def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = {"tests/test.sh": SUITE, "tests/check_answer.py": SUITE_CODE}
     folder = task_at(tmp_path / "sound", ARTIFACT, **files)
@@ -356,14 +397,14 @@ def test_a_sound_task_is_verified(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert f"0/{len(chosen)}" in capsys.readouterr().out
 
 
-def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str]) -> None:
     files = {
         "tests/test.sh": SUITE,
         "tests/check_answer.py": SUITE_CODE,
         "environment/solve.sh": "echo 42 > answer.txt\n",
     }
     folder = task_at(tmp_path / "unsound", **files)
-    arguments = ["--no-images", "--times", "1", "--only", "sitecustomize", "--only", "usercustomize.py ends"]
+    arguments = [*in_image, "--only", "sitecustomize", "--only", "usercustomize.py ends"]
     assert main(["tasks", "verify", str(folder), *arguments, "--json"]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert "usercustomize.py ends Python" in problem and "declare `artifacts`" in problem
@@ -373,23 +414,23 @@ def test_an_unsound_task_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def test_tests_that_believe_a_program_of_the_image_are_hackable(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str]
 ) -> None:
     test = "#!/bin/bash\nif grep -q '^42$' answer.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     folder = task_at(tmp_path / "task", **{"tests/test.sh": test})
-    arguments = ["--no-images", "--times", "1", "--only", "programs in /usr/bin", "--json"]
+    arguments = [*in_image, "--only", "programs in /usr/bin", "--json"]
     assert main(["tasks", "verify", str(folder), *arguments]) == 1
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert problem.startswith("1 attacks are worth something: programs in /usr/bin")
     assert main(["tasks", "verify", str(folder), *arguments, "--grading", "seal"]) == 0
 
 
-def test_a_leak_by_any_name_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, root = task_at(tmp_path / "leaking", ARTIFACT), pytest_root(tmp_path / "root")
-    (root / "app").mkdir()
-    (root / "app/hint").write_text((folder / "solution/solve.sh").read_text())
-    arguments = ["--image", str(root), "--workdir", "/app", "--times", "1", "--only", "a time bomb", "--json"]
-    assert main(["tasks", "verify", str(folder), *arguments]) == 1
+def test_a_leak_by_any_name_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], in_image: list[str], python_image: Path
+) -> None:
+    folder = task_at(tmp_path / "leaking", ARTIFACT)
+    (python_image / "app/hint").write_text((folder / "solution/solve.sh").read_text())
+    assert main(["tasks", "verify", str(folder), *in_image, "--only", "a time bomb", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["problems"] == [
         "the agent can read /app/hint (solution/solve.sh). Next step: take it out of environment/"
     ]
@@ -431,6 +472,31 @@ async def test_tasks_that_cannot_be_played_are_named_before_anything_is(tmp_path
         await HarborEnv(HarborEnv.env_config_cls(**config), servers)._run_evaluate()
     _, found = await evaluated(tmp_path, tmp_path / "tasks", agent="oracle", unplayable="skip")
     assert [record["reward"] for record in found] == [1.0]
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "memory", "disk"),
+    [
+        ("memory_mb = 2048\nstorage_mb = 10240", {}, 3072, None),
+        ("memory_mb = 256\nstorage_mb = 100", {}, 356, 100),
+        ("storage_mb = 100", {}, None, 100),
+        ("memory_mb = 256", {"memory_bytes": 512 << 20}, 512, None),
+        ("memory_mb = 256", {"disk_bytes": 3072 << 20}, 256 + 3072, 3072),
+    ],
+)
+async def test_files_in_memory_take_none_of_the_memory_that_a_task_asks_for(
+    tmp_path: Path, asked: str, run: dict[str, int], memory: int | None, disk: int | None
+) -> None:
+    task = read_task(task_at(tmp_path, **{"task.toml": f"[environment]\n{asked}\n"}))
+    places = await places_of(task, create_backend("local"), SandboxSpec(**run), images=False, grading="auto")  # type: ignore[arg-type]
+    found = [value and value >> 20 for value in (places.agent.memory_bytes, places.agent.disk_bytes)]
+    assert found == [memory, disk]
+
+
+def test_artifacts_stay_below_their_folder(tmp_path: Path) -> None:
+    step = read_task(task_at(tmp_path, 'artifacts = ["//etc/x", "///y", "/a/b"]\n')).steps[0]
+    kept = [artifact["destination"] for artifact in artifacts_of(step)]
+    assert kept == ["logs/artifacts", "etc/x", "y", "a/b"]
 
 
 def test_the_page_has_the_table_of_causes() -> None:

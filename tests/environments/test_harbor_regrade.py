@@ -13,7 +13,6 @@ import pytest
 from lachesis.cli import main
 from lachesis.trajectories import read_lines
 from tests.environments.test_harbor_env import ARTIFACT, CHECK, evaluated, task_at, two_steps
-from tests.support.root_images import pytest_root
 
 
 def regrade(data: Path, *more: str) -> int:
@@ -142,13 +141,12 @@ python = "PYTHONPATH=.:/opt/pytest python3 -B"
 """
 
 
-def test_the_judge_judges_the_kept_sources_again(tmp_path: Path) -> None:
+def test_the_judge_judges_the_kept_sources_again(tmp_path: Path, python_image: Path) -> None:
     hidden = "from calc import twice\n\n\ndef test_twice():\n    assert twice(3) == 6\n"
     solution = "#!/bin/bash\nprintf 'def twice(n):\\n    return n + n\\n' > calc.py\n"
     task = task_at(tmp_path / "task", JUDGED, **{"tests/files/test_calc.py": hidden, "solution/solve.sh": solution})
-    image = pytest_root(tmp_path / "root")
-    (image / "app").mkdir()
-    data = played(tmp_path, task, terminal_image=str(image))
+    (python_image / "app").mkdir()
+    data = played(tmp_path, task, terminal_image=str(python_image))
     (group,) = read_lines(data / "samples.jsonl")
     assert (group["scores"], group["rollouts"][0]["verifier"]["grading"]) == ([1.0], "judge")
     assert regrade(data) == 0

@@ -26,7 +26,6 @@ from lachesis.environments.swe.trying import judging
 from lachesis.task_folders import read_task
 from lachesis.testing.cheats import CHEATS
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
-from tests.support.root_images import pytest_root
 
 OLD = '''"""Prices."""
 
@@ -153,10 +152,10 @@ def test_the_recipe_fits_its_lists_of_tests() -> None:
         assert version not in entry["instruction"]
 
 
-async def test_only_a_solution_is_worth_something(fix: building.SweTask, tmp_path: Path) -> None:
+async def test_only_a_solution_is_worth_something(fix: building.SweTask, tmp_path: Path, python_image: Path) -> None:
     """The agent that reads, edits and tests; nothing; a cheat; and what the judge leaves for the record."""
     folder = building.write_swe_task(fix, tmp_path / "tasks" / "shop-1")
-    task, image = read_task(folder), pytest_root(tmp_path / "root")
+    task, image = read_task(folder), python_image
     tree = image / "workspace"
     for path, data in fix.tree.items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
@@ -224,6 +223,7 @@ def test_operators_are_changed_one_by_one() -> None:
     }
 
 
-def test_settings_are_toml(fix: building.SweTask) -> None:
+def test_settings_are_toml(fix: building.SweTask, tmp_path: Path) -> None:
     odd = dataclasses.replace(fix, origin={"change": 'a "quoted" \\ text → ü'})
-    assert tomllib.loads(building._settings(odd))["metadata"]["lachesis"]["change"] == 'a "quoted" \\ text → ü'
+    written = building.write_swe_task(odd, tmp_path / "odd") / "task.toml"
+    assert tomllib.loads(written.read_text())["metadata"]["lachesis"]["change"] == 'a "quoted" \\ text → ü'

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from lachesis.cli import main
+from lachesis.environments.swe.environment import scripted_calls
 from lachesis.task_folders import Task, TaskError, create_row_task, read_task
 from lachesis.task_folders.inside.grade import outcomes_of
 
@@ -241,6 +242,8 @@ def test_a_row_of_humanevalpack_becomes_a_test_function_for_each_assertion(tmp_p
         )
         assert f"{passed} passed" in ran.stdout, ran.stdout
     assert task.config.metadata["lachesis"]["judge"]["sources"] == ["solution.py"]
+    read, patch = scripted_calls(task)  # there are no tests that it could run
+    assert read[1]["path"] == patch[1]["path"] == "solution.py"
     for change in ({"task_id": "Go/0"}, {"test": "x = 1"}, {"test": "def check("}, {"test": "def check(a):\n  1"}):
         with pytest.raises(TaskError, match=r"the row is in Go|check\(candidate\)|no Python"):
             create_row_task({**FIX, **change}, tmp_path / "other")

@@ -38,6 +38,7 @@ services:
       - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
       - ${T_BENCH_TASK_AGENT_LOGS_PATH}:${T_BENCH_CONTAINER_AGENT_LOGS_PATH}
 """
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 13))
 FILES = {
     "task.yaml": TASK,
     "docker-compose.yaml": COMPOSE,
@@ -97,6 +98,11 @@ def test_the_dockerfile_that_compose_names_is_the_one_that_is_built(tmp_path: Pa
     assert task.environment.docker_image is None
 
 
+def test_the_only_service_is_the_main_one_whatever_its_name(tmp_path: Path) -> None:
+    task = read_task(folder(tmp_path, **{"docker-compose.yaml": COMPOSE.replace("client:", "agent:")}))
+    assert (task.environment.workdir, task.environment.env["LEVEL"]) == ("/work", "3")
+
+
 def test_a_task_that_is_a_link_is_converted_again_when_its_files_change(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder(tmp_path))
     before = read_task(tmp_path / "link")
@@ -110,6 +116,9 @@ def test_a_task_that_is_a_link_is_converted_again_when_its_files_change(tmp_path
         ({"task.yaml": "difficulty: easy"}, "task.yaml: instruction: Field required"),
         ({"task.yaml": "a: ["}, "task.yaml: it is not YAML"),
         ({"task.yaml": "instruction: x\na: &a [*a]"}, "task.yaml: it is not YAML: Circular reference"),
+        ({"task.yaml": TASK + BOMB}, "its aliases make 3.46e+12 characters of it"),
+        ({"task.yaml": TASK + BOMB.replace("[", "{<<: [").replace("]", "]}").replace("x", "x: 1")}, "its aliases make"),
+        ({"docker-compose.yaml": COMPOSE + BOMB}, "its aliases make"),
         ({"task.yaml": TASK.replace("pytest", "swebench")}, "parser_name: 'swebench' is not known"),
         ({"task.yaml": TASK.replace("shell: false", "shell: true")}, "run_tests_in_same_shell: "),
         ({"run-tests.sh": None}, "run-tests.sh: the file is missing"),

@@ -80,12 +80,16 @@ class HarborEnv(HermesAgentBaseEnv):
     max_turns = 100
     needs_sandboxes = True
 
-    def find_tasks(self) -> list[Task]:
-        """The tasks to play, in order. Raises `TaskError` for all that cannot be played."""
+    def task_folders(self) -> list[Path]:
+        """What `dataset_name` names. Raises `TaskError` where there is no task."""
         if not self.config.dataset_name:
             raise SettingsError(f"{self.run_name} has no tasks; set --env.dataset_name to a folder with task folders")
+        return find_tasks(self.config.dataset_name)
+
+    def find_tasks(self) -> list[Task]:
+        """The tasks to play, in order. Raises `TaskError` for all that cannot be played."""
         tasks, problems = list[Task](), list[Problem]()
-        for folder in find_tasks(self.config.dataset_name):
+        for folder in self.task_folders():
             try:
                 tasks.append(read_task(folder))
             except TaskError as error:

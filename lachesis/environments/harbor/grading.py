@@ -1,6 +1,6 @@
 """Grading of a task folder, with the verdict files, the order and the errors of Harbor 0.25.
 
-Three ways, of which the record names the one that was used:
+Four ways, of which the record names the one that was used:
 
     in_place   the tests run in the agent's sandbox, Harbor's `shared`. What the agent left may decide the reward.
     seal       the declared artifacts go into a fresh sandbox of the same base, and the tests run there.
@@ -10,43 +10,31 @@ Three ways, of which the record names the one that was used:
 
 from __future__ import annotations
 
-import json
-import math
+import contextlib
 import os
 import re
 import shlex
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from backends import SandboxSpec
 from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.pace import MARGIN
-from lachesis.agent.reward import Reward
 from lachesis.agent.tool_context import ToolContext
+from lachesis.environments.harbor.artifacts import artifacts_of, keep_artifacts, put, remove_excluded
 from lachesis.environments.harbor.causes import Invalid
+from lachesis.environments.harbor.not_run import not_run
+from lachesis.environments.harbor.verdicts import Verdict, lost, parsed_rewards, shortened, verdict_of
 from lachesis.task_folders import Step, Task
 
 Grading = Literal["auto", "seal", "in_place"]
 
-TESTS, VERIFIER, ARTIFACTS, AGENT = "/tests", "/logs/verifier", "/logs/artifacts", "/logs/agent"
-_KEPT_OUTPUT = 64 << 10
-"""Characters of the tests' output in a record: the first half and the last."""
+TESTS, VERIFIER, AGENT = "/tests", "/logs/verifier", "/logs/agent"
 _KEPT_LOGS = 64 << 20
 """Bytes of /logs/verifier that are kept beside it."""
 _VARIABLE = re.compile(r"\$\{([^}:]+)(?::-(.*))?\}")
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """A reward, and what its record keeps."""
-
-    reward: Reward
-    rewards: Mapping[str, float]
-    """All numbers of the verdict file."""
-    record: dict[str, Any] = field(default_factory=dict)
-    """`{"stdout", "rewards", "cause", "grading", "diff", "artifacts", "notes"}`."""
 
 
 def way_of(task: Task, step: Step, grading: Grading = "auto") -> Literal["judge", "separate", "seal", "in_place"]:
@@ -54,7 +42,7 @@ def way_of(task: Task, step: Step, grading: Grading = "auto") -> Literal["judge"
 
     `auto` seals a step with declared artifacts, unless the task itself says `environment_mode = "shared"`.
     """
-    if own_settings(task).get("judge"):
+    if task.own_settings.get("judge"):
         return "judge"
     if step.verifier.environment_mode == "separate":
         return "separate"
@@ -124,10 +112,10 @@ async def _graded(
     variables = resolved_variables(step.verifier.env, "[verifier].env")
     await _run_hooks(step, ctx, record)
     if way == "in_place":
-        if not own_settings(task).get("keep_processes"):
+        if not task.own_settings.get("keep_processes"):
             await ctx.stop_processes()
         if keep is not None:
-            await _keep_artifacts(step, ctx, keep, record)
+            await keep_artifacts(step, ctx, keep, record)
         place = ctx
     else:
         if way == "seal" and not step.artifacts:
@@ -135,10 +123,14 @@ async def _graded(
         wanted = [artifact["source"] for artifact in artifacts_of(step)]
         place = await ctx.seal(wanted, allow=wanted, spec=spec, exactly=True, ends=ends)
         record["notes"] += [f"{path} was not taken: {reason}" for path, reason in place.refused.items()]
-        await _exclude(step, place)
+        await remove_excluded(step, place)
         if keep is not None:
-            await _keep_artifacts(step, place, keep, record)
+            await keep_artifacts(step, place, keep, record)
     verdict = await _verdict(task, step, ctx, place, variables, record, keep, spec)
+    if missing := not_run(record["stdout"]):
+        if place is not ctx:
+            await place.cleanup()
+        await _compare_untouched(missing, task, step, ctx, variables, record, spec)
     if place is not ctx and not ends:
         await place.cleanup()
     return verdict
@@ -147,12 +139,11 @@ async def _graded(
 async def _graded_again(task: Task, step: Step, ctx: ToolContext, kept: Path, record: dict[str, Any]) -> Verdict:
     variables = resolved_variables(step.verifier.env, "[verifier].env")
     for artifact in artifacts_of(step):
-        local = kept / "artifacts" / artifact["destination"]
-        if local.is_dir():
-            await ctx.upload_dir(local, artifact["source"])
-        elif local.is_file():
-            await ctx.upload_file(local, artifact["source"])
-    return await _verdict(task, step, ctx, ctx, variables, record, None, None)
+        await put(ctx, kept / "artifacts" / artifact["destination"], artifact["source"])
+    verdict = await _verdict(task, step, ctx, ctx, variables, record, None, None)
+    if missing := not_run(record["stdout"]):
+        await _compare_untouched(missing, task, step, ctx, variables, record, None)
+    return verdict
 
 
 async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Verdict:
@@ -161,37 +152,12 @@ async def _concluded(grading: Awaitable[Verdict], record: dict[str, Any]) -> Ver
         return await grading
     except AgentFault as fault:
         return lost(str(fault), record)
-    except Invalid as invalid:
+    except Invalid as error:
+        missing = not_run(record["stdout"]) if error.cause.grade else set()
+        invalid = _not_downloaded(missing) if missing else error
         record["cause"] = invalid.cause.name
         invalid.record = record
-        raise
-
-
-def _new_record(way: str) -> dict[str, Any]:
-    return {"stdout": "", "rewards": {}, "cause": None, "grading": way, "diff": None, "artifacts": None, "notes": []}
-
-
-def lost(why: str, record: dict[str, Any], cause: str = "tampered") -> Verdict:
-    """The verdict on an agent that put something in the way of its reward."""
-    record |= {"cause": cause, "rewards": {"reward": 0.0}}
-    record["notes"].append(why)
-    parts = {"in_place": 1.0} if record["grading"] == "in_place" else {}
-    return Verdict(Reward(0.0, components=parts), {"reward": 0.0}, record)
-
-
-def artifacts_of(step: Step) -> list[dict[str, Any]]:
-    """The artifacts of a step, /logs/artifacts first: `source`, `destination` below a folder, and `exclude`."""
-    found: list[dict[str, Any]] = []
-    for entry in step.artifacts:
-        given = {"source": entry} if isinstance(entry, str) else entry.model_dump()
-        source = str(given["source"])
-        parts = [part for part in PurePosixPath(given.get("destination") or source).parts if part not in ("/", "..")]
-        found.append(
-            {"source": source, "destination": str(PurePosixPath(*parts)), "exclude": given.get("exclude") or []}
-        )
-    if not any(artifact["source"].rstrip("/") == ARTIFACTS for artifact in found):
-        found.insert(0, {"source": ARTIFACTS, "destination": ARTIFACTS[1:], "exclude": []})
-    return found
+        raise invalid from None
 
 
 def resolved_variables(wanted: Mapping[str, str], where: str) -> dict[str, str]:
@@ -241,10 +207,8 @@ async def as_user(ctx: ToolContext, command: str, user: str | int | None) -> str
     )
 
 
-def own_settings(task: Task) -> Mapping[str, Any]:
-    """The settings of a task that are ours: `[metadata.lachesis]`."""
-    own = task.config.metadata.get("lachesis", {})
-    return own if isinstance(own, Mapping) else {}
+def _new_record(way: str) -> dict[str, Any]:
+    return {"stdout": "", "rewards": {}, "cause": None, "grading": way, "diff": None, "artifacts": None, "notes": []}
 
 
 async def _run_hooks(step: Step, ctx: ToolContext, record: dict[str, Any]) -> None:
@@ -258,38 +222,6 @@ async def _run_hooks(step: Step, ctx: ToolContext, record: dict[str, Any]) -> No
         if done["exit_code"] != 0:
             said = str(done["output"])[-500:]
             record["notes"].append(f"collect hook {hook.command!r} ended with {done['exit_code']}: {said}")
-
-
-async def _exclude(step: Step, verifier: ToolContext) -> None:
-    for artifact in artifacts_of(step):
-        for pattern in artifact["exclude"]:
-            where = shlex.quote(artifact["source"])
-            await verifier.terminal(
-                f"find {where} -mindepth 1 -path {shlex.quote('*/' + pattern.strip('/'))} -prune -exec rm -rf -- {{}} +"
-            )
-
-
-async def _keep_artifacts(step: Step, ctx: ToolContext, keep: Path, record: dict[str, Any]) -> None:
-    """Copy the artifacts out, and write Harbor's list of them. What cannot be copied is noted."""
-    entries = []
-    for artifact in artifacts_of(step):
-        local = keep / "artifacts" / artifact["destination"]
-        kind, status = "directory", "ok"
-        try:
-            try:
-                await ctx.download_dir(artifact["source"], local)
-            except NotADirectoryError:
-                kind = "file"
-                await ctx.download_file(artifact["source"], local)
-        except FileNotFoundError:
-            status = "failed"
-        except OSError as error:
-            status = "failed"
-            record["notes"].append(f"artifact {artifact['source']} was not kept: {error}")
-        shown = f"artifacts/{artifact['destination']}"
-        entries.append({"source": artifact["source"], "destination": shown, "type": kind, "status": status})
-    (keep / "artifacts").mkdir(parents=True, exist_ok=True)
-    (keep / "artifacts/manifest.json").write_text(json.dumps(entries, indent=2))
 
 
 async def _verdict(
@@ -345,6 +277,38 @@ async def _verdict(
     return lost(str(first), record, "no_verdict")
 
 
+async def _compare_untouched(
+    missing: set[str],
+    task: Task,
+    step: Step,
+    ctx: ToolContext,
+    variables: Mapping[str, str],
+    record: dict[str, Any],
+    spec: SandboxSpec | None,
+) -> None:
+    """Find out whether what tests could not download is missing without the agent's work as well.
+
+    Raises:
+        Invalid: it is. What they wrote is no verdict.
+    """
+    untouched, again = await ctx.untouched(spec=spec), _new_record(record["grading"])
+    try:
+        with contextlib.suppress(Invalid):
+            await _run_tests(task, step, untouched, variables, step.verifier.timeout_sec, again, None)
+    finally:
+        await untouched.cleanup()
+    if missing & not_run(again["stdout"]):
+        raise _not_downloaded(missing & not_run(again["stdout"]))
+
+
+def _not_downloaded(missing: set[str]) -> Invalid:
+    return Invalid(
+        "network",
+        f"the tests did not run: they have no {', '.join(sorted(missing))}. Next step: "
+        "--env.terminal_network true, if this machine reaches what tests/test.sh downloads; or put it into the image",
+    )
+
+
 async def _run_tests(
     task: Task,
     step: Step,
@@ -377,7 +341,7 @@ async def _run_tests(
     done = await ctx.terminal(command, timeout=limit, env=variables)
     await ctx.stop_processes()
     output = str(done["output"])
-    record["stdout"] = _shortened(output)
+    record["stdout"] = shortened(output)
     if keep is not None:
         await _keep_logs(ctx, keep, output, record)
     if done["exit_code"] == 124 and str(done["error"] or "").startswith("the command took longer"):
@@ -440,43 +404,6 @@ async def _read(ctx: ToolContext, path: str) -> bytes | None:
         raise Invalid("not_a_reward", f"{path}: {error}") from error
 
 
-def parsed_rewards(data: bytes, path: str) -> dict[str, float]:
-    """The numbers of a verdict file, as Harbor reads it.
-
-    Raises:
-        Invalid: it holds none.
-    """
-    if not data:
-        raise Invalid("empty_reward_file", path)
-    try:
-        text = data.decode()
-        found = json.loads(text, parse_int=float) if path.endswith(".json") else {"reward": float(text)}
-    except (ValueError, RecursionError) as error:
-        raise Invalid("not_a_reward", f"{path}: {error}: {data[:200]!r}") from None
-    if not isinstance(found, dict):
-        raise Invalid("not_a_reward", f"{path} holds {found!r:.200}, and no object of numbers")
-    for name, value in found.items():
-        if not isinstance(value, bool | float) or not math.isfinite(value):
-            raise Invalid("not_a_reward", f"{path}: {name!r} is {value!r:.200}, and no finite number")
-    return {name: float(value) for name, value in found.items()}
-
-
-def verdict_of(task: Task, rewards: Mapping[str, float], record: dict[str, Any]) -> Verdict:
-    key = str(own_settings(task).get("reward", "reward"))
-    if key not in rewards and len(rewards) == 1:
-        (key,) = rewards
-    if key not in rewards:
-        raise Invalid(
-            "not_a_reward",
-            f"no {key!r} among {', '.join(rewards) or 'no numbers'}. Next step: name the one that counts in task.toml, "
-            '[metadata.lachesis] reward = "NAME"',
-        )
-    parts = {name: value for name, value in rewards.items() if name != key}
-    if record["grading"] == "in_place":
-        parts["in_place"] = 1.0  # beside the number in every table, metric and report
-    return Verdict(Reward(rewards[key], components=parts), rewards, record)
-
-
 async def _keep_logs(ctx: ToolContext, keep: Path, output: str, record: dict[str, Any]) -> None:
     folder = keep / "verifier"
     try:
@@ -485,22 +412,3 @@ async def _keep_logs(ctx: ToolContext, keep: Path, output: str, record: dict[str
         record["notes"].append(f"{VERIFIER} was not kept: {error}")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "test-stdout.txt").write_text(output)
-
-
-def _shortened(text: str) -> str:
-    if len(text) <= _KEPT_OUTPUT:
-        return text
-    half = _KEPT_OUTPUT // 2
-    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
-
-
-def mean_of_steps(verdicts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each number over the steps; one that a step does not have is 0 there."""
-    names = {name: None for rewards in verdicts for name in rewards}
-    return {name: sum(rewards.get(name, 0.0) for rewards in verdicts) / len(verdicts) for name in names}
-
-
-def below_minimum(rewards: Mapping[str, float], minimum: float | Mapping[str, float] | None) -> bool:
-    """Whether the steps after this one are not played."""
-    least = minimum if isinstance(minimum, Mapping) else {} if minimum is None else {"reward": minimum}
-    return any(rewards.get(name, -math.inf) < value for name, value in least.items())

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+from collections.abc import AsyncIterator, Mapping, Set
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from backends import Backend, BackendUnavailable, SandboxSpec
+from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.grading import Grading, resolved_variables, way_of
 from lachesis.task_folders import EnvironmentConfig, Task
+from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+
+_FILES_IN_MEMORY = ("local", "ssh", "singularity")
+"""Backends whose files are in memory: a task that asks for memory means it for its programs."""
+_FILES_MB = 1024
+"""What they have for files at most, unless the run says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +59,22 @@ async def places_of(
     return Places(agent, verifiers)
 
 
+@asynccontextmanager
+async def opened(sessions: ToolSessions, name: str, spec: SandboxSpec | None = None) -> AsyncIterator[ToolContext]:
+    """A sandbox for what is no rollout. It ends with the block, and so does the one that its grading opens.
+
+    Args:
+        spec: None: that of `sessions`.
+    """
+    verifier = f"{name}-verifier"
+    try:
+        session = sessions.open(name, spec=spec)
+        yield ToolContext(session, BUILTIN_TOOLS, open_verifier=partial(sessions.open, verifier, spec=spec))
+    finally:
+        await sessions.close(verifier)
+        await sessions.close(name)
+
+
 def _network(task: Task, modes: Set[str | None], spec: SandboxSpec) -> bool:
     """Whether a sandbox has the network: the task asks for it, and the run allows it."""
     if not spec.network:
@@ -81,13 +106,22 @@ async def _place(
         except BackendUnavailable as error:
             raise Invalid("image_failed", f"{task.folder}: {error}") from error
         spec = replace(spec, image=made.image, workdir=made.workdir or spec.workdir, env={**made.env, **spec.env})
+        spec = replace(spec, root=made.root)
     variables = resolved_variables(environment.env, "[environment].env")
     spec = replace(spec, workdir=environment.workdir or spec.workdir, env={**spec.env, **variables})
-    if limits:
-        cpus, memory = environment.cpus, environment.memory_mb
-        spec = replace(
-            spec,
-            cpus=spec.cpus if cpus is None or spec.cpus is not None else float(cpus),
-            memory_bytes=spec.memory_bytes if memory is None or spec.memory_bytes is not None else memory << 20,
-        )
+    return _limited(spec, environment, backend) if limits else spec
+
+
+def _limited(spec: SandboxSpec, environment: EnvironmentConfig, backend: Backend) -> SandboxSpec:
+    """`spec` with the limits of the task that it leaves open."""
+    cpus, memory, storage = environment.cpus, environment.memory_mb, environment.storage_mb
+    if spec.cpus is None and cpus is not None:
+        spec = replace(spec, cpus=float(cpus))
+    files = 0
+    if backend.name in _FILES_IN_MEMORY:
+        files = min(storage or _FILES_MB, _FILES_MB)
+        if spec.disk_bytes is None and spec.memory_bytes is None and files < _FILES_MB:
+            spec = replace(spec, disk_bytes=files << 20)
+    if spec.memory_bytes is None and memory:
+        spec = replace(spec, memory_bytes=memory + max(files, (spec.disk_bytes or 0) >> 20) << 20)
     return spec

@@ -18,15 +18,16 @@ from typing import Any
 
 from backends import Backend
 from lachesis.agent.reward import Reward
-from lachesis.agent.tool_context import ToolContext
+from lachesis.environments.harbor.artifacts import artifacts_of, put
 from lachesis.environments.harbor.causes import CAUSES, Invalid
 from lachesis.environments.harbor.environment import HarborEnvConfig
-from lachesis.environments.harbor.grading import Verdict, artifacts_of, below_minimum, grade, grade_again, way_of
-from lachesis.environments.harbor.places import Places, places_of
+from lachesis.environments.harbor.grading import grade, grade_again, way_of
+from lachesis.environments.harbor.places import Places, opened, places_of
 from lachesis.environments.harbor.trial import Trial
+from lachesis.environments.harbor.verdicts import Verdict, below_minimum
 from lachesis.errors import LachesisError
 from lachesis.task_folders import Step, Task, read_task
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis.tools import ToolSessions
 from lachesis.trajectories.exports import GroupRecord, RolloutRecord, stored_messages
 
 
@@ -195,9 +196,7 @@ async def _verdict(kept: Kept, places: Places, sessions: ToolSessions, config: H
 async def _graded(kept: Kept, step: Step, places: Places, sessions: ToolSessions) -> Verdict:
     name, folder = f"regrade-{kept.rollout_id}-{step.name}", kept.folder_of(step)
     spec = places.verifiers.get(step.name, places.agent)
-    open_verifier = partial(sessions.open, f"{name}-verifier", spec=spec)
-    try:
-        ctx = ToolContext(sessions.open(name, spec=spec), BUILTIN_TOOLS, open_verifier=open_verifier)
+    async with opened(sessions, name, spec) as ctx:
         if way_of(kept.task, step) != "judge":
             return await grade_again(kept.task, step, ctx, folder)
         from lachesis.environments.swe.judging import judge_settings
@@ -205,14 +204,8 @@ async def _graded(kept: Kept, step: Step, places: Places, sessions: ToolSessions
         workspace = folder / "artifacts" / PurePosixPath(str(await ctx.real_path("."))).relative_to("/")
         for source in judge_settings(kept.task, step).sources:
             await ctx.terminal(f"rm -rf -- {shlex.quote(source)}")
-            if (workspace / source).is_dir():
-                await ctx.upload_dir(workspace / source, source)
-            elif (workspace / source).is_file():
-                await ctx.upload_file(workspace / source, source)
+            await put(ctx, workspace / source, source)
         return await grade(kept.task, step, ctx)
-    finally:
-        await sessions.close(f"{name}-verifier")
-        await sessions.close(name)
 
 
 def regraded_groups(groups: Iterable[GroupRecord], graded: Mapping[str, Graded]) -> Iterator[dict[str, Any]]:

@@ -19,16 +19,13 @@ from lachesis.environments.harbor.grading import (
     TESTS,
     VERIFIER,
     Grading,
-    Verdict,
     as_user,
-    below_minimum,
     empty_folders,
     grade,
-    mean_of_steps,
     resolved_variables,
-    verdict_of,
     way_of,
 )
+from lachesis.environments.harbor.verdicts import Verdict, below_minimum, mean_of_steps, verdict_of
 from lachesis.task_folders import Step, Task
 from lachesis.task_folders.config import HealthcheckConfig
 

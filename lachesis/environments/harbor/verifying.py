@@ -14,12 +14,12 @@ from lachesis.agent.agent_fault import AgentFault
 from lachesis.agent.tool_context import ToolContext
 from lachesis.environments.harbor.causes import Invalid
 from lachesis.environments.harbor.grading import Grading, way_of
-from lachesis.environments.harbor.places import Places, places_of
+from lachesis.environments.harbor.places import Places, opened, places_of
 from lachesis.environments.harbor.trial import Trial, solve
 from lachesis.task_folders import Task
 from lachesis.task_folders.task import files_below
 from lachesis.testing.task_attacks import ATTACKS, TaskAttack
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis.tools import ToolSessions
 
 _ATTACK_TIME = 60.0
 """Seconds for the script of an attack."""
@@ -58,11 +58,13 @@ class Verification:
         return [play.reward for play in self.plays if play.agent == agent]
 
     @property
+    def attacks(self) -> list[Play]:
+        return [play for play in self.plays if play.agent not in ("oracle", "nop")]
+
+    @property
     def forged(self) -> list[str]:
         """Attacks that were worth something, at least once."""
-        return list(
-            dict.fromkeys(play.agent for play in self.plays if play.agent not in ("oracle", "nop") and play.reward)
-        )
+        return list(dict.fromkeys(play.agent for play in self.attacks if play.reward))
 
     @property
     def problems(self) -> list[str]:
@@ -73,21 +75,16 @@ class Verification:
             wrong = [reward for reward in rewards if reward != wanted]
             if wrong:
                 why = next((play.detail for play in self.plays if play.agent == agent and play.detail), "")
-                kind = "not always " if len(wrong) < len(rewards) else ""
+                verb = "is not always" if len(wrong) < len(rewards) else "is not"
                 shown = ", ".join("invalid" if reward is None else f"{reward:g}" for reward in dict.fromkeys(wrong))
-                found.append(
-                    f"{agent} is {kind}not {wanted:g}, but {shown}{': ' + why if why else ''}".replace(
-                        "not always not", "not always"
-                    )
-                )
+                found.append(f"{agent} {verb} {wanted:g}, but {shown}{': ' + why if why else ''}")
         if self.forged:
             step = {
                 "in_place": "declare `artifacts`, so that a fresh sandbox runs the tests, or --grading seal",
                 "seal": "test programs from outside, or use [metadata.lachesis.judge]",
             }.get(self.way, "look at what the tests run")
             found.append(f"{len(self.forged)} attacks are worth something: {', '.join(self.forged)}. Next step: {step}")
-        attacked = [play for play in self.plays if play.agent not in ("oracle", "nop") and play.reward is None]
-        if attacked:
+        if attacked := [play for play in self.attacks if play.reward is None]:
             names = ", ".join(dict.fromkeys(play.agent for play in attacked))
             found.append(f"{len(attacked)} attacks came to no verdict ({names}): {attacked[0].detail}")
         if self.leaks:
@@ -132,19 +129,13 @@ async def verify_task(
 async def _play(
     task: Task, agent: str, act: Act, places: Places, sessions: ToolSessions, grading: Grading, name: str
 ) -> Play:
-    began, verifier = time.monotonic(), f"{name}-verifier"
+    began, trial, more = time.monotonic(), Trial(task, grading, places.verifiers), True
     try:
-        ctx = ToolContext(
-            sessions.open(name, spec=places.agent),
-            BUILTIN_TOOLS,
-            open_verifier=partial(sessions.open, verifier, spec=places.agent),
-        )
-        trial = Trial(task, grading, places.verifiers)
-        more = True
-        while more:
-            await trial.begin(ctx)
-            await act(trial, ctx)
-            more = await trial.finish(ctx)
+        async with opened(sessions, name, places.agent) as ctx:
+            while more:
+                await trial.begin(ctx)
+                await act(trial, ctx)
+                more = await trial.finish(ctx)
         verdict = trial.verdict()
         reward, detail = verdict.reward.value, "; ".join(verdict.record["notes"])
         if reward == 0.0 and agent == "oracle":
@@ -153,9 +144,6 @@ async def _play(
         reward, detail = 0.0, str(fault)
     except BackendError as error:
         reward, detail = None, str(error)
-    finally:
-        await sessions.close(verifier)
-        await sessions.close(name)
     return Play(agent, reward, detail, time.monotonic() - began)
 
 
@@ -181,22 +169,16 @@ async def _leaks(task: Task, places: Places, sessions: ToolSessions) -> list[str
         for file in files_below(folder)
         if file.is_file() and not file.is_symlink() and file.stat().st_size >= _TELLING and file.name != "Dockerfile"
     ]
-    name = f"{task.digest[:8]}-leaks"
-    ctx = ToolContext(sessions.open(name, spec=places.agent))
-    try:
-        wanted = " -o ".join(f"-size {size}c" for size in {file.stat().st_size for file in secret})
-        if not wanted:
-            return []
-        pruned = "\\( -path /proc -o -path /sys -o -path /dev \\) -prune"
-        search = f"find / {pruned} -o -type f \\( {wanted} \\) -exec sha256sum {{}} + 2>/dev/null"
+    wanted = " -o ".join(f"-size {size}c" for size in {file.stat().st_size for file in secret})
+    if not wanted:
+        return []
+    pruned = "\\( -path /proc -o -path /sys -o -path /dev \\) -prune"
+    search = f"find / {pruned} -o -type f \\( {wanted} \\) -exec sha256sum {{}} + 2>/dev/null"
+    async with opened(sessions, f"{task.digest[:8]}-leaks", places.agent) as ctx:
         done = await ctx.terminal(f"command -v find sha256sum > /dev/null || exit 127; {search}", timeout=300)
-        if done["exit_code"] in (124, 127):
-            raise Invalid("sandbox_failed", f"leaks cannot be searched: {done['error'] or 'no find, or no sha256sum'}")
-        contents = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in secret}
-        same = [
-            (path, contents.get(digest))
-            for digest, _, path in (line.partition("  ") for line in str(done["output"]).splitlines())
-        ]
-        return [f"{path} ({file.relative_to(task.folder)})" for path, file in same if file is not None]
-    finally:
-        await sessions.close(name)
+    if done["exit_code"] in (124, 127):
+        raise Invalid("sandbox_failed", f"leaks cannot be searched: {done['error'] or 'no find, or no sha256sum'}")
+    contents = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in secret}
+    lines = (line.partition("  ") for line in str(done["output"]).splitlines())
+    same = [(path, contents.get(digest)) for digest, _, path in lines]
+    return [f"{path} ({file.relative_to(task.folder)})" for path, file in same if file is not None]

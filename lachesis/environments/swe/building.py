@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
-import json
 import re
 import shutil
 import tomllib
@@ -25,6 +24,7 @@ from typing import Any
 
 from lachesis.environments.swe.archives import archive
 from lachesis.errors import LachesisError
+from lachesis.task_folders import TaskConfig, create_task
 
 Files = Mapping[str, bytes]
 WORKSPACE = "/workspace"
@@ -90,11 +90,9 @@ def read_fixes(names: Iterable[str] = (), archives: Sequence[Path] = ()) -> list
             archive(f"{entry[which]}.tar.gz", known["archives"][f"{entry[which]}.tar.gz"], archives)
             for which in ("old", "new")
         )
-        tree = {path: without_version(path, data) for path, data in old.items() if _within(path, entry["tree"])}
+        tree = {path: without_version(path, data) for path, data in old.items() if within(path, entry["tree"])}
         ids = _resource(f"expected/{name}.txt").splitlines()
-        hidden = {
-            path: data for path, data in new.items() if _within(path, [entry["tests"]]) and tree.get(path) != data
-        }
+        hidden = {path: data for path, data in new.items() if within(path, [entry["tests"]]) and tree.get(path) != data}
         if "checks" in entry:
             hidden[f"{entry['tests']}/test_checks.py"] = entry["checks"].lstrip().encode()
         made.append(
@@ -143,33 +141,25 @@ def with_hunks(old: bytes, new: bytes, begins: Iterable[int]) -> bytes:
 
 def write_swe_task(task: SweTask, folder: Path) -> Path:
     """Write a task folder; what was at `folder` is replaced. Returns `folder`."""
-    made = folder.with_name(f".{folder.name}.new")
-    shutil.rmtree(made, ignore_errors=True)
-    for below, files in {
-        "environment/repo": task.tree,
-        "tests/files": task.tests,
-        "solution/files": task.solution,
-        ".": {
-            "task.toml": _settings(task).encode(),
-            "instruction.md": f"{task.instruction}\n\n{_HOW}".encode(),
-            "environment/Dockerfile": _DOCKERFILE.format(python=" ".join(task.python)).encode(),
-            "tests/expected.txt": "".join(f"{id}\n" for id in task.expected).encode(),
-            "tests/grade.py": _resource("grade.txt").encode(),
-            "tests/test.sh": _TEST.encode(),
-            "solution/solve.sh": _SOLVE.encode(),
-            "solution/fix.patch": "".join(
-                diff(path, task.tree.get(path, b""), data) for path, data in task.solution.items()
-            ).encode(),
-        },
-    }.items():
-        for path, data in files.items():
-            target = made / below / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_bytes(data)
-            target.chmod(0o755 if target.suffix == ".sh" else 0o644)
-    if folder.exists():
-        shutil.rmtree(folder)
-    made.rename(folder)
+    files: dict[str, str | bytes | Path] = {
+        "instruction.md": f"{task.instruction}\n\n{_HOW}",
+        "environment/Dockerfile": _DOCKERFILE.format(python=" ".join(task.python)),
+        "tests/expected.txt": "".join(f"{id}\n" for id in task.expected),
+        "tests/grade.py": _resource("grade.txt"),
+        "tests/test.sh": _TEST,
+        "solution/solve.sh": _SOLVE,
+        "solution/fix.patch": "".join(
+            diff(path, task.tree.get(path, b""), data) for path, data in task.solution.items()
+        ),
+    }
+    for below, some in (
+        ("environment/repo", task.tree),
+        ("tests/files", task.tests),
+        ("solution/files", task.solution),
+    ):
+        files |= {f"{below}/{path}": data for path, data in some.items()}
+    shutil.rmtree(folder, ignore_errors=True)
+    create_task(folder, TaskConfig.model_validate(_settings(task)), files)
     return folder
 
 
@@ -179,7 +169,7 @@ def diff(path: str, old: bytes, new: bytes) -> str:
     return "".join(f"{line}\n" for line in difflib.unified_diff(before, after, f"a/{path}", f"b/{path}", lineterm=""))
 
 
-def _settings(task: SweTask) -> str:
+def _settings(task: SweTask) -> dict[str, Any]:
     judge = {
         "kind": "pytest",
         "sources": list(task.sources),
@@ -191,58 +181,31 @@ def _settings(task: SweTask) -> str:
         "args": list(ARGUMENTS),
         "timeout": 300,
     }
-    return _TASK.format(
-        name=json.dumps(f"lachesis/{task.name}"),
-        origin=_table(task.origin),
-        artifacts=json.dumps([f"{WORKSPACE}/{path}" for path in task.sources]),
-        judge=_table(judge),
-        workdir=json.dumps(WORKSPACE),
-    )
-
-
-def _table(values: Mapping[str, Any]) -> str:
-    # JSON's texts, numbers and lists are TOML's too, once no character of the upper planes is written as two halves.
-    return "\n".join(f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in values.items())
+    return {
+        "artifacts": [f"{WORKSPACE}/{path}" for path in task.sources],
+        "task": {"name": f"lachesis/{task.name}", "keywords": ["swe", "python"]},
+        "metadata": {"category": "software-engineering", "lachesis": {**task.origin, "judge": judge}},
+        "agent": {"timeout_sec": 1800.0},
+        "verifier": {"timeout_sec": 600.0},
+        "environment": {
+            "workdir": WORKSPACE,
+            "network_mode": "no-network",
+            "cpus": 2,
+            "memory_mb": 2048,
+            "storage_mb": 1024,
+        },
+    }
 
 
 def _resource(name: str) -> str:
     return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _within(path: str, places: Iterable[str]) -> bool:
+def within(path: str, places: Iterable[str]) -> bool:
+    """Whether `path` is one of the places, or below one."""
     return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
-_TASK = """\
-schema_version = "1.4"
-artifacts = {artifacts}
-
-[task]
-name = {name}
-keywords = ["swe", "python"]
-
-[metadata]
-category = "software-engineering"
-
-[metadata.lachesis]
-{origin}
-
-[metadata.lachesis.judge]
-{judge}
-
-[agent]
-timeout_sec = 1800.0
-
-[verifier]
-timeout_sec = 600.0
-
-[environment]
-workdir = {workdir}
-network_mode = "no-network"
-cpus = 2
-memory_mb = 2048
-storage_mb = 1024
-"""
 _HOW = """\
 The code is in /workspace, and its tests run with `PYTHONPATH=src:. python3 -m pytest`. Correct the code; hidden tests
 decide whether it is right.

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lachesis.environments.harbor.environment import HarborEnv
-from lachesis.environments.harbor.grading import own_settings
 from lachesis.environments.swe.archives import cache_folder
 from lachesis.environments.swe.building import hunks, read_fixes, write_swe_task
 from lachesis.task_folders import Problem, TaskError
@@ -34,9 +33,10 @@ class HermesSweEnv(HarborEnv):
         "that you are given, correct the code with the tools, run its tests, and say when you are done."
     )
 
+    def task_folders(self) -> list[Path]:
+        return built_fixes() if self.config.dataset_name == FIXES else super().task_folders()
+
     def find_tasks(self) -> list[Task]:
-        if self.config.dataset_name == FIXES:
-            self.config.dataset_name = str(built_fixes())
         tasks = super().find_tasks()
         problems = [
             Problem(
@@ -46,7 +46,7 @@ class HermesSweEnv(HarborEnv):
                 "play it with environments/harbor_env.py, or add the table, see docs/swe.md",
             )
             for task in tasks
-            if not own_settings(task).get("judge")
+            if not task.own_settings.get("judge")
         ]
         if problems:
             raise TaskError(problems)
@@ -68,26 +68,35 @@ class HermesSweEnv(HarborEnv):
         return play
 
 
-def built_fixes() -> Path:
-    """The folder of the tasks of this recipe, in the cache, with those that were missing. Other recipes have others."""
+def built_fixes() -> list[Path]:
+    """The folders of the tasks of this recipe, in the cache; those that were missing are built. Other recipes have
+    others."""
     made_by = hashlib.sha256()
     for file in sorted(files_below(Path(__file__).parent)):
         if "__pycache__" not in file.parts:
             made_by.update(b"%s %d\0" % (file.name.encode(), file.stat().st_size) + file.read_bytes())
-    folder = cache_folder().parent / "swe-tasks" / made_by.hexdigest()[:16]
-    for task in read_fixes():
-        if not (folder / task.name / "task.toml").is_file():
-            folder.mkdir(parents=True, exist_ok=True)
-            write_swe_task(task, folder / task.name)
-    return folder
+    cache = cache_folder().parent / "swe-tasks" / made_by.hexdigest()[:16]
+    folders = {cache / task.name: task for task in read_fixes()}
+    for folder, task in folders.items():
+        if not (folder / "task.toml").is_file():
+            try:
+                write_swe_task(task, folder)
+            except TaskError:
+                if not (folder / "task.toml").is_file():  # else another process was faster
+                    raise
+    return sorted(folders)
 
 
 def scripted_calls(task: Task) -> list[tuple[str, Mapping[str, Any]]]:
     """The calls of an agent that knows the solution: read, edit, test."""
     calls: list[tuple[str, Mapping[str, Any]]] = []
-    base, solution = task.folder / "environment" / "repo", task.folder / "solution" / "files"
+    base, solution = task.folder / "environment", task.folder / "solution"
+    if (base / "repo").is_dir():  # else the task was a row of humanevalpack
+        base, solution = base / "repo", solution / "files"
     for file in sorted(files_below(solution)):
         path = file.relative_to(solution).as_posix()
+        if path == "solve.sh":
+            continue
         old, new = (base / path).read_bytes(), file.read_bytes()
         found = hunks(old, new)
         calls.append(("read_file", {"path": path, "offset": max(1, found[0][0] - 20), "limit": 100}))
@@ -108,8 +117,7 @@ def scripted_calls(task: Task) -> list[tuple[str, Mapping[str, Any]]]:
                     },
                 )
             )
-    tests = own_settings(task)["judge"]["not_sources"][0]
-    calls.append(
-        ("terminal", {"command": f"{own_settings(task)['judge']['python']} -m pytest -q {tests}", "timeout": 300})
-    )
+    judge = task.own_settings["judge"]
+    if tests := judge.get("not_sources"):
+        calls.append(("terminal", {"command": f"{judge['python']} -m pytest -q {tests[0]}", "timeout": 300}))
     return calls

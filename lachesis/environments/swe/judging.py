@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from lachesis.agent.pytest_judge import Judgement
 from lachesis.agent.reward import Reward, RewardError
 from lachesis.agent.tool_context import ToolContext
+from lachesis.environments.harbor.artifacts import fetch
 from lachesis.environments.harbor.causes import Invalid
-from lachesis.environments.harbor.grading import Verdict, own_settings
-from lachesis.environments.swe.building import diff
+from lachesis.environments.harbor.verdicts import Verdict
+from lachesis.environments.swe.building import diff, within
 from lachesis.task_folders import Step, Task
 from lachesis.tasks import in_own_thread
 
@@ -51,7 +52,7 @@ class JudgeSettings(BaseModel):
 def judge_settings(task: Task, step: Step) -> JudgeSettings:
     """Raises `Invalid` for settings that cannot be used."""
     try:
-        settings = JudgeSettings.model_validate(own_settings(task)["judge"])
+        settings = JudgeSettings.model_validate(task.own_settings["judge"])
         if isinstance(settings.expect, str):
             settings.expect = (step.tests / settings.expect).read_text(encoding="utf-8").splitlines()
         if not (step.tests / settings.tests).is_dir():
@@ -130,13 +131,9 @@ def _tests(task: Task, step: Step, settings: JudgeSettings) -> dict[str, Path]:
     base, hidden = task.folder / "environment" / "repo", step.tests / settings.tests
     seen = [file for folder in settings.not_sources for file in sorted((base / folder).rglob("*"))]
     found = {file.relative_to(base).as_posix(): file for file in seen if file.is_file()}
-    for path in [path for path in found if not path.endswith(".py") and not _within(path, settings.sources)]:
+    for path in [path for path in found if not path.endswith(".py") and not within(path, settings.sources)]:
         del found[path]  # the fresh tree has it
     return found | {file.relative_to(hidden).as_posix(): file for file in hidden.rglob("*") if file.is_file()}
-
-
-def _within(path: str, places: Sequence[str]) -> bool:
-    return any(path == place or path.startswith(f"{place}/") for place in places)
 
 
 @contextlib.contextmanager
@@ -151,12 +148,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 async def _keep_sources(ctx: ToolContext, settings: JudgeSettings, workspace: Path, record: dict[str, Any]) -> None:
     """Copy the sources to their paths below `workspace`. What cannot be copied is noted."""
     for source in settings.sources:
-        local = workspace / source
         try:
-            try:
-                await ctx.download_dir(source, local)
-            except NotADirectoryError:
-                await ctx.download_file(source, local)
+            await fetch(ctx, source, workspace / source)
         except OSError as error:
             record["notes"].append(f"{source} was not kept: {error}")
 
@@ -176,7 +169,7 @@ def _texts(root: Path, settings: JudgeSettings) -> Mapping[str, bytes]:
     for source in settings.sources:
         for file in [root / source, *sorted((root / source).rglob("*"))]:
             path = file.relative_to(root).as_posix()
-            left_out = _within(path, settings.not_sources) or file.is_symlink()
+            left_out = within(path, settings.not_sources) or file.is_symlink()
             if file.is_file() and not left_out and "__pycache__" not in file.parts:
                 found[path] = file.read_bytes() if file.stat().st_size <= _LARGEST else b"(too large to show)"
     return found

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 from lachesis.agent.changed_tests import VALUE, TestFile, found_test
 from lachesis.agent.pytest_judge import Judgement
-from lachesis.environments.swe.building import Files, SweTask, hunks, with_hunks
+from lachesis.environments.swe.building import Files, SweTask, hunks, with_hunks, within
 
 Judge = Callable[[Files], Awaitable[Judgement]]
 """What the tests of a task say about its solution with these files changed."""
@@ -156,8 +156,7 @@ def without_tests(tree: Files, ids: Sequence[str]) -> Files:
 
 
 def _is_source(task: SweTask, path: str) -> bool:
-    inside = any(path == source or path.startswith(f"{source}/") for source in task.sources)
-    return inside and path.endswith(".py") and not path.startswith(f"{task.test_folder}/")
+    return path.endswith(".py") and within(path, task.sources) and not within(path, [task.test_folder])
 
 
 _INSTRUCTION = """\

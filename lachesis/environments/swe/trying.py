@@ -5,18 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 
 from backends import Backend, SandboxSpec
 from lachesis.agent.pytest_judge import Judgement
-from lachesis.agent.tool_context import ToolContext
-from lachesis.environments.harbor.places import places_of
+from lachesis.environments.harbor.places import opened, places_of
 from lachesis.environments.swe.building import Files, SweTask
 from lachesis.environments.swe.judging import judge_settings, judged
 from lachesis.environments.swe.mutations import Judge
 from lachesis.task_folders import read_task
-from lachesis.tools import BUILTIN_TOOLS, ToolSessions
+from lachesis.tools import ToolSessions
 
 
 @asynccontextmanager
@@ -35,15 +33,9 @@ async def judging(
     async with ToolSessions(backend, places.agent) as sessions:
 
         async def judge(changed: Files) -> Judgement:
-            name = f"{task.name}-{next(numbers)}"
-            verifier = partial(sessions.open, f"{name}-verifier")
-            ctx = ToolContext(sessions.open(name), BUILTIN_TOOLS, open_verifier=verifier)
-            try:
+            async with opened(sessions, f"{task.name}-{next(numbers)}") as ctx:
                 for path, data in {**task.solution, **changed}.items():
                     await ctx.write_file(path, data)
                 return await judged(read, step, settings, ctx)
-            finally:
-                await sessions.close(name)
-                await sessions.close(f"{name}-verifier")
 
         yield judge
