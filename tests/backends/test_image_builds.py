@@ -19,7 +19,8 @@ import pytest
 from sandbox_watch import opened, output
 
 from backends import Backend, BackendError, SandboxSpec, create_backend
-from backends.images import Build, BuiltImage, ImageError, bases, image_for, listed, prune, store
+from backends.images import Build, BuiltImage, ImageError, image_for, listed, prune, store
+from backends.images.bases import _PYTHON, base_of
 from backends.images.dockerfile import Instruction
 from tests.support.root_images import full_root
 
@@ -202,15 +203,15 @@ async def test_an_unknown_base_is_refused_with_what_to_do(build: Builder, name: 
     ("name", "suite", "packages", "said"),
     [
         ("ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624", "trixie", ["python3"], True),
-        ("ghcr.io/laude-institute/t-bench/python-3-13:20250620", "trixie", bases._PYTHON, True),
-        ("python:3.13-slim-bookworm@sha256:abc", "trixie", bases._PYTHON, True),
-        ("python:3.11-slim-bookworm", "bookworm", bases._PYTHON, True),
+        ("ghcr.io/laude-institute/t-bench/python-3-13:20250620", "trixie", _PYTHON, True),
+        ("python:3.13-slim-bookworm@sha256:abc", "trixie", _PYTHON, True),
+        ("python:3.11-slim-bookworm", "bookworm", _PYTHON, True),
         ("debian:12-slim@sha256:abc", "bookworm", [], True),
         ("debian:12-slim", "bookworm", [], False),
     ],
 )
 def test_a_base_that_another_stands_in_for_says_so(name: str, suite: str, packages: Any, said: bool) -> None:
-    base = bases.base_of(name, Instruction(1, "FROM", name, "Dockerfile:1"), {})
+    base = base_of(name, Instruction(1, "FROM", name, "Dockerfile:1"), {})
     assert (base.suite, list(base.packages)) == (suite, list(packages))
     assert base.said.endswith(f"stands in for {name}") if said else not base.said
 
