@@ -42,7 +42,7 @@ _UBUNTU = {"20.04": "bullseye", "focal": "bullseye", "22.04": "bookworm", "jammy
 """Releases of Ubuntu -> the suite of Debian of about the same age; others, and none, have the newest."""
 _NEWEST = "trixie"
 _TERMINAL_BENCH = re.compile(r"ghcr\.io/laude-institute/t-bench/(ubuntu|python)-(\d+)-(\d+)(:[\w.-]+)?")
-"""Its own bases are these, with tmux and asciinema, which no task asks for."""
+"""Its own bases are these, with tmux and asciinema, which no task asks for; the latter brings Ubuntu a Python."""
 _PYTHON = ("python3", "python3-pip", "python3-venv", "python3-dev")
 _VERSION = "1"
 """To be raised when a root is made otherwise: it is part of the key."""
@@ -145,7 +145,8 @@ def base_of(name: str, at: Instruction, bases: Mapping[str, str]) -> Base:
             return Base(suites[0], said=said)
     elif image == "ubuntu":
         suite = _UBUNTU.get(tag.partition("-")[0], _NEWEST)
-        return Base(suite, said=f"Debian {_SUITES[suite][0]} ({suite}) stands in for {wanted}")
+        packages = ("python3",) if _TERMINAL_BENCH.match(wanted) else ()
+        return Base(suite, packages, said=f"Debian {_SUITES[suite][0]} ({suite}) stands in for {wanted}")
     elif image == "python":
         match = re.fullmatch(r"(3(?:\.\d+)?)?(?:\.\d+)?(?:latest)?(?:-?slim)?(?:-?(bullseye|bookworm|trixie))?", tag)
         version = (match[1] if match else None) or ("3" if match else tag)

@@ -19,7 +19,9 @@ import pytest
 from sandbox_watch import opened, output
 
 from backends import Backend, BackendError, SandboxSpec, create_backend
-from backends.images import Build, BuiltImage, ImageError, image_for, listed, prune, store, walls
+from backends.images import Build, BuiltImage, ImageError, image_for, listed, prune, store
+from backends.images.bases import _PYTHON, base_of
+from backends.images.dockerfile import Instruction
 from tests.support.root_images import full_root
 
 HERE = Path(__file__).parents[2]
@@ -149,30 +151,6 @@ async def test_nothing_of_the_build_stays_in_the_image(build: Builder) -> None:
     assert (Path(image.image) / "etc/resolv.conf").read_text() == ""
 
 
-async def test_files_beside_a_local_index_are_found(
-    build: Builder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in mirrors, whose pages link to a folder beside theirs. What else is there stays hidden."""
-    for name, text in {
-        "mirror/simple/six/index.html": '<a href="../../packages/six.whl#sha256=1">six.whl</a>',
-        "mirror/packages/six.whl": "the wheel",
-        "mirror/private": "not theirs",
-    }.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", f"file://{tmp_path}/mirror/simple")
-    forget = walls._settings.__wrapped__.cache_clear  # type: ignore[attr-defined]
-    forget()
-    try:
-        image = await build(
-            'RUN cd "${PIP_EXTRA_INDEX_URL#file://}/six" && cat ../../packages/six.whl > /got && ls ../..\n'
-        )
-    finally:
-        forget()
-    assert (Path(image.image) / "got").read_text() == "the wheel"
-    assert not any("private" in line for line in build.lines)
-
-
 async def test_a_command_that_fails_names_line_reason_and_last_lines(build: Builder) -> None:
     with pytest.raises(ImageError, match=r"Dockerfile:3: RUN seq 100; .*exit code 3\. Next step: ") as caught:
         await build("\nRUN seq 100; echo oh >&2; exit 3\n")
@@ -219,6 +197,23 @@ async def test_an_unknown_base_is_refused_with_what_to_do(build: Builder, name: 
     with pytest.raises(ImageError, match=said) as caught:
         await image_for(name, build.backend, bases=build.bases)
     assert "Next step: " in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "suite", "packages", "said"),
+    [
+        ("ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624", "trixie", ["python3"], True),
+        ("ghcr.io/laude-institute/t-bench/python-3-13:20250620", "trixie", _PYTHON, True),
+        ("python:3.13-slim-bookworm@sha256:abc", "trixie", _PYTHON, True),
+        ("python:3.11-slim-bookworm", "bookworm", _PYTHON, True),
+        ("debian:12-slim@sha256:abc", "bookworm", [], True),
+        ("debian:12-slim", "bookworm", [], False),
+    ],
+)
+def test_a_base_that_another_stands_in_for_says_so(name: str, suite: str, packages: Any, said: bool) -> None:
+    base = base_of(name, Instruction(1, "FROM", name, "Dockerfile:1"), {})
+    assert (base.suite, list(base.packages)) == (suite, list(packages))
+    assert base.said.endswith(f"stands in for {name}") if said else not base.said
 
 
 async def test_a_base_by_argument_and_from_scratch(build: Builder) -> None:
