@@ -25,7 +25,7 @@ MARK: Final = "compression_metrics"
 """The field of an entry that says what compression did."""
 _ATTEMPTS: Final = 2
 """Summaries of one entry at most: where one is longer than it should be, a longer region is tried."""
-_CORRECTIONS: Final = 8
+_CORRECTIONS: Final = 16
 
 Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
 """Raises SummaryFailed."""
@@ -186,14 +186,16 @@ class Compressor:
         reserve = 0 if summary else budget.summary_target_tokens
         goal = target - (whole - sum(turn.tokens for turn in turns))  # the template writes headers and tools too
         left: dict[range, int] = {}
-        for _ in range(_CORRECTIONS):
+        for correction in range(_CORRECTIONS):
             region = choose_region(turns, self._settings, goal)
             if region is None or (region in left and min(left.values()) <= target):
                 break
-            if region not in left:
+            seen = region in left
+            if not seen:
                 compressed = conversation.with_summary(region, summary, self._notice)
                 left[region] = self._count(compressed) + reserve
-            goal -= left[region] - target
+            # The last correction may have been too small for one more turn.
+            goal -= (left[region] - target) << (correction if seen else 0)
         fitting = {region: tokens for region, tokens in left.items() if tokens <= target}
         found = max(fitting.items(), key=_tokens) if fitting else min(left.items(), key=_tokens, default=None)
         return found if found is not None and found[1] < whole else None
