@@ -206,10 +206,10 @@ class Compressor:
         return self._count(conversation), conversation.turns(tokens)
 
     def _count(self, conversation: Conversation) -> int:
-        messages = [without_media(message) for message in conversation.messages]
+        messages, tools = [without_media(message) for message in conversation.messages], conversation.tools
         try:
-            return self._counter.conversation(messages, conversation.tools)
-        except LachesisError as error:
+            return self._counter.conversation(messages, tools)
+        except (LachesisError, ValueError, TypeError, LookupError) as error:  # tool definitions of any shape
             raise _Uncountable(f"its tokens cannot be counted: {error}") from error
 
     def _replace(self, conversation: Conversation, region: range, summary: str) -> tuple[Conversation, int]:

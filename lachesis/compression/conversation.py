@@ -63,7 +63,7 @@ class Conversation:
         try:
             tools = self.source.get("tools")
             if tools is None or isinstance(tools, str):
-                return tools_from_sharegpt({"conversations": (), **self.source})
+                tools = tools_from_sharegpt({"conversations": (), **self.source})
             return [dict(tool) for tool in tools]
         except (ValueError, TypeError, KeyError) as error:
             raise UnknownEntry(f"its tools cannot be read ({error})") from None

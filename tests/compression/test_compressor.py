@@ -191,6 +191,7 @@ def test_a_summary_longer_than_planned_widens_the_region_once() -> None:
         {"messages": [{"role": "user", "content": "x"}], "tools": "no json"},
         {"messages": [{"role": "user", "content": "x"}], "tools": [5]},
         {"messages": [{"role": "user", "content": "x"}], "tools": 5},
+        {"messages": [{"role": "user", "content": "x"}], "tools": "[5]"},
         {"conversations": [{"from": "tool", "value": "<tool_response>\nx\n</tool_response>"}]},
     ],
 )
