@@ -143,6 +143,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
         "completion_tokens": result.tokens.completion_tokens,
         "uncounted_requests": result.tokens.uncounted_requests,
         "message_turns": _message_turns(result),
+        **({"context_edits": [edit.to_record() for edit in result.context_edits]} if result.context_edits else {}),
         "seconds_in_model": round(result.seconds_in_model, 3),
         "seconds_in_tools": round(result.seconds_in_tools, 3),
         "seconds_own": round(result.seconds_own, 3),
