@@ -14,9 +14,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Protocol, TypeAlias
 
-from lachesis.agent._region import Turn, choose_region
 from lachesis.agent.context_size import ContextSize
 from lachesis.agent.turn_check import check_turn
+from lachesis.compression import CompressionSettings, Turn, choose_region
+from lachesis.compression.region import Role
 from lachesis.errors import LachesisError
 from lachesis.inference import ContextExhausted
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
@@ -26,19 +27,19 @@ Summarise: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]
 """The summary of messages that are replaced by it."""
 
 INSTRUCTION: Final = (
-    "The context of this conversation is almost full. A summary that you write now will replace the older messages; the "
-    "task and the last {keep} messages stay. Write down everything in the older messages that you need in order to go "
+    "The context of this conversation is almost full. A summary that you write now will replace the older messages; "
+    "the task and the last {keep} messages stay. Write down everything in the older messages that you need in order to go "
     "on: what was asked, what you did and found, the names, paths, numbers and errors that still matter, and what is "
-    "left to do. Answer with the summary alone, and call no tool."
+    "left to do. Answer with the summary alone, in at most {words} words, and call no tool."
 )
-_ROLES: Final = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
+_ROLES: Final[dict[str, Role]] = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
 _THINK_BLOCK: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _LATER: Final = 1.1
 """Growth of a context after which a compression that did not succeed is tried again."""
 
 
-class SummaryFailed(LachesisError):
-    """Another server than the policy's gave no summary. The rollout goes on without one."""
+class NotCompressed(LachesisError):
+    """There is no summary. The rollout goes on with its whole context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,11 @@ class ContextCompression:
     @property
     def target(self) -> int:
         return self.at // 2 if self.to is None else self.to
+
+    @property
+    def summary_tokens(self) -> int:
+        """What a summary should have at most."""
+        return max(1, min(750, self.target // 4))
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +119,17 @@ class LiveCompression:
         self.settings = settings
         self.size = ContextSize()
         self.edits: list[ContextEdit] = []
-        self.broken: SummaryFailed | None = None
+        self.broken: NotCompressed | None = None
         """Why the last attempt failed, if that was not the agent's own doing."""
         self._rollout = rollout
         self._max_resamples = max_resamples
         self._from: float = settings.at
+        self._of_region = CompressionSettings.model_validate(
+            {
+                "compression": {"summary_target_tokens": settings.summary_tokens},
+                "protected_turns": {"last_n_turns": settings.keep},
+            }
+        )
 
     @property
     def due(self) -> bool:
@@ -133,7 +145,7 @@ class LiveCompression:
         else:
             try:
                 text, tokens = await self._summary(region)
-            except SummaryFailed as failed:
+            except NotCompressed as failed:
                 error = str(failed)
             else:
                 message = Message("user", f"[CONTEXT SUMMARY]: {text}")
@@ -146,7 +158,7 @@ class LiveCompression:
         self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error))
 
     async def _summary(self, region: range) -> tuple[str, int | None]:
-        """The text, and its tokens where they are known. Raises SummaryFailed."""
+        """The text, and its tokens where they are known. Raises NotCompressed."""
         if self.settings.summarise is None:
             return await self._own_summary()
         replaced = [node.message for node in self._rollout.history.nodes()[region.start : region.stop]]
@@ -155,26 +167,27 @@ class LiveCompression:
             async with asyncio.timeout(self.settings.timeout):
                 text = (await self._rollout.wait_for(self.settings.summarise(replaced))).strip()
         except TimeoutError:
-            self.broken = SummaryFailed(f"{self.settings.by}: no summary after {self.settings.timeout:g} s")
+            self.broken = NotCompressed(f"{self.settings.by}: no summary after {self.settings.timeout:g} s")
         except LachesisError as error:
-            self.broken = SummaryFailed(f"{self.settings.by}: {error}")
+            self.broken = NotCompressed(f"{self.settings.by}: {error}")
         else:
             if text:
                 return text, None
-            self.broken = SummaryFailed(f"{self.settings.by}: the summary is empty")
+            self.broken = NotCompressed(f"{self.settings.by}: the summary is empty")
         raise self.broken
 
     async def _own_summary(self) -> tuple[str, int | None]:
         """The policy's, in the context as it is: the prompt continues the tokens so far."""
         length = len(self._rollout.history)
-        flaw = ""
+        settings, flaw = self.settings, ""
+        instruction = INSTRUCTION.format(keep=settings.keep, words=max(20, settings.summary_tokens * 3 // 4))
         for _ in range(1 + self._max_resamples):
-            self._rollout.append(Message("user", INSTRUCTION.format(keep=self.settings.keep)))
+            self._rollout.append(Message("user", instruction))
             try:
                 response = replace(await self._rollout.ask(), purpose="summary")
             except ContextExhausted as error:
                 self._rollout.rewind(length, f"no room for a summary: {error}")
-                raise SummaryFailed(f"no room for a summary: {error}") from error
+                raise NotCompressed(f"no room for a summary: {error}") from error
             self._rollout.append(response)
             text, flaw = _text_of(response)
             self._rollout.rewind(
@@ -182,7 +195,7 @@ class LiveCompression:
             )
             if not flaw:
                 return text, response.usage.completion_tokens
-        raise SummaryFailed(f"no usable summary in {1 + self._max_resamples} completions, the last one: {flaw}")
+        raise NotCompressed(f"no usable summary in {1 + self._max_resamples} completions, the last one: {flaw}")
 
     def _region(self) -> range | None:
         """The messages that a summary is to replace; None where there are none."""
@@ -191,12 +204,12 @@ class LiveCompression:
             Turn(_ROLES[node.message.role], round(tokens), bool(node.message.tool_calls))
             for node, tokens in zip(nodes, self.size.sizes, strict=True)
         ]
-        return choose_region(turns, self.settings.keep, self.settings.target, min(750, self.settings.target // 4))
+        return choose_region(turns, self._of_region, self.settings.target)
 
 
 def _text_of(response: ChatResponse) -> tuple[str, str]:
     """The text of a summary without its reasoning, and what is wrong with it."""
-    check = check_turn(response, ())
+    check = check_turn(response, {})
     if response.message.tool_calls:
         return "", "a tool call in place of a summary"
     if check.flaw is not None:

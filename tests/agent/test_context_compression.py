@@ -62,7 +62,6 @@ async def test_a_policy_writes_its_summaries_and_all_that_it_says_is_trained() -
         result = await loop_of(world, ContextCompression(at=600)).run(MESSAGES)
         assert result.outcome is Outcome.COMPLETED, result.reason
         found = assert_exact(world, result.history)
-        print([e for e in result.context_edits])
         assert result.context_edits and all(edit.error is None for edit in result.context_edits)
         validate_messages(node.message for node in result.history.nodes())
         summaries = [span for sample in found for span in sample.spans if span.purpose == "summary"]
