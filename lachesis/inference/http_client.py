@@ -78,6 +78,9 @@ class ServerSettings:
     """Fields of `extra_body` that `sampling_problem` does not know, and that do not change what is sampled."""
     max_retries: int = 6
     """Further attempts after a failed one."""
+    first_retry_delay: float | None = None
+    """Seconds before the first of them, where the server requests none; twice as long before each later one. None is
+    0.5."""
     retry_deadline: float = 300.0
     """Seconds after which no further attempt starts. A call ends within `retry_deadline + timeout`."""
     session_header: str | None = None
@@ -205,7 +208,7 @@ class HttpClient(HttpSessionOwner):
                     answer = await self._request(url, payload, shorten=shorten, headers=headers, partial=partial)
                     return HttpAnswer(answer, time.monotonic() - started, attempt)
                 except _Failed as failure:
-                    delay = retry_delay(attempt, failure.retry_after)
+                    delay = retry_delay(attempt, failure.retry_after, self.settings.first_retry_delay)
                     if attempt > retries or time.monotonic() + delay > deadline:
                         self._give_up(failure, attempt)
                 await asyncio.sleep(delay)
@@ -327,11 +330,12 @@ def _error_of(answer: Mapping[str, Any] | None) -> dict[str, Any]:
     return {}
 
 
-def retry_delay(attempt: int, asked: float | None = None) -> float:
+def retry_delay(attempt: int, asked: float | None = None, first: float | None = None) -> float:
     """Seconds before the next attempt: the server's request, else exponential; jitter spreads the clients."""
     if asked is not None:
         return asked + random.uniform(0.0, min(1.0, 0.1 * asked))
-    return min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
+    first = _FIRST_DELAY if first is None else first
+    return min(_LONGEST_DELAY, first * 2.0 ** (attempt - 1)) * random.uniform(0.5, 1.0)
 
 
 def _retry_after(header: str | None) -> float | None:

@@ -243,6 +243,20 @@ class PromptBuilder:
             return self._template.render(messages, tools, add_generation_prompt=False)
         return None
 
+    def conversation(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> list[int]:
+        """The ids of a whole conversation as the template writes it, without a prompt for a further turn.
+
+        Raises:
+            TemplateError: the template raises for the conversation.
+        """
+        render = partial(self._template.render, add_generation_prompt=False)
+        prepared = [self._prepare(message) for message in messages]
+        rendered = self._special_tokens.render(
+            render, messages=prepared, tools=[dict(tool) for tool in tools] if tools else None
+        )
+        assert rendered is not None
+        return self._encoder.encode(rendered.text, rendered.cuts)
+
     def encode(self, text: str) -> list[int]:
         """Ids of text that follows other text: no begin-of-sequence token and no added blank."""
         return self._encoder.encode_after(text)

@@ -106,10 +106,7 @@ class JsonlWriter:
 
     def encode(self, obj: Any) -> bytes:
         """The line that `write` appends. Raises JsonlError."""
-        try:
-            return b"".join(_json_pieces(obj)) + b"\n"
-        except (TypeError, ValueError) as error:
-            raise JsonlError(self.path, f"the object cannot become JSON: {error}") from error
+        return encode_line(self.path, obj)
 
     def _open(self) -> int:
         # A lock belongs to the open file: a forked child would share it.
@@ -161,6 +158,14 @@ class JsonlWriter:
             self.path,
             f"{what} ({error.strerror or error}); choose a folder that this user can write to and that has space left",
         )
+
+
+def encode_line(path: StrPath, obj: Any) -> bytes:
+    """An object as a line of `path`, with its newline. Raises JsonlError."""
+    try:
+        return b"".join(_json_pieces(obj)) + b"\n"
+    except (TypeError, ValueError) as error:
+        raise JsonlError(path, f"the object cannot become JSON: {error}") from error
 
 
 def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:

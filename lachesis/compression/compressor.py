@@ -1,0 +1,214 @@
+"""Compression of one entry to a budget of tokens.
+
+An entry that cannot be compressed, for whatever reason, stays as it was and says so in its `compression_metrics`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
+from lachesis.compression.region import Turn, choose_region
+from lachesis.compression.settings import Settings
+from lachesis.compression.summary import Passage, Summary, SummaryFailed
+from lachesis.errors import LachesisError
+from lachesis.trajectories import MessageError
+
+T = TypeVar("T")
+MARK: Final = "compression_metrics"
+"""The field of an entry that says what compression did."""
+_ATTEMPTS: Final = 3
+"""Summaries of one entry at most: where one leaves it too long, a longer region is tried."""
+
+Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
+"""Raises SummaryFailed."""
+
+
+class TokenCounter(Protocol):
+    """Tokens of the model that is trained."""
+
+    def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
+        """Those of a whole conversation, as the chat template renders it. Raises LachesisError where it cannot."""
+        ...
+
+    def text(self, text: str) -> int:
+        """Those of a text."""
+        ...
+
+
+@dataclass(slots=True)
+class EntryMetrics:
+    """What compression did to an entry, under the names of the removed implementation."""
+
+    original_tokens: int = 0
+    compressed_tokens: int = 0
+    tokens_saved: int = 0
+    compression_ratio: float = 1.0
+    """Tokens that are left, as a share."""
+    original_turns: int = 0
+    compressed_turns: int = 0
+    turns_removed: int = 0
+    compression_region: dict[str, int] = field(
+        default_factory=lambda: {"start_idx": -1, "end_idx": -1, "turns_count": 0}
+    )
+    """The replaced turns: the index of the first, the index after the last, and how many."""
+    was_compressed: bool = False
+    still_over_limit: bool = False
+    skipped_under_target: bool = False
+    summarization_api_calls: int = 0
+    summarization_errors: int = 0
+    target_max_tokens: int = 0
+    uncounted_parts: int = 0
+    """Images and other parts whose tokens are not in the counts."""
+    error: str | None = None
+    """Why the entry stayed as it was."""
+
+    def set_unchanged(self) -> None:
+        """Note that the entry stays as it was."""
+        self.was_compressed = False
+        self._set(range(-1, -1), self.original_tokens, self.original_turns)
+
+    def set_compressed(self, region: range, tokens: int) -> None:
+        """Note the replaced turns, and the tokens of the compressed entry."""
+        self.was_compressed = True
+        self._set(region, tokens, self.original_turns - len(region) + 1)
+
+    def _set(self, region: range, tokens: int, turns: int) -> None:
+        self.compression_region = {"start_idx": region.start, "end_idx": region.stop, "turns_count": len(region)}
+        self.compressed_tokens, self.compressed_turns = tokens, turns
+        self.tokens_saved, self.turns_removed = self.original_tokens - tokens, self.original_turns - turns
+        self.compression_ratio = round(tokens / self.original_tokens, 4) if self.original_tokens else 1.0
+        self.still_over_limit = tokens > self.target_max_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """An entry after compression."""
+
+    entry: Any
+    metrics: dict[str, Any]
+
+
+class Compressor:
+    """Compresses entries, several at once.
+
+    Args:
+        summarize: writes summaries. None: only say what would be compressed, with an estimate of the result.
+        executor: where tokens are counted, away from the event loop.
+    """
+
+    def __init__(
+        self, settings: Settings, counter: TokenCounter, summarize: Summarizer | None, executor: Executor | None = None
+    ) -> None:
+        self._settings, self._counter, self._summarize = settings, counter, summarize
+        self._executor = executor
+
+    async def compress(self, entry: Any) -> Compressed:
+        """The compressed entry, or the same with the reason why it is not compressed."""
+        metrics = EntryMetrics(target_max_tokens=self._settings.compression.target_max_tokens)
+        timeout, found = self._settings.processing.per_trajectory_timeout, None
+        try:
+            async with asyncio.timeout(timeout):
+                found = await self._compress(entry, metrics)
+        except TimeoutError:
+            metrics.error = f"not finished within {timeout:g} s (processing.per_trajectory_timeout)"
+        except SummaryFailed as error:
+            metrics.summarization_api_calls += error.api_calls
+            metrics.summarization_errors += 1
+            metrics.error = f"summary: {error}"
+        except (UnknownEntry, MessageError) as error:
+            metrics.error = f"not a valid conversation: {error}"
+        except _Uncountable as error:
+            metrics.error = str(error)
+        if isinstance(found, Compressed):
+            return found
+        if metrics.error is not None:
+            metrics.set_unchanged()
+        said = asdict(metrics)
+        if not isinstance(entry, dict):
+            return Compressed(entry, said)
+        return Compressed({**(entry if found is None else found.entry), MARK: said}, said)
+
+    async def _compress(self, entry: Any, metrics: EntryMetrics) -> Conversation | Compressed | None:
+        budget = self._settings.compression
+        target = budget.target_max_tokens
+        conversation = await self._in_thread(Conversation.read, entry)
+        whole, turns = await self._in_thread(self._measure, conversation)
+        metrics.original_tokens, metrics.original_turns = whole, len(turns)
+        metrics.uncounted_parts = conversation.uncounted_parts
+        metrics.set_unchanged()
+        if (done := _earlier(entry, metrics)) is not None:
+            return done
+        under = whole <= target
+        if under and self._settings.processing.skip_under_target:
+            metrics.skipped_under_target = True
+            return None
+        # The template writes more than the turns say: headers, and the tools.
+        goal = 0 if under else target - (whole - sum(turn.tokens for turn in turns))
+        region = choose_region(turns, self._settings, goal)
+        if region is None:
+            return None
+        if self._summarize is None:
+            saved = sum(turns[index].tokens for index in region) - budget.summary_target_tokens
+            metrics.set_compressed(region, whole - saved)
+            return None
+        roles, texts = conversation.roles, conversation.texts
+        for attempt in range(_ATTEMPTS):
+            summary = await self._summarize([Passage(roles[index], texts[index]) for index in region])
+            metrics.summarization_api_calls += summary.api_calls
+            compressed, tokens = await self._in_thread(self._replace, conversation, region, summary.text)
+            if tokens >= whole:
+                raise SummaryFailed("the summary makes the entry no shorter", 0)
+            metrics.set_compressed(region, tokens)
+            goal -= tokens - target
+            wider = choose_region(turns, self._settings, goal)
+            if tokens <= target or wider is None or wider == region or attempt == _ATTEMPTS - 1:
+                break
+            region = wider
+        return compressed
+
+    def _measure(self, conversation: Conversation) -> tuple[int, list[Turn]]:
+        """The tokens of the whole, and the turns with an estimate of theirs."""
+        tokens = [self._counter.text(text) for text in conversation.texts]
+        return self._count(conversation), conversation.turns(tokens)
+
+    def _count(self, conversation: Conversation) -> int:
+        messages = [without_media(message) for message in conversation.messages]
+        try:
+            return self._counter.conversation(messages, conversation.tools)
+        except LachesisError as error:
+            raise _Uncountable(f"its tokens cannot be counted: {error}") from error
+
+    def _replace(self, conversation: Conversation, region: range, summary: str) -> tuple[Conversation, int]:
+        """The compressed conversation and its tokens."""
+        longest = 2 * self._settings.compression.summary_target_tokens
+        if not summary.strip():
+            raise SummaryFailed("it is empty", 0)
+        if (length := self._counter.text(summary)) > longest:
+            raise SummaryFailed(f"it has {length} tokens, more than {longest}", 0)
+        output = self._settings.output
+        notice = output.summary_notice_text if output.add_summary_notice else ""
+        compressed = conversation.with_summary(region, summary, notice)
+        compressed.validate()
+        return compressed, self._count(compressed)
+
+    async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args))
+
+
+class _Uncountable(Exception):
+    """The chat template rejects the conversation."""
+
+
+def _earlier(entry: dict[str, Any], metrics: EntryMetrics) -> Compressed | None:
+    """The entry, if an earlier compression to the same budget left it like this without an error."""
+    mark = entry.get(MARK)
+    if not isinstance(mark, dict) or mark.get("error") is not None or not mark.get("was_compressed"):
+        return None
+    same = ("target_max_tokens", metrics.target_max_tokens), ("compressed_tokens", metrics.original_tokens)
+    return Compressed(entry, mark) if all(mark.get(name) == value for name, value in same) else None

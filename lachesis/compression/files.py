@@ -1,0 +1,259 @@
+"""Compression of JSON Lines files: in the order of the input, in constant memory, and continued after a kill.
+
+While it is written, the output is `NAME.part`, and `NAME.progress` has a line for each finished entry: the number and
+the digest of its input line, the end of its output, and its metrics. The next start keeps the entries whose input and
+settings are the same, up to the first that differs, and cuts off what is after them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from random import Random
+from typing import IO, Any
+
+from lachesis.compression.compressor import Compressed, Compressor
+from lachesis.errors import SettingsError
+from lachesis.tasks import finish
+from lachesis.trajectories import JsonlError
+from lachesis.trajectories.jsonl import encode_line, sync_folder
+from lachesis.trajectories.markup import load_json
+
+_AHEAD = 4
+"""Entries in memory for each that is worked on: finished ones wait for those before them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A file to compress, and where to."""
+
+    source: Path
+    output: Path
+
+    @property
+    def part(self) -> Path:
+        return self.output.with_name(f"{self.output.name}.part")
+
+    @property
+    def progress(self) -> Path:
+        return self.output.with_name(f"{self.output.name}.progress")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A part of the entries, chosen by the seed and the number of the line."""
+
+    percent: float = 100.0
+    seed: int = 42
+
+    def __contains__(self, line: int) -> bool:
+        return self.percent >= 100.0 or Random(f"{self.seed}:{line}").random() * 100.0 < self.percent
+
+
+def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Job]:
+    """The files to compress: `source`, or the `*.jsonl` in it. Raises SettingsError."""
+    if source.is_dir():
+        folder = output or source.with_name(source.name + suffix)
+        files = sorted(path for path in source.glob("*.jsonl") if path.is_file())
+        if not files:
+            raise SettingsError(f"{source} has no *.jsonl file; name a folder with trajectories, or a file")
+        if folder.exists() and not folder.is_dir():
+            raise SettingsError(f"{folder} is a file, and the input a folder; name a folder with --output")
+        jobs = [Job(path, folder / path.name) for path in files]
+    elif source.is_file():
+        if output is not None and output.is_dir():
+            output /= source.name
+        jobs = [Job(source, output or source.with_name(f"{source.stem}{suffix}{source.suffix}"))]
+    else:
+        raise SettingsError(f"there is no file or folder {source}; name trajectories with --input")
+    for job in jobs:
+        if job.output.resolve() == job.source.resolve():
+            raise SettingsError(f"{job.output} is the input itself; name another file or folder with --output")
+    return jobs
+
+
+async def compress_file(
+    job: Job,
+    compressor: Compressor,
+    *,
+    settings: bytes,
+    sample: Sample,
+    concurrency: int,
+    save_over_limit: bool,
+    report: Callable[[dict[str, Any], bool], None],
+) -> None:
+    """Compress a file, or the rest of it.
+
+    Args:
+        settings: a digest of everything but the input that the output depends on.
+        concurrency: entries at once.
+        report: gets the metrics of each entry, and whether an earlier start had finished it.
+
+    Raises:
+        JsonlError: a line is not JSON, or a file cannot be read or written. What is finished stays.
+    """
+    with _progress_of(job) as progress:
+        output = _Output(job, progress, settings)
+        lines = output.unfinished(job.source, sample, lambda metrics: report(metrics, True))
+        async for number, line, done in _in_order(job.source, lines, compressor, concurrency):
+            output.write(number, line, done, written=save_over_limit or not done.metrics["still_over_limit"])
+            report(done.metrics, False)
+        output.close()
+
+
+async def survey_file(
+    source: Path, compressor: Compressor, *, sample: Sample, concurrency: int, report: Callable[[dict[str, Any]], None]
+) -> None:
+    """Report the metrics of each entry, and write nothing. Raises JsonlError."""
+    lines = (pair for pair in _lines(source) if pair[0] in sample)
+    async for _, _, done in _in_order(source, lines, compressor, concurrency):
+        report(done.metrics)
+
+
+def read_progress(job: Job) -> Iterator[dict[str, Any]]:
+    """The metrics of the finished entries, with the numbers of their lines."""
+    with job.progress.open("rb") as file:
+        for row, _ in _rows(file):
+            yield {"line": row["line"], **row["metrics"]}
+
+
+class _Output:
+    """The output file while it is written."""
+
+    def __init__(self, job: Job, progress: IO[bytes], settings: bytes) -> None:
+        self._job, self._progress, self._settings = job, progress, settings
+        self._file: IO[bytes] | None = None
+        self._end = 0
+
+    def unfinished(
+        self, source: Path, sample: Sample, kept: Callable[[dict[str, Any]], None]
+    ) -> Iterator[tuple[int, bytes]]:
+        """The lines that are not finished yet; `kept` gets the metrics of the others."""
+        rows, at = _rows(self._progress), 0
+        lines = (pair for pair in _lines(source) if pair[0] in sample)
+        first = None
+        with _naming(self._job.part):
+            if not self._job.part.exists() and self._job.output.exists() and os.fstat(self._progress.fileno()).st_size:
+                self._job.output.replace(self._job.part)  # killed after the last entry, or between two files
+            self._file = self._job.part.open("r+b" if self._job.part.exists() else "w+b")
+            size = os.fstat(self._file.fileno()).st_size
+        for number, line in lines:
+            row, end = next(rows, ({}, 0))
+            if (row.get("line"), row.get("digest")) != (number, self._digest(line)) or row["offset"] > size:
+                first = number, line
+                break
+            at, self._end = end, row["offset"]
+            kept(row["metrics"])
+        with _naming(self._job.part):
+            for file, length in ((self._progress, at), (self._file, self._end)):
+                file.truncate(length)
+                file.seek(length)
+        if first is not None:
+            yield first
+        yield from lines
+
+    def write(self, number: int, line: bytes, done: Compressed, *, written: bool) -> None:
+        """Write an entry, then its row: an entry without a row is cut off by the next start."""
+        assert self._file is not None
+        if written:
+            with _naming(self._job.part):
+                self._end += self._file.write(encode_line(self._job.part, done.entry))
+                self._file.flush()
+        row = {"line": number, "digest": self._digest(line), "offset": self._end, "metrics": done.metrics}
+        with _naming(self._job.progress):
+            self._progress.write(encode_line(self._job.progress, row))
+            self._progress.flush()
+
+    def close(self) -> None:
+        """Give the output its name."""
+        assert self._file is not None
+        with _naming(self._job.output):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            self._job.part.replace(self._job.output)
+            sync_folder(self._job.output.parent)
+
+    def _digest(self, line: bytes) -> str:
+        return blake2b(line.strip(), key=self._settings, digest_size=16).hexdigest()
+
+
+async def _in_order(
+    source: Path, lines: Iterator[tuple[int, bytes]], compressor: Compressor, concurrency: int
+) -> AsyncIterator[tuple[int, bytes, Compressed]]:
+    gate = asyncio.Semaphore(concurrency)
+
+    async def work(number: int, line: bytes) -> tuple[int, bytes, Compressed]:
+        async with gate:
+            try:
+                entry = load_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+            except ValueError as error:
+                raise JsonlError(source, f"not JSON: {error}; correct or remove the line", line=number) from error
+            return number, line, await compressor.compress(entry)
+
+    window: deque[asyncio.Task[tuple[int, bytes, Compressed]]] = deque()
+    try:
+        for number, line in lines:
+            window.append(asyncio.create_task(work(number, line)))
+            if len(window) >= _AHEAD * concurrency:
+                yield await window.popleft()
+        while window:
+            yield await window.popleft()
+    finally:
+        for task in window:
+            task.cancel()
+        if window:
+            await finish(asyncio.wait(window))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+    except OSError as error:
+        raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def _rows(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
+    """The rows of a progress file from its beginning, each with where it ends, without a torn last one."""
+    end = 0
+    file.seek(0)
+    while line := file.readline():
+        end += len(line)
+        try:
+            yield json.loads(line), end
+        except ValueError:
+            return
+        file.seek(end)
+
+
+@contextmanager
+def _progress_of(job: Job) -> Iterator[IO[bytes]]:
+    """The progress file, which no other process has open."""
+    with _naming(job.progress):
+        job.progress.parent.mkdir(parents=True, exist_ok=True)
+        file = job.progress.open("r+b" if job.progress.exists() else "w+b")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = "another process writes it; wait for its end, or name another --output"
+            raise JsonlError(job.output, reason) from error
+        yield file
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """An OSError names the file and the next step."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"cannot write ({error.strerror or error}); choose a folder that is writable and has space left"
+        raise JsonlError(path, reason) from error
