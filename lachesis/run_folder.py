@@ -21,8 +21,8 @@ class OtherSettings(RunFolderError):
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The differences between two sets of settings, in words; empty if there are none.
 
-    Older versions did not write some of them: special tokens in texts stayed as they are, no context was compressed, and
-    the ids of the tokenizer and the content of the model's file are unknown.
+    Older versions did not write some of them: special tokens in texts stayed as they are, no context was compressed,
+    and the ids of the tokenizer and the content of the model's file are unknown.
     """
     unknown = ("tokenizer", "model_file", "compress_context_keep", "compress_context_with")
     older = {"special_tokens_in_text": "as_is", **{name: now.get(name) for name in unknown}}

@@ -8,7 +8,6 @@ completions, sampled in the whole context as it was, and trained like every othe
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -17,23 +16,23 @@ from typing import Any, Final, Protocol, TypeAlias
 from lachesis.agent.context_size import ContextSize
 from lachesis.agent.turn_check import check_turn
 from lachesis.compression import CompressionSettings, Turn, choose_region
+from lachesis.compression.conversation import PREFIX
 from lachesis.compression.region import Role
+from lachesis.compression.summary import clean_summary
 from lachesis.errors import LachesisError
 from lachesis.inference import ContextExhausted
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
-from lachesis.trajectories.markup import split_opened_think
 
 Summarise: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]
 """The summary of messages that are replaced by it."""
 
 INSTRUCTION: Final = (
     "The context of this conversation is almost full. A summary that you write now will replace the older messages; "
-    "the task and the last {keep} messages stay. Write down everything in the older messages that you need in order to go "
-    "on: what was asked, what you did and found, the names, paths, numbers and errors that still matter, and what is "
-    "left to do. Answer with the summary alone, in at most {words} words, and call no tool."
+    "the task and the last {keep} messages stay. Write down everything in the older messages that you need in order "
+    "to go on: what was asked, what you did and found, the names, paths, numbers and errors that still matter, and "
+    "what is left to do. Answer with the summary alone, in at most {words} words, and call no tool."
 )
 _ROLES: Final[dict[str, Role]] = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
-_THINK_BLOCK: Final = re.compile(r"<think>.*?(?:</think>|\Z)", re.DOTALL)
 _LATER: Final = 1.1
 """Growth of a context after which a compression that did not succeed is tried again."""
 
@@ -148,7 +147,7 @@ class LiveCompression:
             except NotCompressed as failed:
                 error = str(failed)
             else:
-                message = Message("user", f"[CONTEXT SUMMARY]: {text}")
+                message = Message("user", PREFIX + text)
                 self._rollout.replace(region.start, region.stop, message)
                 self.size.replace(region.start, region.stop, tokens, message)
         after = self.size.total
@@ -199,20 +198,22 @@ class LiveCompression:
 
     def _region(self) -> range | None:
         """The messages that a summary is to replace; None where there are none."""
-        nodes = self._rollout.history.nodes()
+        blind = self.settings.summarise is not None
+        messages = [node.message for node in self._rollout.history.nodes()]
         turns = [
-            Turn(_ROLES[node.message.role], round(tokens), bool(node.message.tool_calls))
-            for node, tokens in zip(nodes, self.size.sizes, strict=True)
+            Turn(_ROLES[each.role], round(tokens), bool(each.tool_calls), protected=blind and not _is_text(each))
+            for each, tokens in zip(messages, self.size.sizes, strict=True)
         ]
         return choose_region(turns, self._of_region, self.settings.target)
 
 
 def _text_of(response: ChatResponse) -> tuple[str, str]:
     """The text of a summary without its reasoning, and what is wrong with it."""
-    check = check_turn(response, {})
     if response.message.tool_calls:
         return "", "a tool call in place of a summary"
-    if check.flaw is not None:
-        return "", check.flaw.value
-    _, said = split_opened_think(response.message.text)
-    return _THINK_BLOCK.sub("", said).strip(), ""
+    flaw = check_turn(response, {}).flaw
+    return (clean_summary(response.message.text), "") if flaw is None else ("", flaw.value)
+
+
+def _is_text(message: Message) -> bool:
+    return not isinstance(message.content, tuple) or all(part["type"] == "text" for part in message.content)

@@ -21,6 +21,7 @@ from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, ServerUnavailable, TokenServer
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
+from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.model_servers import start_servers
@@ -98,8 +99,9 @@ async def run_resources(
             if not env.testing:
                 await _prove_tokenizer(env, server)
             await _check_template(env, server)
+        compression = await context_compression(config, stack)
         player = RolloutPlayer(
-            make_loop=_loop_of_run(config, limits, _compression(config)),
+            make_loop=_loop_of_run(config, limits, compression),
             max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
@@ -202,12 +204,6 @@ def _loop_of_run(
         compression=compression,
         limits=limits,
     )
-
-
-def _compression(config: HermesAgentEnvConfig) -> ContextCompression | None:
-    if config.compress_context_at is None:
-        return None
-    return ContextCompression(config.compress_context_at, config.compress_context_to, config.compress_context_keep)
 
 
 def loop_limits(config: HermesAgentEnvConfig, *, training: bool) -> LoopLimits:

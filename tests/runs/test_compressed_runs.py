@@ -17,8 +17,9 @@ from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import verify
 from lachesis.trajectories.jsonl import read_lines
 from tests.support.own_api import OwnApi, own_api
+from tests.support.scripted_server import ScriptedServer, say
 from tests.support.summarising import SUMMARY, Summarises
-from tests.support.training_runs import CoinToss, environment, serving, trained, with_tokens
+from tests.support.training_runs import CoinToss, environment, serving, trained, with_tokens, written
 
 __all__ = ["own_api"]
 
@@ -34,11 +35,16 @@ class Harbour(CoinToss):
 
     name = "harbour"
     tools = BUILTIN_TOOLS.extended(look)
-    toolsets = ["look"]
+    toolsets = ("look",)
     system_prompt = "You keep the tide tables of a harbour."
 
 
-LIMITS: dict[str, Any] = {"max_agent_turns": 12, "max_token_length": 60, "compress_context_at": 700, "eval_temperature": 1.0}
+LIMITS: dict[str, Any] = {
+    "max_agent_turns": 12,
+    "max_token_length": 60,
+    "compress_context_at": 700,
+    "eval_temperature": 1.0,
+}
 
 
 @pytest.mark.parametrize("phase", [1, 2])
@@ -85,9 +91,10 @@ async def test_a_second_start_of_an_evaluation_goes_on_with_the_same_settings_on
 
 async def test_serve_sends_every_context_of_a_rollout(tmp_path: Path, own_api: OwnApi) -> None:
     """With `split_rollouts: all`, a trainer gets what was sampled in each context, the summaries too."""
+    settings = {**LIMITS, "enabled_toolsets": ["look"]}
     async with own_api.wiped() as api, FakeServer(Summarises()) as model:
-        env = serving(tmp_path, api, with_tokens(model, tmp_path), Harbour, split_rollouts="all", **LIMITS)
-        trainer = await trained(env, api, groups=2, steps=1)
+        env = serving(tmp_path, api, with_tokens(model, tmp_path), Harbour, split_rollouts="all", **settings)
+        trainer = await trained(env, api, groups=2, steps=2)  # a batch holds one such group
     for group in trainer.groups:
         samples = samples_from_atropos(group)
         assert all(verify(sample) == [] for sample in samples)
@@ -99,3 +106,52 @@ async def test_serve_sends_every_context_of_a_rollout(tmp_path: Path, own_api: O
             turns = [span.turn for sample in own for span in sample.spans]
             assert sorted(turns) == list(range(len(turns)))
     assert "note: env.compress" not in (tmp_path / "console.txt").read_text()
+
+
+@pytest.mark.parametrize("writer", ["extractive", "server"])
+async def test_a_summary_that_the_policy_did_not_write_is_context_and_not_trained(tmp_path: Path, writer: str) -> None:
+    def notes(request: dict[str, Any]) -> Any:
+        (message,) = request["messages"]
+        assert "<turns>" in message["content"] and "harbour office" in message["content"]
+        return say("Notes of another model.")
+
+    policy = Summarises()
+    async with FakeServer(policy) as model, ScriptedServer(notes) as other:
+        given = "extractive" if writer == "extractive" else {"base_url": other.base_url, "model_name": "notes"}
+        env = environment(Harbour, tmp_path, with_tokens(model, tmp_path), **{**LIMITS, "compress_context_with": given})
+        await env.process_manager()
+    (group,) = read_lines(tmp_path / "groups.jsonl")
+    edits = [edit for rollout in group["rollouts"] for edit in rollout["context_edits"]]
+    assert len(edits) >= 4 and {(edit["by"], edit["error"]) for edit in edits} == {
+        ("extractive" if writer == "extractive" else "notes", None)
+    }
+    assert all(edit["tokens_after"] < edit["tokens_before"] for edit in edits)
+    assert policy.asked == 0
+    totals = verify_file(tmp_path / "groups.jsonl")
+    assert totals.ok and totals.delivered == totals.sampled > 0, totals.problems
+    assert len(other.requests) == (0 if writer == "extractive" else len(edits))
+    said = [message["content"] for message in group["messages"][0] if message["role"] == "user"][1]
+    if writer == "server":
+        assert said == "[CONTEXT SUMMARY]: Notes of another model."
+    else:
+        assert said.startswith("[CONTEXT SUMMARY]: Assistant: ") and said.count("CONTEXT SUMMARY") == 1
+    assert {span["purpose"] for sample in group["samples"] for span in sample["spans"]} == {"turn"}
+
+
+async def test_without_a_summary_the_rollout_goes_on_and_a_full_context_is_no_score(tmp_path: Path) -> None:
+    """The server of the summaries is down: what the agent would have reached with them is unknown."""
+    async with FakeServer(Summarises(), context_length=1200) as model, ScriptedServer([503]) as other:
+        writer = {"base_url": other.base_url, "model_name": "notes", "max_retries": 0}
+        env = environment(
+            Harbour, tmp_path, with_tokens(model, tmp_path), **{**LIMITS, "compress_context_with": writer}
+        )
+        result = await env.process_manager()
+    rollouts = written(tmp_path)
+    for rollout in rollouts:
+        assert rollout["outcome"] == "infra_error" and rollout["reward"] is None
+        assert "its context could not be compressed: notes: " in rollout["reason"] and "503" in rollout["reason"]
+        first, *later = rollout["context_edits"]
+        assert first["messages"] == 0 and "503" in first["error"] and first["tokens_before"] >= 700
+        assert rollout["turns"] > first["turn"], "it went on with its whole context"
+        assert all(edit["tokens_before"] > 1.1 * first["tokens_before"] - 1 for edit in later)
+    assert any("stayed as it was" in warning and "503" in warning for warning in result.warnings())
