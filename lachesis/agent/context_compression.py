@@ -33,7 +33,7 @@ INSTRUCTION: Final = (
     "what is left to do. Answer with the summary alone, in at most {words} words, and call no tool."
 )
 _ROLES: Final[dict[str, Role]] = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
-_LATER: Final = 1.1
+_LATER: Final = 1.25
 """Growth of a context after which a compression that did not succeed is tried again."""
 
 
@@ -140,7 +140,7 @@ class LiveCompression:
         region = self._region()
         error: str | None = None
         if region is None:
-            error = "only messages that stay are left"
+            error = "the messages that may be replaced are no longer than a summary"
         else:
             try:
                 text, tokens = await self._summary(region)
@@ -150,8 +150,8 @@ class LiveCompression:
                 message = Message("user", PREFIX + text)
                 self._rollout.replace(region.start, region.stop, message)
                 self.size.replace(region.start, region.stop, tokens, message)
-        after = self.size.total
-        self._from = max(self.settings.at, (before if error else after) * _LATER)
+        after = self.size.total if error is None else before
+        self._from = max(self.settings.at, after * _LATER)
         count = len(region) if region is not None and error is None else 0
         seconds = time.monotonic() - started
         self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error))

@@ -153,5 +153,5 @@ async def test_without_a_summary_the_rollout_goes_on_and_a_full_context_is_no_sc
         first, *later = rollout["context_edits"]
         assert first["messages"] == 0 and "503" in first["error"] and first["tokens_before"] >= 700
         assert rollout["turns"] > first["turn"], "it went on with its whole context"
-        assert all(edit["tokens_before"] > 1.1 * first["tokens_before"] - 1 for edit in later)
+        assert all(edit["tokens_before"] > 1.25 * first["tokens_before"] - 1 for edit in later)
     assert any("stayed as it was" in warning and "503" in warning for warning in result.warnings())
