@@ -21,7 +21,7 @@ from lachesis.compression.summary import (
 from lachesis.inference import Router
 from lachesis.inference.parse_thread import LONG_TEXT, parse
 from lachesis.runs.model_servers import start_servers
-from lachesis.runs.server_settings import ServerConfig, ServerConfigError, describe
+from lachesis.runs.server_settings import EMBEDDED, ServerConfig, ServerConfigError, describe, needs_start
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.trajectories import Message
 
@@ -50,8 +50,17 @@ async def context_compression(config: HermesAgentEnvConfig, stack: AsyncExitStac
     try:
         # Its tokens are not trained, so it is asked as a chat, whatever kind of server it is.
         server_config = ServerConfig(**{**writer, "server_type": "openai", "engine": "auto"})
-    except (ValidationError, TypeError) as error:
-        raise ServerConfigError(f"env.compress_context_with: {error}") from error
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ServerConfigError(
+            f"env.compress_context_with: {where}: {problem['msg']}; it takes the settings of openai.*"
+        ) from None
+    if not server_config.base_url and not needs_start(server_config):
+        raise ServerConfigError(
+            f"env.compress_context_with: model {server_config.model_name!r} has no server; add base_url, or name the "
+            f"model {EMBEDDED}"
+        )
     server = await start_servers([server_config], settings=config, policy=None, stack=stack)
     assert isinstance(server, Router)
     return ContextCompression(

@@ -143,7 +143,7 @@ class HermesAgentEnvConfig(RemovedSettings):
         default=None, ge=1, description="Tokens that this aims at; default: half of compress_context_at."
     )
     compress_context_keep: int = Field(default=4, ge=1, description="Messages at the end that it leaves as they are.")
-    compress_context_with: Literal["policy", "extractive"] | dict[str, Any] = Field(
+    compress_context_with: Annotated[Literal["policy", "extractive"] | dict[str, Any], Facts(secret=True)] = Field(
         default="policy",
         description="Writer of the summary: the policy (its tokens are trained), extractive (no model), or another "
         "server, as '{base_url: URL, model_name: NAME}'.",

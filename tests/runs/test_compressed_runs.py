@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from lachesis.cli.verify import verify_file
 from lachesis.run_folder import OtherSettings
-from lachesis.runs.server_settings import ServerConfig
+from lachesis.runs.server_settings import ServerConfig, ServerConfigError
+from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.testing.fake_server import FakeServer
 from lachesis.tools import BUILTIN_TOOLS, tool
 from lachesis.training.groups import samples_from_atropos
@@ -155,3 +157,30 @@ async def test_without_a_summary_the_rollout_goes_on_and_a_full_context_is_no_sc
         assert rollout["turns"] > first["turn"], "it went on with its whole context"
         assert all(edit["tokens_before"] > 1.25 * first["tokens_before"] - 1 for edit in later)
     assert any("stayed as it was" in warning and "503" in warning for warning in result.warnings())
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"bas_url": "http://127.0.0.1:1/v1"}, "compress_context_with: bas_url: .*takes the settings of openai"),
+        ({"model_name": "notes"}, "compress_context_with: model 'notes' has no server; add base_url"),
+    ],
+)
+async def test_a_writer_that_cannot_be_asked_ends_the_run_before_its_first_rollout(
+    tmp_path: Path, given: dict[str, str], problem: str
+) -> None:
+    async with FakeServer(Summarises()) as model:
+        env = environment(Harbour, tmp_path, with_tokens(model, tmp_path), **LIMITS, compress_context_with=given)
+        with pytest.raises(ServerConfigError, match=problem):
+            await env.process_manager()
+        assert not [seen for seen in model.requests if seen.completions]
+
+
+def test_settings_that_contradict_each_other_are_refused_and_keys_are_not_written() -> None:
+    for wrong in ({"compress_context_at": 100, "compress_context_to": 100}, {"compress_context_to": 100}):
+        with pytest.raises(ValidationError, match="compress_context_to"):
+            HermesAgentEnvConfig(**wrong)
+    writer = {"base_url": "http://me:secret@host/v1", "model_name": "notes", "api_key": "secret"}
+    config = HermesAgentEnvConfig(compress_context_at=100, compress_context_with=writer)
+    for shown in (config.about_content(evaluation=False), config.public()):
+        assert "secret" not in str(shown) and shown["compress_context_with"]["model_name"] == "notes"
