@@ -21,6 +21,7 @@ from lachesis.trajectories import ChatResponse
 from lachesis.trajectories.builtin_exports import NO_ANSWER, trajectory
 from lachesis.trajectories.exports import ExportLine
 from lachesis.trajectories.images import image_data
+from lachesis.trajectories.nodes import Discarded
 from lachesis.trajectories.sharegpt import SystemTurn
 
 log = logging.getLogger(__name__)
@@ -160,11 +161,18 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
                 "reason": dropped.reason,
                 "at": dropped.at,
                 "attempt": dropped.attempt,
+                "edit": dropped.edit or _is_summary(dropped),
                 "messages": [node.message.to_openai("reasoning") for node in dropped.nodes],
             }
             for dropped in result.history.discarded
         ],
     }
+
+
+def _is_summary(dropped: Discarded) -> bool:
+    """Whether it is where a summary was sampled that is in the conversation now."""
+    origins = [node.origin for node in dropped.nodes if isinstance(node.origin, ChatResponse)]
+    return not dropped.attempt and any(origin.purpose == "summary" for origin in origins)
 
 
 def _message_turns(result: AgentResult) -> list[int | None]:

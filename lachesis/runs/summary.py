@@ -260,5 +260,6 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
 
 
 def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:
-    """Completions in discarded branches; other messages do not count."""
-    return sum(message["role"] == "assistant" for branch in discarded for message in branch["messages"])
+    """Completions that were taken back: those in discarded branches, except in what an edit left."""
+    taken_back = [branch["messages"] for branch in discarded if not branch.get("edit")]
+    return sum(message["role"] == "assistant" for messages in taken_back for message in messages)

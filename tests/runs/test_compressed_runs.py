@@ -66,6 +66,7 @@ async def test_process_compresses_contexts_and_loses_no_token(tmp_path: Path, ph
         assert (rollout["outcome"], rollout["turns"]) == ("max_turns", 12), rollout["reason"]
         assert [message["content"] for message in messages[:1]] == [Harbour.system_prompt]
         assert f"[CONTEXT SUMMARY]: {SUMMARY}" in [message["content"] for message in messages]
+    assert result.summary.discarded == 0, "nothing was taken back"
     assert dict(result.rows())["contexts"] == f"{policy.asked} compressed, 0 times in vain"
     if phase == 1:
         assert not group["samples"]
