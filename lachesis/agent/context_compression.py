@@ -33,8 +33,8 @@ INSTRUCTION: Final = (
     "what is left to do. Answer with the summary alone, in at most {words} words, and call no tool."
 )
 _ROLES: Final[dict[str, Role]] = {"system": "system", "user": "human", "assistant": "gpt", "tool": "tool"}
-_LATER: Final = 1.25
-"""Growth of a context after which a compression that did not succeed is tried again."""
+_LATER, _AFTER = 1.25, 1.05
+"""Growth of a context after which a compression is tried again that did not succeed, and one that saved little."""
 
 
 class NotCompressed(LachesisError):
@@ -151,7 +151,7 @@ class LiveCompression:
                 self._rollout.replace(region.start, region.stop, message)
                 self.size.replace(region.start, region.stop, tokens, message)
         after = self.size.total if error is None else before
-        self._from = max(self.settings.at, after * _LATER)
+        self._from = max(self.settings.at, after * (_AFTER if error is None else _LATER))
         count = len(region) if region is not None and error is None else 0
         seconds = time.monotonic() - started
         self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error))
