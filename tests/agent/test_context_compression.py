@@ -27,7 +27,7 @@ from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall,
 from tests.support.exactness import Stack, assert_exact, stack
 from tests.support.summarising import SUMMARY, Summarises
 
-EXAMPLES = 12
+EXAMPLES = 8
 """Rollouts of the property test. Raise it by hand."""
 TOOLS = [
     {

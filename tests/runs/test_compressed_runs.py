@@ -171,7 +171,8 @@ async def test_a_writer_that_cannot_be_asked_ends_the_run_before_its_first_rollo
     tmp_path: Path, given: dict[str, str], problem: str
 ) -> None:
     async with FakeServer(Summarises()) as model:
-        env = environment(Harbour, tmp_path, with_tokens(model, tmp_path), **LIMITS, compress_context_with=given)
+        server = ServerConfig(base_url=model.base_url, model_name="fake")
+        env = environment(Harbour, tmp_path, server, **LIMITS, compress_context_with=given)
         with pytest.raises(ServerConfigError, match=problem):
             await env.process_manager()
         assert not [seen for seen in model.requests if seen.completions]
