@@ -31,6 +31,7 @@ from lachesis.compression.summary import (
     summary_request,
 )
 from lachesis.errors import SettingsError
+from lachesis.lazy import quiet_imports
 from lachesis.runs.progress import Progress, Standing
 from lachesis.trajectories import JsonlError
 
@@ -64,7 +65,7 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
                 nonlocal kept
                 kept += earlier
                 totals.add(metrics)
-                progress.show(Standing(totals.entries, -1, "entries", f"{totals.compressed} compressed"))
+                progress.show(_standing(totals))
 
             for job in jobs:
                 if given.dry_run:
@@ -79,6 +80,7 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
                     save_over_limit=settings.processing.save_over_limit,
                     report=report,
                 )
+        progress.show(_standing(totals), last=True)
     if kept:
         console.print(f"{kept} entries were finished by an earlier start", highlight=False)
     if not given.dry_run:
@@ -87,6 +89,10 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
     return 1 if totals.failed else 0
+
+
+def _standing(totals: Totals) -> Standing:
+    return Standing(totals.entries, -1, "entries", f"{totals.compressed} compressed, {totals.failed} failed")
 
 
 def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: bool, console: Console) -> None:
@@ -195,7 +201,8 @@ async def _server(settings: Settings) -> AsyncIterator[tuple[OpenAIServer, int |
 
 def _counter(name: str, trust_remote_code: bool) -> ConversationTokens:
     """What counts tokens with the tokenizer `name` and its chat template. Blocks."""
-    from transformers import AutoTokenizer
+    with quiet_imports():
+        from transformers import AutoTokenizer
 
     from lachesis.inference.chat_template import PromptError
     from lachesis.inference.conversation_tokens import ConversationTokens

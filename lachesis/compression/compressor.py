@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from operator import itemgetter
 from typing import Any, Final, Protocol, TypeVar
 
 from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
@@ -22,8 +23,9 @@ from lachesis.trajectories import MessageError
 T = TypeVar("T")
 MARK: Final = "compression_metrics"
 """The field of an entry that says what compression did."""
-_ATTEMPTS: Final = 3
-"""Summaries of one entry at most: where one leaves it too long, a longer region is tried."""
+_ATTEMPTS: Final = 2
+"""Summaries of one entry at most: where one is longer than it should be, a longer region is tried."""
+_CORRECTIONS: Final = 16
 
 Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
 """Raises SummaryFailed."""
@@ -148,29 +150,55 @@ class Compressor:
         if under and self._settings.processing.skip_under_target:
             metrics.skipped_under_target = True
             return None
-        # The template writes more than the turns say: headers, and the tools.
-        goal = 0 if under else target - (whole - sum(turn.tokens for turn in turns))
-        region = choose_region(turns, self._settings, goal)
-        if region is None:
+        found = await self._in_thread(self._fitting, conversation, turns, whole, "")
+        if found is None:
             return None
+        region, left = found
         if self._summarize is None:
-            saved = sum(turns[index].tokens for index in region) - budget.summary_target_tokens
-            metrics.set_compressed(region, whole - saved)
+            metrics.set_compressed(region, left)
             return None
         roles, texts = conversation.roles, conversation.texts
-        for attempt in range(_ATTEMPTS):
+        for _ in range(_ATTEMPTS):
             summary = await self._summarize([Passage(roles[index], texts[index]) for index in region])
             metrics.summarization_api_calls += summary.api_calls
             compressed, tokens = await self._in_thread(self._replace, conversation, region, summary.text)
             if tokens >= whole:
                 raise SummaryFailed("the summary makes the entry no shorter", 0)
             metrics.set_compressed(region, tokens)
-            goal -= tokens - target
-            wider = choose_region(turns, self._settings, goal)
-            if tokens <= target or wider is None or wider == region or attempt == _ATTEMPTS - 1:
+            if tokens <= target:
                 break
-            region = wider
+            wider = await self._in_thread(self._fitting, conversation, turns, whole, summary.text)
+            if wider is None or wider[0] == region:
+                break
+            region = wider[0]
         return compressed
+
+    def _fitting(
+        self, conversation: Conversation, turns: Sequence[Turn], whole: int, summary: str
+    ) -> tuple[range, int] | None:
+        """The shortest region that leaves the entry short enough with a summary like `summary`, or as the settings say,
+        and the tokens that are left then. If none does, the one that leaves least.
+
+        The counts of turns are estimates, so the region is corrected, to both sides, by counts of the whole.
+        """
+        budget = self._settings.compression
+        target = budget.target_max_tokens if whole > budget.target_max_tokens else 0
+        reserve = 0 if summary else budget.summary_target_tokens
+        goal = target - (whole - sum(turn.tokens for turn in turns))  # the template writes headers and tools too
+        left: dict[range, int] = {}
+        for correction in range(_CORRECTIONS):
+            region = choose_region(turns, self._settings, goal)
+            if region is None or (region in left and min(left.values()) <= target):
+                break
+            seen = region in left
+            if not seen:
+                compressed = conversation.with_summary(region, summary, self._notice)
+                left[region] = self._count(compressed) + reserve
+            # The last correction may have been too small for one more turn.
+            goal -= (left[region] - target) << (correction if seen else 0)
+        fitting = {region: tokens for region, tokens in left.items() if tokens <= target}
+        found = max(fitting.items(), key=_tokens) if fitting else min(left.items(), key=_tokens, default=None)
+        return found if found is not None and found[1] < whole else None
 
     def _measure(self, conversation: Conversation) -> tuple[int, list[Turn]]:
         """The tokens of the whole, and the turns with an estimate of theirs."""
@@ -178,10 +206,10 @@ class Compressor:
         return self._count(conversation), conversation.turns(tokens)
 
     def _count(self, conversation: Conversation) -> int:
-        messages = [without_media(message) for message in conversation.messages]
+        messages, tools = [without_media(message) for message in conversation.messages], conversation.tools
         try:
-            return self._counter.conversation(messages, conversation.tools)
-        except LachesisError as error:
+            return self._counter.conversation(messages, tools)
+        except (LachesisError, ValueError, TypeError, LookupError) as error:  # tool definitions of any shape
             raise _Uncountable(f"its tokens cannot be counted: {error}") from error
 
     def _replace(self, conversation: Conversation, region: range, summary: str) -> tuple[Conversation, int]:
@@ -191,14 +219,20 @@ class Compressor:
             raise SummaryFailed("it is empty", 0)
         if (length := self._counter.text(summary)) > longest:
             raise SummaryFailed(f"it has {length} tokens, more than {longest}", 0)
-        output = self._settings.output
-        notice = output.summary_notice_text if output.add_summary_notice else ""
-        compressed = conversation.with_summary(region, summary, notice)
+        compressed = conversation.with_summary(region, summary, self._notice)
         compressed.validate()
         return compressed, self._count(compressed)
 
+    @property
+    def _notice(self) -> str:
+        output = self._settings.output
+        return output.summary_notice_text if output.add_summary_notice else ""
+
     async def _in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._executor, partial(call, *args))
+
+
+_tokens = itemgetter(1)
 
 
 class _Uncountable(Exception):

@@ -61,9 +61,10 @@ class Conversation:
     def tools(self) -> list[dict[str, Any]]:
         """The tool definitions, from `tools` or the generated system turn. Raises UnknownEntry."""
         try:
-            if isinstance(self.source.get("tools"), list):
-                return [dict(tool) for tool in self.source["tools"]]
-            return tools_from_sharegpt({"conversations": (), **self.source})
+            tools = self.source.get("tools")
+            if tools is None or isinstance(tools, str):
+                tools = tools_from_sharegpt({"conversations": (), **self.source})
+            return [dict(tool) for tool in tools]
         except (ValueError, TypeError, KeyError) as error:
             raise UnknownEntry(f"its tools cannot be read ({error})") from None
 

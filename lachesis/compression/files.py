@@ -12,8 +12,8 @@ import fcntl
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -103,9 +103,10 @@ async def compress_file(
     with _progress_of(job) as progress:
         output = _Output(job, progress, settings)
         lines = output.unfinished(job.source, sample, lambda metrics: report(metrics, True))
-        async for number, line, done in _in_order(job.source, lines, compressor, concurrency):
-            output.write(number, line, done, written=save_over_limit or not done.metrics["still_over_limit"])
-            report(done.metrics, False)
+        async with aclosing(_in_order(job.source, lines, compressor, concurrency)) as entries:
+            async for number, line, done in entries:
+                output.write(number, line, done, written=save_over_limit or not done.metrics["still_over_limit"])
+                report(done.metrics, False)
         output.close()
 
 
@@ -114,8 +115,9 @@ async def survey_file(
 ) -> None:
     """Report the metrics of each entry, and write nothing. Raises JsonlError."""
     lines = (pair for pair in _lines(source) if pair[0] in sample)
-    async for _, _, done in _in_order(source, lines, compressor, concurrency):
-        report(done.metrics)
+    async with aclosing(_in_order(source, lines, compressor, concurrency)) as entries:
+        async for _, _, done in entries:
+            report(done.metrics)
 
 
 def read_progress(job: Job) -> Iterator[dict[str, Any]]:
@@ -187,7 +189,7 @@ class _Output:
 
 async def _in_order(
     source: Path, lines: Iterator[tuple[int, bytes]], compressor: Compressor, concurrency: int
-) -> AsyncIterator[tuple[int, bytes, Compressed]]:
+) -> AsyncGenerator[tuple[int, bytes, Compressed], None]:
     gate = asyncio.Semaphore(concurrency)
 
     async def work(number: int, line: bytes) -> tuple[int, bytes, Compressed]:

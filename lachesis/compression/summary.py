@@ -14,14 +14,15 @@ _LONGEST, _HEAD = 3000, 0.75
 _SHORTEST: Final = 80
 
 _REQUEST: Final = """\
-Below are consecutive turns from the middle of a conversation between a user, an assistant, and its tools. Write a \
-summary that replaces these turns, so that the assistant can go on without them. State what was asked, what was done \
-and with which tools, and what was found: names, paths, numbers, errors and decisions that matter later. Write plain \
-prose in the past tense, without a heading, in at most {tokens} tokens. Answer with the summary only.
+Here are consecutive turns from the middle of a conversation between a user, an assistant, and its tools:
 
 <turns>
 {turns}
-</turns>"""
+</turns>
+
+Write a summary that replaces these turns, so that the assistant can go on without them: what was asked, what was \
+done and with which tools, and what was found. Keep names, paths, numbers, errors and decisions that matter later. \
+Write plain prose in the past tense, without a heading, in at most {words} words. Answer with the summary only."""
 
 _CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _TAGS = re.compile(r"</?(?:tool_response|think)>")
@@ -62,7 +63,7 @@ def summary_request(
     longest = _LONGEST
     while True:
         turns = "\n\n".join(f"[{_NAMES[role]}]\n{_shortened(text, longest)}" for role, text in passages)
-        request = _REQUEST.format(tokens=tokens, turns=turns)
+        request = _REQUEST.format(words=max(10, tokens * 3 // 4), turns=turns)  # models do not count tokens
         if max_tokens is None or (length := count(request)) <= max_tokens:
             return request
         if longest <= _SHORTEST:

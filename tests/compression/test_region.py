@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from lachesis.compression import CompressionSettings, Turn, choose_region
@@ -44,6 +45,7 @@ protections = st.builds(
 )
 
 
+@examples(max_examples=60)
 @given(conversations(), protections, st.integers(1, 100), st.integers(0, 2000))
 def test_a_region_is_whole_steps_without_a_protected_turn(
     turns: list[Turn], protected: ProtectedTurns, summary: int, target: int

@@ -1,0 +1,250 @@
+"""One entry: what compression keeps, whatever the conversation says and however little budget there is."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lachesis.compression import Settings
+from lachesis.compression.compressor import MARK, Compressed, Compressor, Summarizer
+from lachesis.compression.conversation import PREFIX, Conversation
+from lachesis.compression.summary import (
+    Passage,
+    Summary,
+    SummaryFailed,
+    clean_summary,
+    extractive_summary,
+    summary_request,
+)
+from lachesis.inference.conversation_tokens import ConversationTokens
+from lachesis.inference.prompts import PromptBuilder
+from lachesis.testing.fake_server.tokenizer import fake_tokenizer
+from lachesis.trajectories import (
+    from_sharegpt,
+    tools_from_sharegpt,
+    validate_messages,
+)
+from tests.compression.examples import TOOLS, agent_entry, entry_of, extracting, settings_of
+from tests.trajectories.conversation_strategies import conversations
+
+COUNTER = ConversationTokens(PromptBuilder(fake_tokenizer()))
+
+
+def messages_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    return from_sharegpt(entry) if "conversations" in entry else entry["messages"]
+
+
+def compress(entry: Any, chosen: Settings, summarize: Summarizer | None = None) -> Compressed:
+    summarize = summarize or extracting(COUNTER, chosen.compression.summary_target_tokens)
+    return asyncio.run(Compressor(chosen, COUNTER, summarize).compress(entry))
+
+
+@settings(max_examples=15)
+@given(
+    conversations(),
+    st.sampled_from(["trajectory", "dataset", "messages"]),
+    st.integers(1, 400),
+    st.integers(5, 60),
+    st.fixed_dictionaries({f"first_{role}": st.booleans() for role in ("system", "human", "gpt", "tool")}),
+    st.integers(0, 5),
+    st.booleans(),
+)
+def test_a_compressed_entry_is_valid_and_keeps_everything_else(
+    messages: list[dict[str, Any]],
+    form: str,
+    target: int,
+    summary: int,
+    firsts: dict[str, bool],
+    last: int,
+    notice: bool,
+) -> None:
+    entry = entry_of(form, messages)
+    before = json.dumps(entry)
+    chosen = settings_of(
+        target,
+        summary,
+        protected_turns={**firsts, "last_n_turns": last},
+        output={"add_summary_notice": notice},
+        processing={"skip_under_target": False},
+    )
+    done = compress(entry, chosen)
+    assert json.dumps(entry) == before
+    key = "messages" if form == "messages" else "conversations"
+    assert {name: done.entry[name] for name in entry if name != key} == {
+        name: entry[name] for name in entry if name != key
+    }
+    assert done.entry[MARK] == done.metrics
+    validate_messages(messages_of(done.entry))
+    if form != "messages":
+        assert tools_from_sharegpt(done.entry) == tools_from_sharegpt(entry)
+    old, new, metrics = entry[key], done.entry[key], done.metrics
+    assert metrics["original_tokens"] == COUNTER.conversation(messages_of(entry), TOOLS)
+    assert metrics["compressed_tokens"] == COUNTER.conversation(messages_of(done.entry), TOOLS)
+    assert metrics["still_over_limit"] == (metrics["compressed_tokens"] > target)
+    assert (metrics["original_turns"], metrics["compressed_turns"]) == (len(old), len(new))
+    if metrics["was_compressed"]:
+        assert metrics["tokens_saved"] > 0
+        region = metrics["compression_region"]
+        start, end = region["start_idx"], region["end_idx"]
+        head = 1 if start and (old[0].get("from") or old[0].get("role")) == "system" else 0  # it may have the notice
+        assert new[head:start] == old[head:start]
+        assert new[start + 1 :] == old[end:]
+        assert PREFIX in str(new[start])
+    else:
+        assert new == old
+    assert compress(done.entry, chosen).entry == done.entry
+    assert compress(entry, chosen) == done
+
+
+@pytest.mark.parametrize("form", ["trajectory", "dataset", "messages"])
+def test_a_long_entry_meets_its_budget_and_loses_no_more_than_it_has_to(form: str) -> None:
+    done = compress(agent_entry(40, form), settings_of(2500, 100))
+    metrics = done.metrics
+    assert metrics["was_compressed"]
+    assert metrics["error"] is None
+    assert 2000 < metrics["compressed_tokens"] <= 2500 < metrics["original_tokens"]
+    assert metrics["compression_region"]["start_idx"] == 4
+
+
+def test_the_notice_goes_where_readers_keep_it() -> None:
+    actual = compress(agent_entry(40, "dataset"), settings_of(2500, 100)).entry["conversations"]
+    assert actual[0]["value"].startswith("Be brief.\n\nSome of your previous tool responses")
+    assert actual[4]["value"].startswith(PREFIX)
+    generated = compress(agent_entry(40), settings_of(2500, 100)).entry["conversations"]
+    assert generated[0] == agent_entry(40)["conversations"][0]
+    assert generated[4]["value"].startswith(
+        f"Some of your previous tool responses may be summarized to preserve context.\n\n{PREFIX}"
+    )
+
+
+def test_an_entry_under_the_target_stays() -> None:
+    entry = agent_entry(3)
+    done = compress(entry, settings_of(10_000))
+    assert done.entry["conversations"] == entry["conversations"]
+    assert done.metrics["skipped_under_target"]
+    assert not done.metrics["still_over_limit"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("", "empty"), (" \n", "empty"), ("word " * 500, "more than 200"), (SummaryFailed("no server", 4), "no server")],
+)
+def test_without_a_usable_summary_the_entry_stays_and_says_why(answer: str | SummaryFailed, reason: str) -> None:
+    async def summarize(passages: Sequence[Passage]) -> Summary:
+        if isinstance(answer, SummaryFailed):
+            raise answer
+        return Summary(answer, 1)
+
+    entry = agent_entry(40)
+    done = compress(entry, settings_of(2500, 100), summarize)
+    assert done.entry["conversations"] == entry["conversations"]
+    assert reason in done.metrics["error"]
+    assert done.metrics["still_over_limit"]
+    assert not done.metrics["was_compressed"]
+    assert done.metrics["compression_region"]["turns_count"] == 0
+    assert done.metrics["summarization_errors"] == 1
+    assert done.metrics["summarization_api_calls"] == (4 if isinstance(answer, SummaryFailed) else 1)
+    assert compress(done.entry, settings_of(2500, 100)).metrics["was_compressed"]  # a later start tries again
+
+
+def test_a_late_summary_leaves_the_entry() -> None:
+    async def summarize(passages: Sequence[Passage]) -> Summary:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    entry = agent_entry(40)
+    done = compress(entry, settings_of(2500, processing={"per_trajectory_timeout": 0.5}), summarize)
+    assert done.entry["conversations"] == entry["conversations"]
+    assert "per_trajectory_timeout" in done.metrics["error"]
+
+
+def test_a_summary_longer_than_planned_widens_the_region_once() -> None:
+    lengths: list[int] = []
+
+    async def summarize(passages: Sequence[Passage]) -> Summary:
+        lengths.append(len(passages))
+        return Summary("word " * 95, 1)
+
+    done = compress(agent_entry(40), settings_of(2500, 100), summarize)
+    assert len(lengths) == 2
+    assert lengths[0] < lengths[1]
+    assert done.metrics["compressed_tokens"] <= 2500
+    assert done.metrics["summarization_api_calls"] == 2
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        5,
+        {},
+        {"conversations": []},
+        {"conversations": ["x"]},
+        {"conversations": [{"from": "robot", "value": "x"}]},
+        {"conversations": [{"from": "human"}]},
+        {"messages": [{"role": "tool", "tool_call_id": "1", "content": "x"}]},
+        {"messages": [{"role": "user", "content": "x"}], "tools": "no json"},
+        {"messages": [{"role": "user", "content": "x"}], "tools": [5]},
+        {"messages": [{"role": "user", "content": "x"}], "tools": 5},
+        {"messages": [{"role": "user", "content": "x"}], "tools": "[5]"},
+        {"conversations": [{"from": "tool", "value": "<tool_response>\nx\n</tool_response>"}]},
+    ],
+)
+def test_an_entry_that_is_no_conversation_stays_and_says_why(entry: Any) -> None:
+    done = compress(entry, settings_of(100))
+    assert done.metrics["error"]
+    kept = (
+        {name: value for name, value in done.entry.items() if name != MARK} if isinstance(entry, dict) else done.entry
+    )
+    assert kept == entry
+
+
+def test_images_are_kept_and_said_to_be_uncounted() -> None:
+    entry = agent_entry(40, "messages")
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    entry["messages"].insert(6, {"role": "user", "content": [{"type": "text", "text": "see"}, image]})
+    done = compress(entry, settings_of(2500, 100))
+    assert done.metrics["was_compressed"]
+    assert done.metrics["uncounted_parts"] == 1
+    assert entry["messages"][6] in done.entry["messages"]
+
+
+def test_calls_without_results_at_the_end_stay() -> None:
+    entry = agent_entry(40, "messages")
+    entry["messages"] = entry["messages"][:-2]
+    done = compress(entry, settings_of(1200, protected_turns={"last_n_turns": 0}))
+    assert done.metrics["was_compressed"]
+    assert done.entry["messages"][-1] == entry["messages"][-1]
+
+
+def test_a_request_is_shortened_to_its_limit_and_keeps_both_ends_of_a_turn() -> None:
+    passages = [Passage("tool", f"begin{number} {'x ' * 4000} end{number}") for number in range(8)]
+    request = summary_request(passages, 50, max_tokens=2000, count=COUNTER.text)
+    assert COUNTER.text(request) <= 2000
+    assert all(f"begin{number}" in request and f"end{number}" in request for number in range(8))
+    with pytest.raises(SummaryFailed, match="do not fit"):
+        summary_request(passages * 20, 50, max_tokens=2000, count=COUNTER.text)
+
+
+def test_reasoning_and_the_prefix_are_no_part_of_a_summary() -> None:
+    assert clean_summary("<think>\nhm\n</think>\n[CONTEXT SUMMARY]: It ran.") == "It ran."
+    assert clean_summary("hm\n</think>\nIt ran.") == "It ran."
+
+
+@settings(max_examples=40)
+@given(st.lists(st.builds(Passage, st.sampled_from(["human", "gpt", "tool"]), st.text(max_size=300)), min_size=1))
+def test_an_extract_fits_and_is_always_the_same(passages: list[Passage]) -> None:
+    text = extractive_summary(passages, 60, COUNTER.text)
+    assert 0 < COUNTER.text(text) <= 60
+    assert extractive_summary(passages, 60, COUNTER.text) == text
+
+
+def test_messages_and_turns_say_the_same() -> None:
+    spoken = [Conversation.read(agent_entry(5, form)).texts for form in ("dataset", "messages")]
+    assert len(spoken[0]) == len(spoken[1])
+    assert all("cat 0" in texts[2] and "output 0" in texts[3] for texts in spoken)

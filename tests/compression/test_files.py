@@ -1,0 +1,230 @@
+"""Files: the input's order, nothing lost or doubled after a kill, and errors that name the file and the line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lachesis.compression import Settings
+from lachesis.compression.compressor import MARK, Compressor
+from lachesis.compression.files import Job, Sample, compress_file, find_jobs, read_progress
+from lachesis.compression.metrics import Totals, write_metrics
+from lachesis.errors import SettingsError
+from lachesis.trajectories import JsonlError
+from tests.compression.examples import Words, agent_entry, extracting, settings_of
+
+SETTINGS = settings_of(300, 40)
+
+
+def run(job: Job, *, sample: Sample | None = None, digest: bytes = b"s", **options: Any) -> tuple[int, int]:
+    """How many entries were finished now, and how many earlier."""
+    counts = [0, 0]
+
+    def report(metrics: dict[str, Any], earlier: bool) -> None:
+        counts[earlier] += 1
+
+    compressor = Compressor(SETTINGS, Words(), extracting(Words(), 40))
+    options = {"concurrency": 3, "save_over_limit": True, **options}
+    asyncio.run(compress_file(job, compressor, settings=digest, sample=sample or Sample(), report=report, **options))
+    return counts[0], counts[1]
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    source = tmp_path / "in.jsonl"
+    entries = [{**agent_entry(number % 7 * 3, words=5), "number": number} for number in range(20)]
+    source.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    return Job(source, tmp_path / "out" / "in.jsonl")
+
+
+def numbers(path: Path) -> list[int]:
+    return [json.loads(line)["number"] for line in path.read_text().splitlines()]
+
+
+def test_the_output_has_every_entry_in_order(job: Job) -> None:
+    assert run(job) == (20, 0)
+    assert numbers(job.output) == list(range(20))
+    assert not job.part.exists()
+    assert [row["line"] for row in read_progress(job)] == list(range(1, 21))
+    assert run(job) == (0, 20)
+    assert numbers(job.output) == list(range(20))
+
+
+def test_a_start_after_any_crash_gives_the_same_file(job: Job) -> None:
+    run(job)
+    whole, progress = job.output.read_bytes(), job.progress.read_bytes()
+
+    @settings(max_examples=25)
+    @given(st.integers(0, len(whole)), st.integers(0, len(progress)))
+    def crash(written: int, noted: int) -> None:
+        job.output.unlink()
+        job.part.write_bytes(whole[:written])
+        job.progress.write_bytes(progress[:noted])
+        done, earlier = run(job)
+        assert done + earlier == 20
+        assert job.output.read_bytes() == whole
+        assert job.progress.read_bytes() == progress
+
+    crash()
+
+
+def test_kill_9_and_resume_loses_and_doubles_nothing(job: Job) -> None:
+    """The child compresses until it kills itself in the middle of the file, three times over."""
+    run(job)
+    whole = job.output.read_bytes()
+    job.output.unlink()
+    job.progress.unlink()
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "import tests.compression.test_files as here\n"
+        "from lachesis.compression import files\n"
+        "write, left = files._Output.write, [int(sys.argv[3])]\n"
+        "def counted(self, *args, **options):\n"
+        "    left[0] -= 1\n"
+        "    if not left[0]: self._file.write(b'{\"torn'); self._file.flush(); os.kill(os.getpid(), 9)\n"
+        "    write(self, *args, **options)\n"
+        "files._Output.write = counted\n"
+        "here.run(files.Job(Path(sys.argv[1]), Path(sys.argv[2])))\n"
+    )
+    for after in (4, 9):
+        given = [sys.executable, "-c", code, str(job.source), str(job.output), str(after)]
+        assert subprocess.run(given, check=False).returncode == -signal.SIGKILL
+    assert run(job) == (20 - 11, 11)
+    assert job.output.read_bytes() == whole
+
+
+def test_an_edited_input_is_compressed_again_from_the_edit_on(job: Job) -> None:
+    run(job)
+    lines = job.source.read_text().splitlines(keepends=True)
+    lines[5] = json.dumps({**agent_entry(1), "number": 99}) + "\n"
+    job.source.write_text("".join(lines[:8]))
+    assert run(job) == (3, 5)
+    assert numbers(job.output) == [0, 1, 2, 3, 4, 99, 6, 7]
+    assert run(job, digest=b"other settings") == (8, 0)
+
+
+def test_a_sample_depends_on_the_seed_only(job: Job) -> None:
+    run(job, sample=Sample(50, seed=1))
+    chosen = numbers(job.output)
+    assert 3 < len(chosen) < 17
+    assert run(job, sample=Sample(50, seed=1)) == (0, len(chosen))
+    run(job, sample=Sample(50, seed=2), digest=b"2")
+    assert numbers(job.output) != chosen
+
+
+def test_entries_over_the_limit_can_be_left_out(job: Job) -> None:
+    lines = [*job.source.read_text().splitlines(), json.dumps({"number": 20, **agent_entry(1, words=2000)})]
+    job.source.write_text("\n".join(lines))
+    run(job)
+    assert numbers(job.output) == list(range(21))
+    run(job, digest=b"2", save_over_limit=False)
+    assert numbers(job.output) == list(range(20))
+    assert len(list(read_progress(job))) == 21
+
+
+def test_a_line_that_is_no_json_is_named_and_what_is_before_it_stays(job: Job) -> None:
+    lines = job.source.read_text().splitlines(keepends=True)
+    job.source.write_text("".join([*lines[:7], '{"conversations": NaN}\n', *lines[7:]]))
+    with pytest.raises(JsonlError, match=r"in\.jsonl, line 8: not JSON"):
+        run(job)
+    assert numbers(job.part) == list(range(7))
+    job.source.write_text("".join(lines))
+    assert run(job) == (13, 7)
+
+
+def test_strange_text_passes_through(job: Job) -> None:
+    entry = {**agent_entry(20), "number": 1 << 70}
+    entry["conversations"][9]["value"] = "<tool_response>\n\ud800 \x00 \u2028\n</tool_response>"
+    job.source.write_bytes(b"\xef\xbb\xbf" + json.dumps(entry).encode() + b"\r\n\n")
+    run(job)
+    (line,) = job.output.read_bytes().splitlines()
+    done = json.loads(line)
+    assert done["number"] == 1 << 70
+    assert done[MARK]["was_compressed"]
+    assert done["conversations"][-4:] == entry["conversations"][-4:]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_named_and_the_next_start_goes_on(job: Job, tmp_path: Path) -> None:
+    run(job)
+    whole = job.output.read_bytes()
+    with tempfile.TemporaryDirectory() as folder:
+        size = len(whole) // 2
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("no mounts here")
+        try:
+            small = Job(job.source, Path(folder) / "out.jsonl")
+            with pytest.raises(JsonlError, match=r"out\.jsonl.*No space left"):
+                run(small)
+            subprocess.run(["mount", "-o", f"remount,size={len(whole) * 4}", folder], check=True)
+            done, earlier = run(small)
+            assert done + earlier == 20
+            assert earlier
+            assert small.output.read_bytes() == whole
+        finally:
+            subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_two_processes_do_not_write_one_output(job: Job) -> None:
+    job.progress.parent.mkdir()
+    with job.progress.open("w") as file:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(JsonlError, match="another process writes it"):
+            run(job)
+
+
+def test_the_names_of_outputs(tmp_path: Path) -> None:
+    source = tmp_path / "runs"
+    source.mkdir()
+    with pytest.raises(SettingsError, match=r"has no \*.jsonl file"):
+        find_jobs(source, None, "_compressed")
+    for name in ("b.jsonl", "a.jsonl", "c.txt"):
+        (source / name).write_text("")
+    assert find_jobs(source, None, "_c") == [
+        Job(source / f"{n}.jsonl", tmp_path / "runs_c" / f"{n}.jsonl") for n in "ab"
+    ]
+    assert find_jobs(source / "a.jsonl", None, "_c") == [Job(source / "a.jsonl", source / "a_c.jsonl")]
+    assert find_jobs(source / "a.jsonl", tmp_path, "_c") == [Job(source / "a.jsonl", tmp_path / "a.jsonl")]
+    with pytest.raises(SettingsError, match="is the input itself"):
+        find_jobs(source, source, "_c")
+    with pytest.raises(SettingsError, match="there is no file or folder"):
+        find_jobs(tmp_path / "none", None, "_c")
+
+
+def test_the_metrics_file_adds_up(job: Job, tmp_path: Path) -> None:
+    run(job)
+    totals = Totals()
+    for row in read_progress(job):
+        totals.add(row)
+    write_metrics(tmp_path / "m.json", totals, read_progress(job))
+    read = json.loads((tmp_path / "m.json").read_text())
+    rows = read["trajectories"]
+    assert read["summary"]["total_trajectories"] == len(rows) == 20
+    for name, total in (("original_tokens", "total_before"), ("compressed_tokens", "total_after")):
+        assert read["tokens"][total] == sum(row[name] for row in rows)
+    assert read["summary"]["trajectories_compressed"] == sum(row["was_compressed"] for row in rows) > 0
+    write_metrics(tmp_path / "m.json", totals, None)
+    assert "trajectories" not in json.loads((tmp_path / "m.json").read_text())
+
+
+def test_the_defaults_in_the_repository_name_every_setting() -> None:
+    import yaml
+
+    given = yaml.safe_load((Path(__file__).parents[2] / "configs" / "trajectory_compression.yaml").read_text())
+    known = {section: set(values) for section, values in Settings().model_dump().items()}
+    assert {section: set(values) for section, values in given.items()} == known
