@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from backends import BackendError, SandboxExhausted
 from lachesis.agent.clock import RolloutClock, WaitedTooLong
+from lachesis.agent.context_compression import ContextCompression, LiveCompression
 from lachesis.agent.open_runs import note_failure
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
@@ -36,6 +37,9 @@ from lachesis.trajectories import (
     ToolResponse,
     validate_messages,
 )
+
+_OF_A_FULL_CONTEXT = (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR)
+"""How a rollout ends whose next completion has too little room."""
 
 
 class ChatServer(Protocol):
@@ -98,6 +102,7 @@ class HermesAgentLoop:
             sampled again: such callers take the last of `managed_state["nodes"]` for the whole conversation.
         ephemeral_system_prompt: appended to the system message of every request, never part of the result.
         prefill_messages: inserted after the system message of every request, never part of the result.
+        compression: when and how the context is compressed; None is never.
         split: "train" or "eval"; servers keep separate concurrency limits for the two.
 
     `follow_up` may be set before `run`: it is asked whenever the model has answered, and gives the next user message,
@@ -122,6 +127,7 @@ class HermesAgentLoop:
         limits: LoopLimits | None = None,
         ephemeral_system_prompt: str | None = None,
         prefill_messages: Sequence[Mapping[str, Any]] = (),
+        compression: ContextCompression | None = None,
         split: Split = "train",
     ) -> None:
         if execute is not None and budget_config is not None:
@@ -138,6 +144,7 @@ class HermesAgentLoop:
         self.limits = limits or (LoopLimits() if execute is not None else LoopLimits(max_resamples=0))
         self.ephemeral_system_prompt = ephemeral_system_prompt
         self.prefill_messages = [dict(message) for message in prefill_messages]
+        self.compression = compression
         self.split = split
         required = {
             schema["function"]["name"]: tuple(schema["function"].get("parameters", {}).get("required", ()))
@@ -202,6 +209,11 @@ class _Rollout:
         self.seconds_in_tools = 0.0
         limits = loop.limits
         self.clock = RolloutClock(limits.max_seconds, limits.max_waiting, getattr(execute, "waited", None))
+        self.compression: LiveCompression | None = None
+        if loop.compression is not None:
+            self.compression = LiveCompression(loop.compression, self, max_resamples=limits.max_resamples)
+            for node in self.history.nodes():
+                self.compression.size.add(node.message)
 
     async def play(self) -> AgentResult:
         error: Exception | None = None
@@ -237,6 +249,10 @@ class _Rollout:
             else:
                 outcome, reason = Outcome.INFRA_ERROR, self.clock.waited_too_long
                 error = WaitedTooLong(reason)
+        compression = self.compression
+        if compression is not None and compression.broken and outcome in _OF_A_FULL_CONTEXT:
+            outcome, error = Outcome.INFRA_ERROR, compression.broken
+            reason = f"{reason}; its context could not be compressed: {error}"
         if len(self.history) > self.answered_length:
             self.rewind(self.answered_length, f"unfinished turn: {reason}")
         return AgentResult(
@@ -254,6 +270,7 @@ class _Rollout:
             seconds_in_tools=self.seconds_in_tools,
             seconds_own=self.clock.own,
             seconds_waiting=self.clock.waiting,
+            context_edits=compression.edits if compression is not None else (),
             error=error,
             server_state=self.server.get_state() if isinstance(self.server, ChatCompletionServer) else None,
         )
@@ -261,6 +278,9 @@ class _Rollout:
     async def turn(self) -> None:
         """One completion that can be acted on, and the tool results that follow it."""
         self.check_budgets()
+        if self.compression is not None and self.compression.due:
+            await self.compression.run()
+            self.check_budgets()
         response, check = await self.sample()
         message = response.message
         self.turns += 1
@@ -301,34 +321,47 @@ class _Rollout:
 
     async def sample(self) -> tuple[ChatResponse, TurnCheck]:
         """A completion that can stay, appended to the history; unusable ones are recorded and sampled again."""
-        loop = self.loop
         attempts = 0
         while True:
-            self.clock.ask()
-            response = await self.server.chat(
-                self.request,
-                tools=loop.tool_schemas or None,
-                temperature=loop.temperature,
-                max_tokens=loop.max_tokens,
-                extra_body=loop.extra_body,
-                split=loop.split,
-            )
-            self.clock.answered(response.latency)
-            self.count(response)
+            response = await self.ask()
             response = response.with_new_call_ids(self.call_ids)
             self.append(response)
             if self.clock.used_up:
                 raise _Ended(Outcome.TIMEOUT, self.time_is_over())
-            check = check_turn(response, loop.required_arguments)
+            check = check_turn(response, self.loop.required_arguments)
             if check.flaw not in RESAMPLED:
                 return response, check
             attempts += 1
             described = f"{check.flaw.value}: {check.detail}" if check.detail else check.flaw.value
             self.rewind(self.answered_length, described, attempt=True)
-            if attempts > loop.limits.max_resamples:
+            if attempts > self.loop.limits.max_resamples:
                 raise _Ended(
                     Outcome.MODEL_ERROR, f"{attempts} unusable completions in a row, the last one: {described}"
                 )
+
+    async def ask(self) -> ChatResponse:
+        """A completion of the conversation as it is. It is counted, and not appended."""
+        loop = self.loop
+        self.clock.ask()
+        response = await self.server.chat(
+            self.request,
+            tools=loop.tool_schemas or None,
+            temperature=loop.temperature,
+            max_tokens=loop.max_tokens,
+            extra_body=loop.extra_body,
+            split=loop.split,
+        )
+        self.clock.answered(response.latency)
+        self.count(response)
+        return response
+
+    async def wait_for(self, answer: Awaitable[str]) -> str:
+        """The answer of another server than the policy's: its time is no time of the agent."""
+        self.clock.ask()
+        try:
+            return await answer
+        finally:
+            self.clock.settle()
 
     async def run_tools(self, message: Message, check: TurnCheck) -> None:
         """Answer every call of the turn: run it, or say why not. One answer a call, in the order of the calls."""
@@ -388,11 +421,27 @@ class _Rollout:
         self.history.append(entry)
         if self.request is not self.history:
             self.request.append(entry)
+        if self.compression is not None:
+            self.compression.size.add(entry)
 
     def rewind(self, length: int, reason: str, *, attempt: bool = False) -> None:
         self.history.rewind(length, reason, attempt=attempt)
         if self.request is not self.history:
             self.request.rewind(self.offset + length, reason, attempt=attempt)
+        if self.compression is not None:
+            self.compression.size.cut(length)
+
+    def replace(self, start: int, stop: int, message: Message) -> None:
+        """Put `message` in the place of those from `start` to before `stop`, which ends a turn."""
+        self.history[start:stop] = [message]
+        if self.request is not self.history:
+            self.request[self.offset + start : self.offset + stop] = [message]
+
+        def moved(length: int) -> int:
+            return length if length <= start else max(start + 1, length - (stop - start - 1))
+
+        self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
+        self.turn_began = moved(self.turn_began)
 
 
 def _unrun(call: ToolCall, check: TurnCheck, ran: Mapping[str, ToolResult]) -> ToolResult:

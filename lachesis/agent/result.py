@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lachesis.agent.context_compression import ContextEdit
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.reward import Reward
 from lachesis.trajectories import MessageHistory, TokenSample, Usage, samples
@@ -102,6 +103,8 @@ class AgentResult:
     """The agent's own time: commands as they ran, and completions that were answered."""
     seconds_waiting: float = 0.0
     """What servers and sandboxes took: starts, queues, failed requests and their pauses, restored connections."""
+    context_edits: Sequence[ContextEdit] = ()
+    """Compressions of the context, and attempts that failed."""
     error: Exception | None = None
     """What broke, when the outcome is infra_error: the infrastructure, or a tool (`ToolCrashed`)."""
     reward: Reward | None = None

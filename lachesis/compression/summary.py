@@ -102,6 +102,15 @@ def extractive_summary(passages: Sequence[Passage], tokens: int, count: Callable
             raise SummaryFailed(f"no summary fits into {tokens} tokens; raise summary_target_tokens", 0)
 
 
+def summarised_passages(summary: str) -> list[Passage]:
+    """The turns that an extractive summary has lines of, to be summarised once more; any other one is one passage."""
+    roles = {name: role for role, name in _NAMES.items()}
+    lines = [line.partition(": ") for line in summary.splitlines()]
+    if any(name not in roles for name, _, _ in lines):
+        return [Passage("human", summary)]
+    return [Passage(roles[name], said) for name, _, said in lines]
+
+
 def _shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text

@@ -28,6 +28,7 @@ class RecordedEnv(HermesAgentBaseEnv):
     without_effect: ClassVar[Sequence[str]] = (
         *("enabled_toolsets", "disabled_toolsets", "ephemeral_system_prompt", "prefill_messages"),
         *("max_tool_calls", "max_resamples", "max_faulty_turns"),
+        *("compress_context_at", "compress_context_to", "compress_context_keep", "compress_context_with"),
     )
     """Settings of the agent loop that the agent has in its own way, or not at all."""
     _endpoint: RecordingEndpoint | None = None

@@ -21,6 +21,7 @@ from lachesis.trajectories import ChatResponse
 from lachesis.trajectories.builtin_exports import NO_ANSWER, trajectory
 from lachesis.trajectories.exports import ExportLine
 from lachesis.trajectories.images import image_data
+from lachesis.trajectories.nodes import Discarded
 from lachesis.trajectories.sharegpt import SystemTurn
 
 log = logging.getLogger(__name__)
@@ -143,6 +144,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
         "completion_tokens": result.tokens.completion_tokens,
         "uncounted_requests": result.tokens.uncounted_requests,
         "message_turns": _message_turns(result),
+        **({"context_edits": [edit.to_record() for edit in result.context_edits]} if result.context_edits else {}),
         "seconds_in_model": round(result.seconds_in_model, 3),
         "seconds_in_tools": round(result.seconds_in_tools, 3),
         "seconds_own": round(result.seconds_own, 3),
@@ -159,11 +161,18 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
                 "reason": dropped.reason,
                 "at": dropped.at,
                 "attempt": dropped.attempt,
+                "edit": dropped.edit or _is_summary(dropped),
                 "messages": [node.message.to_openai("reasoning") for node in dropped.nodes],
             }
             for dropped in result.history.discarded
         ],
     }
+
+
+def _is_summary(dropped: Discarded) -> bool:
+    """Whether it is where a summary was sampled that is in the conversation now."""
+    origins = [node.origin for node in dropped.nodes if isinstance(node.origin, ChatResponse)]
+    return not dropped.attempt and any(origin.purpose == "summary" for origin in origins)
 
 
 def _message_turns(result: AgentResult) -> list[int | None]:

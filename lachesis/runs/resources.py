@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
+from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
@@ -20,6 +21,7 @@ from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, ServerUnavailable, TokenServer
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
+from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.model_servers import start_servers
@@ -80,7 +82,7 @@ async def run_resources(
         stack.enter_context(opened(open_run))
         await env.setup()
         open_run.after_setup = dict(os.environ)
-        _note_without_effect(env)
+        _note_without_effect(env, training=training)
         limits = loop_limits(config, training=training)
         lifetime = sandbox_lifetime(config, limits)  # `setup` may have set it
         sessions.spec = replace(sessions.spec, lifetime=lifetime)
@@ -97,8 +99,9 @@ async def run_resources(
             if not env.testing:
                 await _prove_tokenizer(env, server)
             await _check_template(env, server)
+        compression = await context_compression(config, stack)
         player = RolloutPlayer(
-            make_loop=_loop_of_run(config, limits),
+            make_loop=_loop_of_run(config, limits, compression),
             max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
@@ -135,8 +138,8 @@ _REMOVED_VARIABLES = tuple(
 """Beginnings of variables that set the sandboxes of the removed Hermes stack."""
 
 
-def _note_without_effect(env: Environment) -> None:
-    """Name the toolsets that are left out, those that a distribution hides, and what else changes nothing."""
+def _note_without_effect(env: Environment, *, training: bool) -> None:
+    """Name the toolsets that are left out, those that a distribution hides, and what else is not what it seems."""
     notes = []
     config = env.config
     in_force = {
@@ -157,6 +160,11 @@ def _note_without_effect(env: Environment) -> None:
         notes.append(f"env.tool_result_overrides names tools that do not exist: {', '.join(unknown)}")
     if missing := env.missing_toolsets():
         notes.append(f"toolsets of the removed stack that have no tools here are left out: {', '.join(missing)}")
+    if config.compress_context_at is not None and training and config.split_rollouts != "all":
+        notes.append(
+            f"env.compress_context_at cuts rollouts into several contexts, and env.split_rollouts "
+            f"{config.split_rollouts} sends one of them; set it to all (with lachesis api)"
+        )
     if config.distribution is not None and config.enabled_toolsets is not None:
         notes.append(f"env.enabled_toolsets is not read: env.distribution {config.distribution!r} draws the toolsets")
     for note in notes:
@@ -183,7 +191,9 @@ def _check_model_names(env: Environment, server: Router | TokenServer, listed: S
         env.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _loop_of_run(config: HermesAgentEnvConfig, limits: LoopLimits) -> partial[HermesAgentLoop]:
+def _loop_of_run(
+    config: HermesAgentEnvConfig, limits: LoopLimits, compression: ContextCompression | None
+) -> partial[HermesAgentLoop]:
     return partial(
         HermesAgentLoop,
         max_turns=config.max_agent_turns,
@@ -191,6 +201,7 @@ def _loop_of_run(config: HermesAgentEnvConfig, limits: LoopLimits) -> partial[He
         extra_body=config.extra_body,
         ephemeral_system_prompt=config.ephemeral_system_prompt,
         prefill_messages=config.prefill_messages,
+        compression=compression,
         limits=limits,
     )
 

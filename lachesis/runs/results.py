@@ -104,6 +104,8 @@ class RunResult:
                 f"{summary.versions:.2f} versions a rollout, at most {summary.most_versions}; "
                 f"{summary.interrupts} interrupts",
             )
+        if summary.compression_metrics():
+            yield "contexts", f"{summary.compressions} compressed, {summary.failed_compressions} times in vain"
         if summary.discarded:
             yield "rolled back", f"{summary.discarded} completions"
         if summary.beside:
@@ -122,12 +124,18 @@ class RunResult:
         yield "report", str(self.files.report)
 
     def warnings(self) -> Iterator[str]:
-        if alarm := self.summary.exclusion.alarm:
+        summary = self.summary
+        if alarm := summary.exclusion.alarm:
             yield alarm
         if self.failed_groups:
             why = f" ({self.unscored_because})" if self.unscored_because else ""
             what = "samples have no score" if self.evaluation else "groups had no scored rollout"
             yield f"{self.failed_groups} of the {what}{why}; start again to play them"
+        if summary.failed_compressions:
+            yield (
+                f"{summary.failed_compressions} times a context stayed as it was, the last time because: "
+                f"{summary.uncompressed_because}"
+            )
         if self.declined:
             yield f"{self.declined} items have no group: the environment returned none for them"
         if self.left_to_agents:

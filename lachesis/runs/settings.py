@@ -133,6 +133,22 @@ class HermesAgentEnvConfig(RemovedSettings):
         description="Parser for completions whose tool calls the server left in the text; auto detects it.",
     )
 
+    # A context that grows.
+    compress_context_at: int | None = Field(
+        default=None,
+        ge=1,
+        description="Tokens of the next prompt from which on a summary replaces the middle of the conversation.",
+    )
+    compress_context_to: int | None = Field(
+        default=None, ge=1, description="Tokens that this aims at; default: half of compress_context_at."
+    )
+    compress_context_keep: int = Field(default=4, ge=1, description="Messages at the end that it leaves as they are.")
+    compress_context_with: Annotated[Literal["policy", "extractive"] | dict[str, Any], Facts(secret=True)] = Field(
+        default="policy",
+        description="Writer of the summary: the policy (its tokens are trained), extractive (no model), or another "
+        "server, as '{base_url: URL, model_name: NAME}'.",
+    )
+
     # Tool results.
     default_result_size_chars: int = Field(
         default=DEFAULT_RESULT_SIZE_CHARS,
@@ -368,6 +384,15 @@ class HermesAgentEnvConfig(RemovedSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_compression(self) -> HermesAgentEnvConfig:
+        at, to = self.compress_context_at, self.compress_context_to
+        if at is None and to is not None:
+            raise ValueError("compress_context_to has no effect without compress_context_at")
+        if at is not None and not 0 < (at // 2 if to is None else to) < at:
+            raise ValueError(f"compress_context_to has to be between 0 and compress_context_at, {at}; it is {to}")
+        return self
+
     @field_validator("split_rollouts", mode="before")
     @classmethod
     def _rename_split(cls, value: Any) -> Any:
@@ -491,6 +516,9 @@ def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
         for field in ("terminal_env", "extra_body")
         if settings.get(field)
     }
+    if isinstance(writer := settings.get("compress_context_with"), dict):
+        shown = {name: _without_login(value) for name, value in writer.items() if name != "api_key"}
+        digested["compress_context_with"] = shown
     return {**{name: _without_login(value) for name, value in settings.items()}, **digested}
 
 

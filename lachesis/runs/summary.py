@@ -19,7 +19,7 @@ BUILTIN_FIGURES = frozenset(
         *("avg_reward_worst_case", "avg_reward_best_case"),
         *("avg_turns", "avg_tool_calls", "tool_use_rate", "avg_tool_errors"),
         *("total_rollouts", "items_rejected", "tool_errors_count", "discarded_completions"),
-        *("agent_faults", "avg_seconds_own", "avg_seconds_waiting"),
+        *("agent_faults", "avg_seconds_own", "avg_seconds_waiting", "compressions", "failed_compressions"),
         *("unscored_alarm", "unscored_items"),
     }
 )
@@ -61,6 +61,10 @@ class Summary:
     """Completion tokens that the environment sampled beside its rollouts; in none of the other figures."""
     interrupts: int = 0
     """How often a completion was aborted and went on."""
+    compressions: int = 0
+    """How often a context was compressed; the next: how often it was tried in vain, and why the last time."""
+    failed_compressions: int = 0
+    uncompressed_because: str = ""
     versions: float = 0.0
     """Mean versions of the weights in a rollout of which they are known; 0 where there is none."""
     most_versions: int = 0
@@ -72,6 +76,11 @@ class Summary:
     """Key of an item -> the scores of its rollouts; None for one that has none."""
     category_of: Mapping[str, str] = field(default_factory=dict)
     """Key of an item -> its category, where it has one."""
+
+    def compression_metrics(self) -> dict[str, int]:
+        """The figures of compressions; empty where there was none."""
+        counts = {"compressions": self.compressions, "failed_compressions": self.failed_compressions}
+        return counts if any(counts.values()) else {}
 
     @property
     def categories(self) -> dict[str, Scores]:
@@ -107,6 +116,7 @@ class Summariser:
         self._most_versions = 0
         self._metrics: dict[str, list[float]] = {}
         self._exclusions = Exclusions()
+        self._uncompressed_because = ""
 
     def add(self, group: Mapping[str, Any]) -> None:
         rollouts: list[Mapping[str, Any]] = group["rollouts"]
@@ -136,6 +146,9 @@ class Summariser:
                 versioned=versions > 0,
             )
             self._most_versions = max(self._most_versions, versions)
+            for edit in rollout.get("context_edits", ()):
+                self._totals.update(["compressions" if edit["error"] is None else "failed_compressions"])
+                self._uncompressed_because = edit["error"] or self._uncompressed_because
             for place, name in enumerate(("seconds_own", "seconds_waiting")):
                 self._seconds[place] += rollout.get(name, 0.0)
             for name, value in rollout["metrics"].items():
@@ -180,6 +193,9 @@ class Summariser:
             in_place=totals["in_place"],
             beside=totals["beside"],
             interrupts=totals["interrupts"],
+            compressions=totals["compressions"],
+            failed_compressions=totals["failed_compressions"],
+            uncompressed_because=self._uncompressed_because,
             versions=totals["versions"] / (totals["versioned"] or 1),
             most_versions=self._most_versions,
             metrics={name: math.fsum(values) / len(values) for name, values in sorted(self._metrics.items())},
@@ -210,6 +226,7 @@ def evaluation_metrics(summary: Summary) -> dict[str, float | int]:
         "eval/avg_seconds_waiting": summary.seconds_waiting,
     }
     metrics.update({f"eval/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"eval/{name}": count for name, count in summary.compression_metrics().items()})
     exclusion = summary.exclusion
     metrics.update({f"eval/{name}": value for name, value in (exclusion.shares() | exclusion.test_metrics()).items()})
     metrics.update({f"eval/{name}": value for name, value in summary.metrics.items()})
@@ -236,11 +253,13 @@ def training_metrics(finished: Summariser) -> dict[str, Any]:
     if summary.scored:
         metrics["train/avg_reward"] = summary.reward.mean
     metrics.update({f"train/outcome/{name}": count for name, count in summary.outcomes.items()})
+    metrics.update({f"train/{name}": count for name, count in summary.compression_metrics().items()})
     metrics.update({f"train/{name}": share for name, share in summary.exclusion.shares().items()})
     metrics.update({f"train/{name}": value for name, value in summary.metrics.items()})
     return metrics
 
 
 def _completions(discarded: Sequence[Mapping[str, Any]]) -> int:
-    """Completions in discarded branches; other messages do not count."""
-    return sum(message["role"] == "assistant" for branch in discarded for message in branch["messages"])
+    """Completions that were taken back: those in discarded branches, except in what an edit left."""
+    taken_back = [branch["messages"] for branch in discarded if not branch.get("edit")]
+    return sum(message["role"] == "assistant" for messages in taken_back for message in messages)

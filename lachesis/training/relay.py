@@ -345,7 +345,8 @@ class OutboxRelay:
         queued = status.self_queue_size * known.env.group_size if status.sequences is None else status.sequences
         # Ours packs groups of any size, which a single batch may never complete.
         window = self.window + 1 if known.instance else self.window
-        if queued and queued + entry.sequences > window * info.batch_size:
+        # Fewer than a batch has are no batch: another group has to join them, however large it is.
+        if queued >= info.batch_size and queued + entry.sequences > window * info.batch_size:
             return False
         if self.drop is not None and await self.drop(entry, queued):
             return True

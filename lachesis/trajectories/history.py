@@ -427,7 +427,7 @@ class MessageHistory(MutableSequence[OpenAIMessage]):
         start += kept
         left = tuple(self._path[start:])
         if left:
-            self._discarded.append(Discarded(reason, start, left, attempt))
+            self._discarded.append(Discarded(reason, start, left, attempt, edit=len(tail) > kept))
             del self._path[start:]
         for entry in tail[kept:]:
             if isinstance(entry, _Written):

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 OpenAIMessage: TypeAlias = dict[str, Any]
+Purpose: TypeAlias = Literal["turn", "summary"]
+"""Of a completion: a turn of the conversation, or a summary that replaces messages of it."""
 
 REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
 """The fields in which servers send reasoning, in order of preference; the last is a list of `{"text": ...}`."""
@@ -217,6 +219,7 @@ class ChatResponse:
     """The sampled tokens; None where the server does not report them (Phase 1)."""
     model_version: str | None = None
     """The server's name for the weights; None where it gives none."""
+    purpose: Purpose = "turn"
 
     def with_new_call_ids(self, taken: set[str]) -> ChatResponse:
         """The response with call ids that are not `taken`, to which they are added: some servers count from zero every

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, get_args
 from lachesis.errors import LachesisError
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.images import PlacedImage, image_data, images_digest
-from lachesis.trajectories.messages import ChatResponse
+from lachesis.trajectories.messages import ChatResponse, Purpose
 from lachesis.trajectories.replay import RoutedExperts, SamplingMask, join_experts, join_masks
 from lachesis.trajectories.tokens import (
     MASKED,
@@ -87,6 +87,7 @@ class SampledSpan:
     """How often the server aborted the completion, and it went on."""
     images_digest: str = ""
     """`images_digest` of the images that the model saw before it, which `prefix_digest` does not tell apart."""
+    purpose: Purpose = "turn"
 
     def __len__(self) -> int:
         return self.end - self.start
@@ -106,6 +107,8 @@ class SampledSpan:
         read = {name: _read(record, name, types, at) for name, types in _SPAN_FIELDS.items()}
         if read["prompt_checked"] not in get_args(PromptChecked):
             raise MalformedSample(f"{at}.prompt_checked is {_short(read['prompt_checked'])}, not ids, length or none")
+        if read["purpose"] not in get_args(Purpose):
+            raise MalformedSample(f"{at}.purpose is {_short(read['purpose'])}, not turn or summary")
         return cls(**{**read, "versions": _read_versions(read["versions"], at)})
 
 
@@ -362,6 +365,7 @@ def _span(turn: int, response: ChatResponse, tokens: SampledTokens) -> SampledSp
         versions=tokens.versions,
         interrupts=tokens.interrupts,
         images_digest=images_digest(tokens.prompt.images),
+        purpose=response.purpose,
     )
 
 
@@ -373,6 +377,7 @@ _JSON_TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "Mapping[str, Any]": (dict,),
     "bool": (bool,),
     "PromptChecked": (str,),
+    "Purpose": (str,),
 }
 """By the type of a field; the others are lists."""
 
@@ -394,6 +399,7 @@ _ADDED: Final[Mapping[str, Any]] = {
     "versions": [],
     "interrupts": 0,
     "images_digest": "",
+    "purpose": "turn",
 }
 """Fields that older records do not have, and what they are there."""
 

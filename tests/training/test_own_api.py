@@ -425,6 +425,24 @@ async def test_a_group_waits_where_the_api_is_full(tmp_path: Path) -> None:
         await outbox.close()
 
 
+async def test_a_group_larger_than_the_window_joins_a_queue_that_is_no_batch_yet(
+    tmp_path: Path, own_api: OwnApi
+) -> None:
+    async with own_api.wiped() as server:
+        trainer = Trainer(server.url, batch_size=4)
+        await trainer.register()
+        await trainer.poll()
+        outbox = Outbox(tmp_path, {})
+        await outbox.open()
+        for number, sequences in enumerate((2, 20, 2)):
+            await outbox.append(payload(number, group_size=sequences), key=str(number), tokens=76)
+        training = asyncio.create_task(trainer.take(2))
+        await relayed(server.url, outbox, training.done, window=1)
+        training.result()
+        assert [number_of(group) for group in trainer.groups[:2]] == [0, 1]
+        await outbox.close()
+
+
 async def test_an_api_that_was_reset_gets_everything_that_no_batch_had(tmp_path: Path, own_api: OwnApi) -> None:
     async with own_api.wiped() as server:
         trainer = Trainer(server.url, batch_size=4)

@@ -1,0 +1,243 @@
+"""Compression of a live conversation: every token that was sampled is delivered once, in its own context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("transformers")
+
+from lachesis.agent.context_compression import ContextCompression, NotCompressed
+from lachesis.agent.context_size import ContextSize
+from lachesis.agent.loop import HermesAgentLoop, LoopLimits
+from lachesis.agent.outcome import Outcome
+from lachesis.inference import OpenAIServer, Router
+from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis.testing.fake_server.policies import WORDS
+from lachesis.tools import ToolResult
+from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall, Usage, validate_messages
+from tests.support.exactness import Stack, assert_exact, stack
+from tests.support.summarising import SUMMARY, Summarises
+
+EXAMPLES = 8
+"""Rollouts of the property test. Raise it by hand."""
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Look it up.",
+            "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
+        },
+    }
+]
+TASK = [{"role": "system", "content": "You tell tides."}, {"role": "user", "content": "When is the tide high?"}]
+EXAMPLE = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Ahoy."}]
+
+
+async def execute(calls: Sequence[ToolCall]) -> list[ToolResult]:
+    """Results of 1 to 60 words, some of which spell markup."""
+    rngs = [Random(call.arguments) for call in calls]
+    words = [rng.choices((*WORDS, "<tool_call>", "<|im_end|>"), k=rng.randint(1, 60)) for rng in rngs]
+    return [ToolResult(" ".join(each), None) for each in words]
+
+
+def loop_of(world: Stack, compression: ContextCompression, **more: Any) -> HermesAgentLoop:
+    chosen = {"execute": execute, "max_turns": 16, "limits": LoopLimits()} | more
+    return HermesAgentLoop(world.tokens.for_rollout(), TOOLS, compression=compression, **chosen)
+
+
+def test_random_rollouts_keep_every_token_and_a_valid_conversation() -> None:
+    """The policy answers with reasoning, several calls, broken calls and broken summaries; messages are ephemeral."""
+
+    def summary(ask: Ask) -> str:
+        said = [SUMMARY, f"<think>\nHm.\n</think>\n{SUMMARY}", "", "<think>\nHm.", '<tool_call>\n{"name": "sea']
+        return ask.rng("summary").choice(said)
+
+    with asyncio.Runner() as runner:
+        closing = AsyncExitStack()
+        policy = Summarises(summary=summary, calls=2, thinking=True)
+        faults = {"cut_tool_call": 0.05, "broken_utf8_middle": 0.05, "ambiguous": 0.05, "empty": 0.03}
+        world = runner.run(closing.enter_async_context(stack(policy=policy.reply, faults=faults, vary=True)))
+        made: list[int] = []
+
+        @settings(
+            max_examples=EXAMPLES,
+            deadline=None,
+            derandomize=True,
+            phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(
+            at=st.integers(400, 2000),
+            share=st.floats(0.2, 0.8),
+            keep=st.integers(1, 9),
+            system=st.booleans(),
+            begun=st.integers(0, 3),
+            ephemeral=st.sampled_from([None, "Be brief."]),
+            prefilled=st.booleans(),
+            own=st.booleans(),
+            turns=st.integers(1, 16),
+        )
+        def examples(
+            at: int,
+            share: float,
+            keep: int,
+            system: bool,
+            begun: int,
+            ephemeral: str | None,
+            prefilled: bool,
+            own: bool,
+            turns: int,
+        ) -> None:
+            world.fake.requests.clear()
+
+            async def notes(messages: Sequence[Message]) -> str:
+                validate_messages([Message("user", "?"), *messages])  # whole turns: no call without its result
+                return SUMMARY
+
+            compression = ContextCompression(
+                at, int(at * share), keep, None if own else notes, "policy" if own else "n"
+            )
+            loop = loop_of(
+                world,
+                compression,
+                max_turns=turns,
+                ephemeral_system_prompt=ephemeral,
+                prefill_messages=EXAMPLE if prefilled else (),
+                limits=LoopLimits(max_resamples=2, max_faulty_turns=2),
+            )
+            result = runner.run(loop.run([*TASK[not system : 1], *EXAMPLE * begun, TASK[1]]))
+            assert result.error is None, result.reason
+            found = assert_exact(world, result.history)
+            validate_messages(node.message for node in result.history.nodes())
+            assert result.tokens.completion_tokens == sum(sample.trained for sample in found)
+            done = [edit for edit in result.context_edits if edit.error is None]
+            spans = [span for sample in found for span in sample.spans if span.purpose == "summary"]
+            assert len(spans) >= len(done) if own else not spans
+            kept = result.messages
+            assert [each["content"] for each in kept[:system]] == [TASK[0]["content"]] * system
+            assert kept[system]["content"] == (EXAMPLE if begun else TASK[1:])[0]["content"], "the first of its role"
+            assert not any("Be brief" in str(each["content"]) for each in kept)
+            made.append(len(done))
+
+        try:
+            examples()
+        finally:
+            runner.run(closing.aclose())
+    assert sum(made) > EXAMPLES
+
+
+async def test_a_policy_writes_its_summaries_and_all_that_it_says_is_trained() -> None:
+    async with stack(policy=Summarises(turns=10**6).reply) as world:
+        result = await loop_of(world, ContextCompression(at=1000), max_turns=30).run(TASK)
+        found = assert_exact(world, result.history)
+        assert result.context_edits and all(edit.error is None for edit in result.context_edits)
+        summaries = [span for sample in found for span in sample.spans if span.purpose == "summary"]
+        assert len(summaries) == len(result.context_edits)
+        # One sample a context: a summary continues the tokens of the context that it is about.
+        assert len(found) == len(summaries) + 1 and all(len(sample.spans) > 1 for sample in found)
+        assert not any(sample.discarded for sample in found)
+        assert result.turns_used == 30 and result.api_calls == 30 + len(summaries)
+        assert max(len(prompt) for seen in world.fake.requests if seen.call for prompt in seen.call.prompts) < 1400
+
+
+@pytest.mark.parametrize("said", ["", '<tool_call>\n{"name": "search", "arguments": {"query": "x"}}\n</tool_call>'])
+async def test_a_policy_without_a_usable_summary_goes_on_in_its_whole_context(said: str) -> None:
+    policy = Summarises(summary=said)
+    async with stack(policy=policy.reply, context_length=1500) as world:
+        loop = loop_of(
+            world, ContextCompression(at=600), max_turns=40, max_tokens=60, limits=LoopLimits(max_resamples=1)
+        )
+        result = await loop.run(TASK)
+        found = assert_exact(world, result.history)
+    assert result.outcome in (Outcome.CONTEXT_EXHAUSTED, Outcome.MODEL_ERROR) and result.error is None, "its own doing"
+    first = result.context_edits[0]
+    assert "no usable summary in 2 completions" in str(first.error) and (first.messages, policy.asked >= 2) == (0, True)
+    assert result.turns_used > first.turn, "it went on"
+    growth = [edit.tokens_before for edit in result.context_edits]
+    assert all(later >= 1.25 * earlier - 1 for earlier, later in pairwise(growth))
+    assert sum(sample.trained for sample in found if sample.discarded) > 0, "failed summaries are discarded attempts"
+    assert len([sample for sample in found if not sample.discarded]) == 1
+
+
+async def test_a_late_summary_is_left_out_and_its_time_is_not_the_agents() -> None:
+    asked = asyncio.Event()
+
+    async def never(messages: Sequence[Message]) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with stack(policy=Summarises().reply) as world:
+        compression = ContextCompression(600, summarise=never, by="notes", timeout=0.2)
+        limits = LoopLimits(max_seconds=300, max_waiting=300)
+        result = await loop_of(world, compression, max_turns=8, limits=limits).run(TASK)
+        assert_exact(world, result.history)
+    assert asked.is_set() and result.outcome is Outcome.MAX_TURNS
+    assert [edit.error for edit in result.context_edits] == ["notes: no summary after 0.2 s"] * len(
+        result.context_edits
+    )
+    assert result.seconds_waiting >= 0.2 * len(result.context_edits) > 0
+
+
+async def test_a_full_context_without_the_summary_of_another_server_is_no_fault_of_the_agent() -> None:
+    async def broken(messages: Sequence[Message]) -> str:
+        raise NotCompressed("out of order")
+
+    async with stack(policy=Summarises().reply, context_length=1200) as world:
+        result = await loop_of(world, ContextCompression(600, summarise=broken, by="notes"), max_turns=40).run(TASK)
+    assert result.outcome is Outcome.INFRA_ERROR and isinstance(result.error, NotCompressed)
+    assert "could not be compressed: notes: out of order" in result.reason
+
+
+async def test_a_conversation_without_tokens_is_compressed_by_what_the_server_counts() -> None:
+    async with FakeServer(Summarises()) as fake, Router([OpenAIServer(fake.settings())]) as router:
+        loop = HermesAgentLoop(
+            router, TOOLS, execute=execute, max_turns=30, compression=ContextCompression(at=1000), limits=LoopLimits()
+        )
+        result = await loop.run(TASK)
+        counted = [seen.completions[0] for seen in fake.requests]
+        longest = max(len(prompt) for seen in fake.requests if seen.call for prompt in seen.call.prompts)
+    assert len(result.context_edits) >= 2 and all(edit.error is None for edit in result.context_edits)
+    assert len(counted) == result.api_calls and longest < 1400
+    validate_messages(node.message for node in result.history.nodes())
+
+
+def answer(text: str, prompt: int | None, completion: int | None) -> ChatResponse:
+    return ChatResponse(Message("assistant", text), FinishReason.STOP, usage=Usage(prompt, completion))
+
+
+def test_sizes_are_those_that_the_server_counted() -> None:
+    size = ContextSize()
+    size.add(Message("system", "x" * 40))
+    size.add(Message("user", "x" * 120))
+    assert size.total == 40, "a quarter of the characters, until a server counts"
+    size.add(answer("y", 100, 7))
+    assert size.sizes == [25, 75, 7] and size.total == 107
+    size.add(Message("tool", "x" * 100, tool_call_id="a"))
+    size.add(answer("y", 157, 3))
+    assert size.sizes == [25, 75, 7, 50, 3] and size.total == 160
+    size.add(Message("tool", "x" * 10, tool_call_id="b"))
+    assert size.total == 165, "what a character took before"
+    size.cut(4)
+    assert size.total == 157
+    size.replace(2, 4, 20, Message("user", "summary"))
+    assert size.sizes == [25, 75, 20] and size.total == 120
+    size.add(answer("y", 130, 5))
+    assert size.total == 135 and sum(size.sizes) == pytest.approx(135)
+    size.add(answer("y", None, None))
+    assert size.total == 136, "a server that does not count"
+
+
+def test_a_target_that_cannot_be_reached_is_refused() -> None:
+    with pytest.raises(ValueError, match="600 tokens cannot be compressed to 600"):
+        ContextCompression(600, 600)
