@@ -47,6 +47,10 @@ class JsonlError(LachesisError):
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
 
 
+class NotReplaced(JsonlError):
+    """A file could not be written; the one of its name that was there before is still there."""
+
+
 class JsonlWriter:
     """Appends objects to a file, one per line. Threads may share a writer, processes may share a file.
 
@@ -167,6 +171,31 @@ def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:
     """Appends one object. For many, a `JsonlWriter` keeps the file open."""
     with JsonlWriter(path, fsync=fsync) as writer:
         writer.write(obj)
+
+
+@contextmanager
+def replacing(path: StrPath) -> Iterator[Path]:
+    """A temporary path beside `path`. What the block wrote there takes the place of `path` when it is complete and on
+    the disk; after an exception it is removed, and `path` is as it was. Raises NotReplaced."""
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise NotReplaced(path, "is not a regular file; choose another output file")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except JsonlError as error:
+        if error.path != temporary:
+            raise
+        raise NotReplaced(path, error.reason) from error
+    except OSError as error:
+        raise NotReplaced(path, f"cannot be written ({error.strerror or error})") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:

@@ -26,8 +26,8 @@ from lachesis.trajectories.markup import (
     split_think,
     think_block,
 )
+from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.messages import Message, MessageLike, ToolCall, as_message
-from lachesis.trajectories.validation import validate_messages
 from lachesis.utf8 import without_lone_surrogates
 
 Turn: TypeAlias = dict[str, str]
