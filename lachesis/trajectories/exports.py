@@ -114,18 +114,7 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
             annotation or, without one, its default.
     """
     plugin = EXPORTS.load(name)
-    given = dict(options or {})
-    try:
-        signature = inspect.signature(plugin)
-        signature.bind(*([] if isinstance(plugin, type) else [{}]), **given)
-    except TypeError as error:
-        shown = f" with the options {given}" if given else ""
-        known = list(signature.parameters)[0 if isinstance(plugin, type) else 1 :]
-        near = [match for option in given if option not in known for match in get_close_matches(str(option), known, 1)]
-        hint = f"; did you mean {near[0]!r}?" if near else f"; its options are: {', '.join(known) or 'none'}"
-        raise ExportOptionsError(f"export {name!r} cannot be called{shown}: {error}{hint}") from None
-    if given:
-        given = _checked_options(name, plugin, signature, given)
+    given = checked_options(f"export {name!r}", plugin, options, 0 if isinstance(plugin, type) else 1)
     if not isinstance(plugin, type):
         return partial(plugin, **given)
     try:
@@ -141,8 +130,25 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
     return made
 
 
-def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as their types say: pydantic converts what it can, a text to a path for example."""
+def checked_options(
+    what: str, plugin: Callable[..., Any], options: Mapping[str, Any] | None, positional: int
+) -> dict[str, Any]:
+    """The options of a call of `plugin` as their types say: pydantic converts what it can, a text to a path for example.
+
+    `what` is its name in errors; `positional` is how many arguments come before the options. Raises ExportOptionsError.
+    """
+    given = dict(options or {})
+    signature = inspect.signature(plugin)
+    try:
+        signature.bind(*[{}] * positional, **given)
+    except TypeError as error:
+        shown = f" with the options {given}" if given else ""
+        known = list(signature.parameters)[positional:]
+        near = [match for option in given if option not in known for match in get_close_matches(str(option), known, 1)]
+        hint = f"; did you mean {near[0]!r}?" if near else f"; its options are: {', '.join(known) or 'none'}"
+        raise ExportOptionsError(f"{what} cannot be called{shown}: {error}{hint}") from None
+    if not given:
+        return given
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
@@ -152,7 +158,7 @@ def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given
     checked = dict(given)
     for option, value in given.items():
         if isinstance(value, float) and not isfinite(value):
-            raise ExportOptionsError(f"export {name!r}: option {option}: {value} is no number")
+            raise ExportOptionsError(f"{what}: option {option}: {value} is no number")
         parameter = signature.parameters.get(option)
         if parameter is None:  # it is one of **kwargs
             continue
@@ -164,7 +170,7 @@ def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given
             problem = error.errors()[0]
             place = "".join(f"[{part!r}]" for part in problem["loc"] if isinstance(part, int))
             raise ExportOptionsError(
-                f"export {name!r}: option {option}{place}: {problem['msg']} (got {problem['input']!r})"
+                f"{what}: option {option}{place}: {problem['msg']} (got {problem['input']!r})"
             ) from None
         except (PydanticUserError, TypeError):  # a type that pydantic does not know
             continue

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from lachesis.errors import LachesisError
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.entries import to_dataset_entry, to_trajectory_entry
+from lachesis.trajectories.exports import checked_options
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.trajectories.parquet import TEXTS, parquet_row
 from lachesis.trajectories.sharegpt import SystemTurn
@@ -86,33 +86,45 @@ def _call(call: Any, at: str, text: bool | None) -> Any:
 def read_chat(entry: Any) -> Chat:
     """The conversation of an entry. Raises Unsuitable or MessageError."""
     form = format_of(entry)
-    facts = {name: entry[name] for name in FACTS if name in entry} if form else {}
     if form in ("hermes", "batch", "sharegpt-tools"):
-        try:
-            if isinstance(facts.get("metadata"), Mapping):
-                facts |= {name: value for name, value in entry["metadata"].items() if name in FACTS}
-            return Chat(from_sharegpt(entry), tools_from_sharegpt(entry), facts)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise Unsuitable(f"it is not a conversation: {error}") from None
+        metadata = entry["metadata"] if isinstance(entry.get("metadata"), Mapping) else {}
+        facts = _facts(metadata) | _facts(entry)
+        if not all(isinstance(turn, Mapping) for turn in entry["conversations"]):
+            raise Unsuitable("its conversations are not a list of turns")
+        return Chat(from_sharegpt(entry), _tools(entry, tools_from_sharegpt), facts)
     if form in ("openai", "trl", "parquet"):
         given = entry["messages"] if "messages" in entry else [*(entry.get("prompt") or ()), *entry["completion"]]
-        tools = entry.get("tools") or []
-        try:
-            tools = json.loads(tools) if isinstance(tools, str) else tools
-        except ValueError as error:
-            raise Unsuitable(f"its tools are not JSON: {error}") from None
         messages = [plain_message(message, f"messages[{index}]") for index, message in enumerate(given)]
         copied = {index for index, message in enumerate(messages) if message.get("weight") == 0}
         for message in messages:
             message.pop("weight", None)
             if message.get("role") == "tool":
                 message.pop("name", None)
-        return Chat(messages, tools, facts, frozenset(copied))
+        return Chat(messages, _tools(entry, _tools_of_messages), _facts(entry), frozenset(copied))
     if form:
         raise Unsuitable(f"{form} cannot be converted: `lachesis export` writes every format from the run's groups")
     if isinstance(entry, Mapping) and "rollouts" in entry:
         raise Unsuitable("it is a group of a run, which `lachesis export` converts")
     raise Unsuitable(f"it has the form of no format: {keys_of(entry)}")
+
+
+def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: entry[name] for name in FACTS if entry.get(name) not in (None, "")}
+
+
+def _tools(entry: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Any]) -> list[dict[str, Any]]:
+    try:
+        tools = read(entry)
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise Unsuitable(f"its tools cannot be read ({error})") from None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise Unsuitable("its tools are not a list of objects")
+    return tools
+
+
+def _tools_of_messages(entry: Mapping[str, Any]) -> Any:
+    tools = entry.get("tools") or []
+    return json.loads(tools) if isinstance(tools, str) else tools
 
 
 @dataclass(frozen=True)
@@ -121,25 +133,24 @@ class Converter:
 
     to: str
     options: Mapping[str, Any]
-    now: str
 
-    def __call__(self, chat: Chat, warnings: set[str]) -> dict[str, Any]:
-        """The entry. Raises Unsuitable or MessageError."""
-        return _CONVERTERS[self.to](chat, warnings, self.now, **self.options)
+    def convert(self, entry: Any, warnings: set[str]) -> dict[str, Any]:
+        """The entry in the other format; `warnings` gets kinds of changes. Raises Unsuitable or MessageError."""
+        return _CONVERTERS[self.to](read_chat(entry), warnings, **self.options)
 
 
 def converter(to: str, options: Mapping[str, Any] | None = None) -> Converter:
-    """What converts to the format `to`. Raises UnknownFormat."""
+    """What converts to the format `to`. Raises UnknownFormat or ExportOptionsError."""
     if to not in _CONVERTERS:
         raise UnknownFormat(
             f"conversations convert to {', '.join(_CONVERTERS)}, not to {to!r}; "
             "`lachesis export` writes the other formats from the groups of a run"
         )
-    return Converter(to, dict(options or {}), datetime.now().isoformat(timespec="microseconds"))
+    return Converter(to, checked_options(f"the format {to!r}", _CONVERTERS[to], options, 2))
 
 
 def _to_hermes(
-    chat: Chat, warnings: set[str], now: str, *, model: str = "unknown", system: SystemTurn = "generated"
+    chat: Chat, warnings: set[str], *, model: str = "unknown", timestamp: str = "", system: SystemTurn = "generated"
 ) -> dict[str, Any]:
     facts = dict(chat.facts)
     entry, found = to_trajectory_entry(
@@ -147,7 +158,7 @@ def _to_hermes(
         chat.tools,
         model=str(facts.pop("model", None) or model),
         completed=facts.pop("completed", True) is not False,
-        timestamp=str(facts.pop("timestamp", None) or now),
+        timestamp=facts.pop("timestamp", None) or timestamp or None,
         system=system,
         of_program=True,
         **facts,
@@ -158,30 +169,18 @@ def _to_hermes(
     return entry
 
 
-def _to_sharegpt_tools(chat: Chat, warnings: set[str], now: str, *, source: str = "hermes-agent") -> dict[str, Any]:
+def _to_sharegpt_tools(chat: Chat, warnings: set[str], *, source: str = "hermes-agent") -> dict[str, Any]:
     entry, found = to_dataset_entry(chat.messages, chat.tools, source=source, of_program=True)
     warnings |= {str(warning.kind) for warning in found}
     return entry
 
 
-def _to_openai(chat: Chat, warnings: set[str], now: str, **options: Any) -> dict[str, Any]:
-    return openai_line(chat, warnings, **options)
-
-
-def _to_trl(chat: Chat, warnings: set[str], now: str, **options: Any) -> dict[str, Any]:
-    return trl_line(chat, warnings, **options)
-
-
-def _to_parquet(chat: Chat, warnings: set[str], now: str) -> dict[str, Any]:
-    return parquet_row(chat, warnings)
-
-
 _CONVERTERS: dict[str, Callable[..., dict[str, Any]]] = {
     "hermes": _to_hermes,
     "sharegpt-tools": _to_sharegpt_tools,
-    "openai": _to_openai,
-    "trl": _to_trl,
-    "parquet": _to_parquet,
+    "openai": openai_line,
+    "trl": trl_line,
+    "parquet": parquet_row,
 }
 CONVERTIBLE: Sequence[str] = tuple(_CONVERTERS)
 """The formats that a conversation can be written in."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -115,8 +116,10 @@ class ParquetWriter:
         try:
             if kind is None:
                 self._flush()
-                self._writer.close()
         finally:
+            # A writer that is not closed closes itself later, with a traceback on stderr.
+            with suppress(OSError) if kind is not None else nullcontext():
+                self._writer.close()
             self._file.close()
 
     def _flush(self) -> None:
