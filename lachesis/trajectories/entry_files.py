@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.formats import Converter
-from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, replacing
+from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, json_text, replacing
 from lachesis.trajectories.parquet import ParquetWriter, read_rows
 
 Same: TypeAlias = Literal["conversation", "prompt"]
@@ -213,6 +213,13 @@ class _Buffered(JsonlWriter):
 
     def write(self, obj: Any) -> None:
         self._add(self.encode(obj))
+
+    def encode(self, obj: Any) -> bytes:
+        # At once: nothing else runs in this process that would have to wait.
+        try:
+            return json_text(obj) + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise JsonlError(self.path, f"the entry cannot become JSON: {error}") from error
 
     def write_raw(self, line: Line) -> None:
         raw = line.raw.removeprefix(b"\xef\xbb\xbf")

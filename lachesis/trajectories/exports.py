@@ -133,7 +133,7 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
 def checked_options(
     what: str, plugin: Callable[..., Any], options: Mapping[str, Any] | None, positional: int
 ) -> dict[str, Any]:
-    """The options of a call of `plugin` as their types say: pydantic converts what it can, a text to a path for example.
+    """The options of a call of `plugin` as their types say: pydantic converts what it can, a text to a path.
 
     `what` is its name in errors; `positional` is how many arguments come before the options. Raises ExportOptionsError.
     """

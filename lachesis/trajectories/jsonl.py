@@ -262,12 +262,12 @@ def _json_pieces(value: Any, depth: int = 0) -> Iterator[bytes]:
     elif isinstance(value, dict) and depth < _OUTER and value and all(type(key) is str for key in value):
         before = b"{"
         for key, inner in value.items():
-            yield before + _text(key) + b": "
+            yield before + json_text(key) + b": "
             yield from _json_pieces(inner, depth + 1)
             before = b", "
         yield b"}"
     else:
-        yield _text(value)
+        yield json_text(value)
 
 
 def _list_pieces(values: Sequence[Any], depth: int) -> Iterator[bytes]:
@@ -283,7 +283,7 @@ def _list_pieces(values: Sequence[Any], depth: int) -> Iterator[bytes]:
         part = values[start : start + size]
         if start:
             yield b", "
-        yield _numbers(part) or _text(part)[1:-1]
+        yield _numbers(part) or json_text(part)[1:-1]
 
 
 def _numbers(values: Sequence[Any]) -> bytes:
@@ -296,7 +296,8 @@ def _numbers(values: Sequence[Any]) -> bytes:
     return b"" if written.translate(None, b"0123456789+-.eE,") else written.replace(b",", b", ")
 
 
-def _text(value: Any) -> bytes:
+def json_text(value: Any) -> bytes:
+    """JSON with Python's default spacing. Raises TypeError or ValueError."""
     # Half of a surrogate pair has no UTF-8; its backslash form is its JSON escape.
     return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 

@@ -171,7 +171,7 @@ class _Writer:
         self._tool_payload = tool_payload
 
     def add(self, index: int, role: str, value: str) -> None:
-        if _SURROGATE.search(value):
+        if not value.isascii() and _SURROGATE.search(value):
             value = without_lone_surrogates(value)
             self._warn(WarningKind.CHARACTER_REPLACED, index, "half of a surrogate pair replaced by U+FFFD")
         self.turns.append({"from": role, "value": value})
