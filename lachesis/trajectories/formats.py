@@ -13,7 +13,7 @@ from lachesis.trajectories.entries import to_dataset_entry, to_trajectory_entry
 from lachesis.trajectories.exports import checked_options
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.trajectories.parquet import TEXTS, parquet_row
-from lachesis.trajectories.sharegpt import SystemTurn
+from lachesis.trajectories.sharegpt import SystemTurn, tool_function
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -114,11 +114,11 @@ def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 def _tools(entry: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Any]) -> list[dict[str, Any]]:
     try:
-        tools = read(entry)
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        tools = list(read(entry))
+        for tool in tools:
+            tool_function(tool)
+    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
         raise Unsuitable(f"its tools cannot be read ({error})") from None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise Unsuitable("its tools are not a list of objects")
     return tools
 
 

@@ -142,7 +142,7 @@ def _parquet(entry: Mapping[str, Any]) -> Iterable[str]:
     if missing := [name for name in parquet_schema().names if name not in entry]:
         yield f"it has no column {', '.join(missing)}"
     yield from _tools_text(entry)
-    yield from _conversation(entry.get("messages"), "messages", text=True, complete=False, answer=False)
+    yield from _conversation(entry.get("messages"), "messages", text=None, complete=False, answer=False)
 
 
 def _parted(entry: Mapping[str, Any], answer: str) -> Iterable[str]:
@@ -154,8 +154,10 @@ def _parted(entry: Mapping[str, Any], answer: str) -> Iterable[str]:
     yield from _conversation([*parts[0], *parts[1]], f"prompt and {answer}", text=False)  # type: ignore[misc]
 
 
-def _conversation(messages: Any, at: str, *, text: bool, complete: bool = True, answer: bool = True) -> Iterable[str]:
-    """`text`: arguments have to be JSON text, and not objects."""
+def _conversation(
+    messages: Any, at: str, *, text: bool | None, complete: bool = True, answer: bool = True
+) -> Iterable[str]:
+    """`text`: arguments have to be the text of an object; False: or an object; None: anything that a model wrote."""
     if not isinstance(messages, list) or not messages:
         yield f"{at} is not a list of messages"
         return
