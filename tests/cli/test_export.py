@@ -68,6 +68,19 @@ def test_a_batch_numbers_its_groups_by_their_place(groups: Path) -> None:
     assert lines(out)[0]["tool_stats"] == {"terminal": {"count": 1, "success": 1, "failure": 0}}
 
 
+def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = groups.with_name("out.jsonl")
+    assert export(groups.parent, "--format", "openai", "--out", out) == 2
+    assert "has to hold one groups file, and this one has none; name the file" in capsys.readouterr().err
+    groups.with_suffix(".run.json").write_text("{}")
+    assert export(groups.parent, "--format", "openai", "--out", out) == 0
+    assert len(lines(out)) == 5
+    groups.with_name("other.jsonl").write_bytes(groups.read_bytes())
+    groups.with_name("other.run.json").write_text("{}")
+    assert export(groups.parent, "--format", "openai", "--out", out) == 2
+    assert "has several: groups.jsonl, other.jsonl" in capsys.readouterr().err
+
+
 FAILS = """
 from lachesis.trajectories.exports import ExportLine, LeftOut
 

@@ -1,4 +1,4 @@
-"""`lachesis trajectories`: every line is accounted for; a failure names its file and line, and leaves no half a file."""
+"""`lachesis trajectories`: every line is accounted for, and a failure names its line and leaves no half a file."""
 
 from __future__ import annotations
 
