@@ -16,6 +16,8 @@ from lachesis.trajectories.parquet import schema as parquet_schema
 from lachesis.trajectories.samples import MalformedSample, TokenSample
 from lachesis.trajectories.verification import verify
 
+__all__ = ["VALIDATORS", "validate_entry", "validate_messages"]
+
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OPENAI_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "weight", "refusal", "audio"}
 _COUNTS = {"count", "success", "failure"}

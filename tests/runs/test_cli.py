@@ -141,7 +141,7 @@ def test_trajectories_are_saved_unless_the_section_of_the_agent_or_a_flag_says_o
 def test_a_section_of_the_agent_with_something_else_is_an_error(section: Any, said: str, tmp_path: Path) -> None:
     path = tmp_path / "settings.yaml"
     path.write_text(yaml.safe_dump({"agent": section}))
-    with pytest.raises(SettingsError, match=said):
+    with pytest.raises(cli.SettingsError, match=said):
         cli.read_settings(SortWords, ["process", "--config", str(path)])
 
 
