@@ -25,6 +25,7 @@ VERBS = {
     "report": "write the HTML report of a groups file again",
     "sandboxes": "list the sandboxes of a backend, remove those that killed runs left, and attack them",
     "tasks": "show and convert tasks in Harbor's folder format",
+    "trajectories": "figures, checks, conversion and duplicates of files of trajectories",
     "train": "train a model: rollout API, trainer and environment as one command",
     "verify": "check that sample files hold exactly the sampled tokens, each once",
 }

@@ -1,4 +1,4 @@
-"""`lachesis export GROUPS.jsonl --format NAME --out FILE`: write the groups of a finished run in another format."""
+"""`lachesis export RUN --format NAME --out FILE`: write the groups of a finished run in another format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ JOB = "harbor"
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file and print what it holds and what it leaves out; the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
-    parser.add_argument("groups", type=Path, metavar="GROUPS.jsonl", help="a groups file of `process`")
+    parser.add_argument(
+        "groups", type=Path, metavar="RUN", help="a groups file of `process`, `evaluate` or `batch`, or its folder"
+    )
     names = ", ".join([*EXPORTS.names(), JOB])
     parser.add_argument(
         "--format", required=True, metavar="NAME", help=f"one of {names}, or an export of yours as package.module:name"
@@ -47,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         required=True,
         type=Path,
         metavar="FILE",
-        help=f"JSON Lines; an existing file is replaced. With {JOB} a new folder, jobs/NAME",
+        help=f"JSON Lines, or Parquet for parquet; an existing file is replaced. With {JOB} a new folder, jobs/NAME",
     )
     parser.add_argument(
         "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         options = _mapping(arguments.options)
+        arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
         write = _job_writer(arguments.groups, options) if arguments.format == JOB else None
@@ -71,6 +74,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     _show("left out", totals.left_out, "rollouts")
     _show("changed", totals.warnings, "lines")
     return 0
+
+
+def _groups_file(run: Path) -> Path:
+    """The groups file of a folder: the manifest beside it names it."""
+    if not run.is_dir():
+        return run
+    named = {path: path.with_name(path.name.removesuffix(".run.json") + ".jsonl") for path in run.glob("*.run.json")}
+    found = sorted(groups for groups in named.values() if groups.is_file())
+    if len(found) != 1:
+        which = f"has several: {', '.join(path.name for path in found)}" if found else "has none"
+        raise ExportOptionsError(f"{run}: a folder has to hold one groups file, and this one {which}; name the file")
+    return found[0]
 
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from lachesis.runs.environment import Environment
 
-TOP_LEVEL = ("env", "openai", "slurm", "testing")
+TOP_LEVEL = ("env", "openai", "slurm", "testing", "agent")
 OF_TRAINER = ("training", "tinker", "sft")
 """Sections of `launch_training.py`, which may be in the same file."""
 
@@ -105,6 +105,7 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     from_file = file.get("env") or {}
     if not isinstance(from_file, dict):
         raise SettingsError(f"{path}: env: has to hold settings by name, not a {type(from_file).__name__}")
+    from_file = {**_agent_section(path, file.get("agent")), **from_file}
     env_values = {**chosen_values(default_config), **from_file, **flags.get("env", {})}
     reject_unknown("env.", env_values, type(default_config).model_fields)
     config = validate_settings(type(default_config), env_values, "env")
@@ -122,6 +123,14 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     _note_without_effect(command, default_config, file, flags)
     options = {name: bool(flags.get(name, file.get(name, False))) for name in ("slurm", "testing")}
     return command, {"config": config, "server_configs": servers, **options}
+
+
+def _agent_section(path: str | None, section: Any) -> dict[str, Any]:
+    """`agent:` of Hermes Agent's file: whether trajectories are saved. `env:` and flags win over it."""
+    if not isinstance(section or {}, dict):
+        raise SettingsError(f"{path}: agent: has to hold settings by name, not a {type(section).__name__}")
+    reject_unknown(f"{path}: agent.", section or {}, ("save_trajectories",))
+    return dict(section or {})
 
 
 def _servers(

@@ -177,6 +177,7 @@ async def _into_files(
         total=total,
         workers=workers,
         system=config.trajectory_system_prompt,
+        save_trajectories=config.save_trajectories,
         console=env.console,
         evaluation=evaluation,
         on_earlier=None if exclusions is None else partial(_note_earlier, exclusions),

@@ -43,6 +43,7 @@ class FileSink(Sink[PlayedGroup]):
         settings: the settings that decide the content; a second start must have the same.
         total: groups wanted, those of earlier starts included.
         system: the system turn of trajectories.
+        save_trajectories: whether there are any. A later start that wants them writes those of all groups.
         evaluation: of an evaluation, its figures so far, which take every group; every line says that it is one.
         on_earlier: called, in a thread, with every group that an earlier start finished.
     """
@@ -57,6 +58,7 @@ class FileSink(Sink[PlayedGroup]):
         total: int,
         workers: int,
         system: Literal["generated", "actual"],
+        save_trajectories: bool = True,
         console: Console,
         evaluation: RunningFigures | None = None,
         on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
@@ -67,6 +69,7 @@ class FileSink(Sink[PlayedGroup]):
         self.model = model
         self.total = total
         self.system = system
+        self.save_trajectories = save_trajectories
         self.evaluation = evaluation
         self.console = console
         self.ledger = Ledger(files.groups, settings, items=() if evaluation is None else evaluation.items)
@@ -105,10 +108,9 @@ class FileSink(Sink[PlayedGroup]):
         self.ledger.open()
         self.files = replace(self.files, own_names=self.ledger.own_names)
         self._forget_superseded_failures()
-        samples = stack.enter_context(JsonlWriter(self.files.samples))
-        failed = stack.enter_context(JsonlWriter(self.files.failed_samples))
+        paths = {True: self.files.samples, False: self.files.failed_samples} if self.save_trajectories else {}
+        self._writers = {completed: stack.enter_context(JsonlWriter(path)) for completed, path in paths.items()}
         self._failures = stack.enter_context(JsonlWriter(self.files.failures))
-        self._writers = {True: samples, False: failed}
         self._complete_trajectories()
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
@@ -180,6 +182,8 @@ class FileSink(Sink[PlayedGroup]):
         self._write_trajectories(self.ledger.append(record), known=frozenset())
 
     def _write_trajectories(self, record: Mapping[str, Any], known: frozenset[str]) -> None:
+        if not self.save_trajectories:
+            return
         entries = [entry for entry in trajectories_of(record, system=self.system) if entry["rollout_id"] not in known]
         for completed, writer in self._writers.items():
             writer.write_all(entry for entry in entries if entry["completed"] is completed)
@@ -187,9 +191,7 @@ class FileSink(Sink[PlayedGroup]):
     def _complete_trajectories(self) -> None:
         """Write the trajectories that a killed run did not get to."""
         known = frozenset(
-            entry.get("rollout_id")
-            for path in (self.files.samples, self.files.failed_samples)
-            for entry in read_lines(path)
+            entry.get("rollout_id") for writer in self._writers.values() for entry in read_lines(writer.path)
         )
         for record in self.ledger.records():
             if self.on_earlier is not None:

@@ -99,6 +99,13 @@ def make_parser(
         for name, help_text in (("slurm", argparse.SUPPRESS), ("testing", "skip the check of the servers")):
             given: dict[str, Any] = {"nargs": "?", "const": True, "type": _truth, "default": argparse.SUPPRESS}
             add(f"--{name}", metavar="BOOL", help=help_text, **given)
+        add(
+            *("--save-trajectories", "--save_trajectories"),
+            dest="env.save_trajectories",
+            metavar="BOOL",
+            help="the same as --env.save_trajectories",
+            **given,
+        )
         groups = {name: sub.add_argument_group(title) for name, title in GROUPS.items()}
         for namespace, model, defaults in (("env", type(config), config), ("openai", ServerConfig, server)):
             add_flags(groups, namespace, model, defaults)

@@ -120,7 +120,8 @@ class RunResult:
 
     def paths(self) -> Iterator[Row]:
         yield "groups", str(self.files.groups)
-        yield "trajectories", f"{self.files.samples}, {self.files.failed_samples.name}"
+        if self.files.samples.exists():
+            yield "trajectories", f"{self.files.samples}, {self.files.failed_samples.name}"
         yield "report", str(self.files.report)
 
     def warnings(self) -> Iterator[str]:

@@ -272,6 +272,10 @@ class HermesAgentEnvConfig(RemovedSettings):
         default="generated",
         description="System turn of ShareGPT trajectories: Hermes' tool prompt, or the messages that the model got.",
     )
+    save_trajectories: Annotated[bool, HOW] = Field(
+        default=True,
+        description="Write ShareGPT trajectories beside the groups; also --save-trajectories and `agent:` in YAML.",
+    )
     use_wandb: Annotated[bool, HOW] = Field(
         default=False, description="Log to Weights & Biases (needs a login, or WANDB_MODE=offline)."
     )

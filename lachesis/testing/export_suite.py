@@ -50,6 +50,10 @@ class ExportSuite:
         """A fresh copy of the groups."""
         return copy.deepcopy(list(map(dict, self.groups if self.groups is not None else example_groups())))
 
+    def read(self, path: Path) -> list[Any]:
+        """What the written file holds; an export that is no JSON Lines reads it in its own way."""
+        return list(read_lines(path))
+
     def lines(self) -> list[ExportLine]:
         export = load_export(self.export, self.options)
         totals = ExportTotals()
@@ -95,7 +99,7 @@ class ExportSuite:
         export = load_export(self.export, self.options)
         totals = write_export(export, read_groups(tmp_path / "groups.jsonl"), tmp_path / "out.jsonl")
         expected = self.lines()
-        assert list(read_lines(tmp_path / "out.jsonl")) == [line.content for line in expected]
+        assert self.read(tmp_path / "out.jsonl") == [line.content for line in expected]
         held = {(id_) for line in expected for id_ in line.rollout_ids}
         assert (totals.lines, totals.rollouts) == (len(expected), len(held) + totals.left_out.total())
         assert {path.name for path in tmp_path.iterdir()} == {"groups.jsonl", "out.jsonl"}

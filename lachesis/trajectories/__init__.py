@@ -36,13 +36,13 @@ from lachesis.trajectories.history import MessageHistory
 from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, append_line, read_lines
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.trajectories.markup import convert_scratchpad_to_think
+from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.messages import ChatResponse, FinishReason, Message, ToolCall, ToolResponse, Usage
 from lachesis.trajectories.nodes import Node
 from lachesis.trajectories.samples import MalformedSample, NoTokens, TokenSample, samples
 from lachesis.trajectories.sampling_record import sampling_problem
 from lachesis.trajectories.sharegpt import WarningKind, system_prompt, to_conversations
 from lachesis.trajectories.tokens import MASKED, MASKED_LOGPROB, SampledTokens, TokenPrefix, digest_of
-from lachesis.trajectories.validation import validate_messages
 from lachesis.trajectories.verification import RecordVerifier, Totals, verify, verify_records
 
 __all__ = [

@@ -46,7 +46,7 @@ def atif(group: GroupRecord, *, token_ids: TokenIds = "all") -> Iterator[ExportL
             yield LeftOut(rollout["rollout_id"], "no messages")
             continue
         warnings: set[str] = set()
-        turns = _message_turns(rollout, messages)
+        turns = message_turns(rollout, messages)
         content = _valid_text(_trajectory(group, rollout, messages, turns, warnings), warnings)
         if token_ids != "none":
             _add_tokens(content, group, rollout, turns, warnings, prompts=token_ids == "all")
@@ -168,8 +168,8 @@ def _image_type(url: str) -> str | None:
     return found[1] if found else mimetypes.guess_type(url)[0]
 
 
-def _message_turns(rollout: RolloutRecord, messages: Sequence[Any]) -> Sequence[int | None] | None:
-    """The record's own list; None where an older version wrote it."""
+def message_turns(rollout: RolloutRecord, messages: Sequence[Any]) -> Sequence[int | None] | None:
+    """For each message the number of its completion, or None; None for all where an older version wrote the record."""
     turns: Sequence[int | None] | None = rollout.get("message_turns")
     return turns if turns is not None and len(turns) == len(messages) else None
 

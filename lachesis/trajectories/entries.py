@@ -5,7 +5,7 @@ A conversation with a tool call whose arguments had to be replaced is never mark
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -147,10 +147,13 @@ def save_trajectory(
     return path
 
 
-def load_trajectories(path: StrPath, *, completed: bool | None = None, torn_tail: bool = False) -> list[dict[str, Any]]:
-    """The entries of a file; with `completed`, only the completed ones, or only the others."""
-    entries = read_lines(path, torn_tail=torn_tail)
-    return [entry for entry in entries if completed is None or bool(entry.get("completed")) is completed]
+def load_trajectories(
+    path: StrPath, *, completed: bool | None = None, torn_tail: bool = False
+) -> Iterator[dict[str, Any]]:
+    """The entries of a file, one at a time; with `completed`, only the completed ones, or only the others."""
+    for entry in read_lines(path, torn_tail=torn_tail):
+        if completed is None or bool(entry.get("completed")) is completed:
+            yield entry
 
 
 def _trajectory_entry(

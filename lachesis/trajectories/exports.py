@@ -7,21 +7,19 @@ its format. A line names the rollouts that it holds, so that every rollout is ei
 from __future__ import annotations
 
 import inspect
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, Protocol, Self, TypeAlias, get_type_hints
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import Registry
 from lachesis.trajectories.frozen import thaw
-from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, read_lines
+from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, read_lines, replacing
 
 GroupRecord: TypeAlias = Mapping[str, Any]
 RolloutRecord: TypeAlias = Mapping[str, Any]
@@ -66,11 +64,17 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
     "export",
     "lachesis.exports",
     {
-        "trajectory": "lachesis.trajectories.builtin_exports:trajectory",
+        "hermes": "lachesis.trajectories.builtin_exports:trajectory",
+        "sharegpt-tools": "lachesis.trajectories.builtin_exports:dataset",
         "batch": "lachesis.trajectories.builtin_exports:Batch",
-        "dataset": "lachesis.trajectories.builtin_exports:dataset",
+        "openai": "lachesis.trajectories.chat_exports:openai",
+        "trl": "lachesis.trajectories.chat_exports:trl",
+        "dpo": "lachesis.trajectories.chat_exports:dpo",
+        "parquet": "lachesis.trajectories.parquet:ParquetExport",
         "samples": "lachesis.trajectories.builtin_exports:token_samples",
         "atif": "lachesis.trajectories.atif:atif",
+        "trajectory": "lachesis.trajectories.builtin_exports:trajectory",  # the earlier name of hermes
+        "dataset": "lachesis.trajectories.builtin_exports:dataset",  # and of sharegpt-tools
     },
 )
 """A plug-in is an `Export`, which may have further keyword arguments (its options), or a class whose instances are
@@ -110,18 +114,7 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
             annotation or, without one, its default.
     """
     plugin = EXPORTS.load(name)
-    given = dict(options or {})
-    try:
-        signature = inspect.signature(plugin)
-        signature.bind(*([] if isinstance(plugin, type) else [{}]), **given)
-    except TypeError as error:
-        shown = f" with the options {given}" if given else ""
-        known = list(signature.parameters)[0 if isinstance(plugin, type) else 1 :]
-        near = [match for option in given if option not in known for match in get_close_matches(str(option), known, 1)]
-        hint = f"; did you mean {near[0]!r}?" if near else f"; its options are: {', '.join(known) or 'none'}"
-        raise ExportOptionsError(f"export {name!r} cannot be called{shown}: {error}{hint}") from None
-    if given:
-        given = _checked_options(name, plugin, signature, given)
+    given = checked_options(f"export {name!r}", plugin, options, 0 if isinstance(plugin, type) else 1)
     if not isinstance(plugin, type):
         return partial(plugin, **given)
     try:
@@ -137,8 +130,25 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
     return made
 
 
-def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options as their types say: pydantic converts what it can, a text to a path for example."""
+def checked_options(
+    what: str, plugin: Callable[..., Any], options: Mapping[str, Any] | None, positional: int
+) -> dict[str, Any]:
+    """The options of a call of `plugin` as their types say: pydantic converts what it can, a text to a path.
+
+    `what` is its name in errors; `positional` is how many arguments come before the options. Raises ExportOptionsError.
+    """
+    given = dict(options or {})
+    signature = inspect.signature(plugin)
+    try:
+        signature.bind(*[{}] * positional, **given)
+    except TypeError as error:
+        shown = f" with the options {given}" if given else ""
+        known = list(signature.parameters)[positional:]
+        near = [match for option in given if option not in known for match in get_close_matches(str(option), known, 1)]
+        hint = f"; did you mean {near[0]!r}?" if near else f"; its options are: {', '.join(known) or 'none'}"
+        raise ExportOptionsError(f"{what} cannot be called{shown}: {error}{hint}") from None
+    if not given:
+        return given
     from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
     try:
@@ -148,7 +158,7 @@ def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given
     checked = dict(given)
     for option, value in given.items():
         if isinstance(value, float) and not isfinite(value):
-            raise ExportOptionsError(f"export {name!r}: option {option}: {value} is no number")
+            raise ExportOptionsError(f"{what}: option {option}: {value} is no number")
         parameter = signature.parameters.get(option)
         if parameter is None:  # it is one of **kwargs
             continue
@@ -160,7 +170,7 @@ def _checked_options(name: str, plugin: Any, signature: inspect.Signature, given
             problem = error.errors()[0]
             place = "".join(f"[{part!r}]" for part in problem["loc"] if isinstance(part, int))
             raise ExportOptionsError(
-                f"export {name!r}: option {option}{place}: {problem['msg']} (got {problem['input']!r})"
+                f"{what}: option {option}{place}: {problem['msg']} (got {problem['input']!r})"
             ) from None
         except (PydanticUserError, TypeError):  # a type that pydantic does not know
             continue
@@ -240,20 +250,29 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
     totals.left_out.update(missing.values())
 
 
+class LineWriter(Protocol):
+    """What the lines of an export are written with. It may raise OSError or JsonlError."""
+
+    def write(self, obj: Any, /) -> None: ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *exception: Any) -> object: ...
+
+
 def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -> ExportTotals:
     """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
+
+    An export that is no JSON Lines has a method `open(path)`, which returns its writer.
 
     Raises:
         ExportError: the export fails on a group, or the file cannot be written.
         JsonlError: `groups` reads a file that cannot be read.
     """
-    path = Path(path).resolve()
-    if path.exists() and not path.is_file():
-        raise ExportError(f"{path}: is not a regular file; choose another output file")
     totals = ExportTotals()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    open_writer: Callable[[Path], LineWriter] = getattr(export, "open", JsonlWriter)
     try:
-        with JsonlWriter(temporary) as writer:
+        with replacing(path) as temporary, open_writer(temporary) as writer:
             for group in groups:
                 try:
                     lines = list(export_group(export, group, totals))
@@ -262,19 +281,9 @@ def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -
                     raise ExportError(f"the export fails on {_named(group, totals)}: {reason}") from error
                 for line in lines:
                     writer.write(line.content)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        temporary.replace(path)
-    except JsonlError as error:
-        if error.path != temporary:
-            raise
+    except NotReplaced as error:
         where = f" ({_named(group, totals)})" if totals.groups else ""
-        raise ExportError(f"{path}: {error.reason}{where}") from error
-    except OSError as error:
-        raise ExportError(f"{path}: cannot be written ({error.strerror or error})") from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        raise ExportError(f"{error}{where}") from error.__cause__
     return totals
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import orjson
 
@@ -45,6 +45,10 @@ class JsonlError(LachesisError):
 
     def __reduce__(self) -> tuple[object, ...]:
         return (type(self).__new__, (type(self), *self.args), self.__dict__)
+
+
+class NotReplaced(JsonlError):
+    """A file could not be written; the one of its name that was there before is still there."""
 
 
 class JsonlWriter:
@@ -96,7 +100,7 @@ class JsonlWriter:
                 os.close(self._fd)
                 self._fd = None
 
-    def __enter__(self) -> JsonlWriter:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -174,6 +178,31 @@ def append_line(path: StrPath, obj: Any, *, fsync: bool = False) -> None:
         writer.write(obj)
 
 
+@contextmanager
+def replacing(path: StrPath) -> Iterator[Path]:
+    """A temporary path beside `path`. What the block wrote there takes the place of `path` when it is complete and on
+    the disk; after an exception it is removed, and `path` is as it was. Raises NotReplaced."""
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        raise NotReplaced(path, "is not a regular file; choose another output file")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
+        temporary.replace(path)
+    except JsonlError as error:
+        if error.path != temporary:
+            raise
+        raise NotReplaced(path, error.reason) from error
+    except OSError as error:
+        raise NotReplaced(path, f"cannot be written ({error.strerror or error})") from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def read_lines(path: StrPath, *, torn_tail: bool = False) -> Iterator[Any]:
     """The objects of a file, one at a time; blank lines are skipped.
 
@@ -238,12 +267,12 @@ def _json_pieces(value: Any, depth: int = 0) -> Iterator[bytes]:
     elif isinstance(value, dict) and depth < _OUTER and value and all(type(key) is str for key in value):
         before = b"{"
         for key, inner in value.items():
-            yield before + _text(key) + b": "
+            yield before + json_text(key) + b": "
             yield from _json_pieces(inner, depth + 1)
             before = b", "
         yield b"}"
     else:
-        yield _text(value)
+        yield json_text(value)
 
 
 def _list_pieces(values: Sequence[Any], depth: int) -> Iterator[bytes]:
@@ -259,7 +288,7 @@ def _list_pieces(values: Sequence[Any], depth: int) -> Iterator[bytes]:
         part = values[start : start + size]
         if start:
             yield b", "
-        yield _numbers(part) or _text(part)[1:-1]
+        yield _numbers(part) or json_text(part)[1:-1]
 
 
 def _numbers(values: Sequence[Any]) -> bytes:
@@ -272,7 +301,8 @@ def _numbers(values: Sequence[Any]) -> bytes:
     return b"" if written.translate(None, b"0123456789+-.eE,") else written.replace(b",", b", ")
 
 
-def _text(value: Any) -> bytes:
+def json_text(value: Any) -> bytes:
+    """JSON with Python's default spacing. Raises TypeError or ValueError."""
     # Half of a surrogate pair has no UTF-8; its backslash form is its JSON escape.
     return _ENCODER.encode(value).encode("utf-8", "backslashreplace")
 

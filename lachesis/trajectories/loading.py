@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lachesis.trajectories.errors import MalformedMessage, UnexpectedToolResult, UnknownRole
-from lachesis.trajectories.markup import NotJson, inside, load_json, unescape_text
+from lachesis.trajectories.markup import NotJson, inside, load_json, unescape_text, write_json
 from lachesis.trajectories.messages import OpenAIMessage
 from lachesis.trajectories.sharegpt import conversation_tools, is_structured_result
 
@@ -103,7 +103,7 @@ class _Reader:
             if result["tool_call_id"]:
                 call["id"] = str(result["tool_call_id"])
             content = result["content"]
-            text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+            text = content if isinstance(content, str) else write_json(content)
             self.messages.append(_result(call["id"], text))
 
     def _call(self, index: int, payload: str) -> dict[str, Any]:
@@ -113,7 +113,7 @@ class _Reader:
             raise MalformedMessage(f"a <tool_call> that is not JSON: {error}", index=index) from None
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             raise MalformedMessage("a <tool_call> without a name", index=index)
-        arguments = json.dumps(call.get("arguments", {}), ensure_ascii=False)
+        arguments = write_json(call.get("arguments", {}))
         return {"id": self._id(), "type": "function", "function": {"name": call["name"], "arguments": arguments}}
 
     def _id(self) -> str:

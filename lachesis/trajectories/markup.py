@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -29,15 +30,16 @@ class NotJson(ValueError):
 
 def dump_json(value: Any) -> str:
     """JSON as the format writes it: Python's default spacing, no ASCII escapes except those that hide a tag."""
-    return _JSON_TAG.sub(r"\\u003c", json.dumps(value, ensure_ascii=False, allow_nan=False))
+    text = write_json(value)
+    return _JSON_TAG.sub(r"\\u003c", text) if "<" in text else text
 
 
 def load_json(text: str, *, unique_keys: bool = False) -> Any:
     """The value of a JSON text, or NotJson. `unique_keys` rejects objects with a repeated key."""
     try:
-        value = json.loads(text, parse_constant=_reject, object_pairs_hook=_unique if unique_keys else None)
-        # The written form is nested two levels deeper. 1e999 was read as infinity.
-        json.dumps([[value]], allow_nan=False)
+        value = (_READ_UNIQUE if unique_keys else _READ)(text)
+        if text.count("[") + text.count("{") > _FLAT:
+            write_json([[value]])  # the written form is nested two levels deeper
     except (ValueError, RecursionError) as error:
         raise NotJson(str(error)) from None
     return value
@@ -47,6 +49,13 @@ def _reject(constant: str) -> Any:
     raise NotJson(f"{constant} is not JSON")
 
 
+def _finite(number: str) -> float:
+    value = float(number)
+    if math.isinf(value):
+        raise NotJson(f"{number[:20]} is out of the range of numbers")
+    return value
+
+
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
@@ -54,17 +63,38 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return mapping
 
 
+_FLAT = 100
+"""Brackets that cannot nest too deeply to be written."""
+
+# Made once: `json.loads` and `json.dumps` with arguments make a reader or writer for each call.
+_READ = json.JSONDecoder(parse_constant=_reject, parse_float=_finite).decode
+_READ_UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique).decode
+write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+
+
 def escape_text(text: str, *, think: bool = False) -> str:
     """Free text with the tags of blocks escaped; with `think`, also the think tags."""
-    tag = _BLOCK_AND_THINK if think else _BLOCK
-    text = re.sub(f"&((?:amp;)*lt;{tag})", r"&amp;\1", text)
-    return re.sub(f"<(?={tag})", "&lt;", text)
+    ampersand, tag, _ = _ESCAPES[think]
+    if "&" in text:
+        text = ampersand.sub(r"&amp;\1", text)
+    return tag.sub("&lt;", text) if "<" in text else text
 
 
 def unescape_text(text: str, *, think: bool = False) -> str:
     """The inverse of `escape_text`."""
-    tag = _BLOCK_AND_THINK if think else _BLOCK
-    return re.sub(f"&(?:amp;((?:amp;)*lt;{tag})|lt;({tag}))", lambda m: f"&{m[1]}" if m[1] else f"<{m[2]}", text)
+    if "&" not in text:
+        return text
+    return _ESCAPES[think][2].sub(lambda m: f"&{m[1]}" if m[1] else f"<{m[2]}", text)
+
+
+_ESCAPES = {
+    think: (
+        re.compile(f"&((?:amp;)*lt;{tag})"),
+        re.compile(f"<(?={tag})"),
+        re.compile(f"&(?:amp;((?:amp;)*lt;{tag})|lt;({tag}))"),
+    )
+    for think, tag in ((False, _BLOCK), (True, _BLOCK_AND_THINK))
+}
 
 
 def convert_scratchpad_to_think(text: str) -> str:

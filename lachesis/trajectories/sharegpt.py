@@ -26,8 +26,8 @@ from lachesis.trajectories.markup import (
     split_think,
     think_block,
 )
+from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.messages import Message, MessageLike, ToolCall, as_message
-from lachesis.trajectories.validation import validate_messages
 from lachesis.utf8 import without_lone_surrogates
 
 Turn: TypeAlias = dict[str, str]
@@ -171,7 +171,7 @@ class _Writer:
         self._tool_payload = tool_payload
 
     def add(self, index: int, role: str, value: str) -> None:
-        if _SURROGATE.search(value):
+        if not value.isascii() and _SURROGATE.search(value):
             value = without_lone_surrogates(value)
             self._warn(WarningKind.CHARACTER_REPLACED, index, "half of a surrogate pair replaced by U+FFFD")
         self.turns.append({"from": role, "value": value})

@@ -18,9 +18,12 @@ from lachesis.testing.export_suite import ExportSuite, example_groups
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.builtin_exports import token_samples
 from lachesis.trajectories.exports import EXPORTS, ExportLine
+from lachesis.trajectories.parquet import read_rows
+from lachesis.trajectories.validation import validate_entry
 from tests.support.scripted_server import say
 from tests.support.small_envs import SortWords, asked_words, process, sorts
 
+OLD_NAMES = {"trajectory": "hermes", "dataset": "sharegpt-tools"}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "export-plugins.md"
 
 
@@ -63,6 +66,19 @@ def test_a_batch_numbers_its_groups_by_their_place(groups: Path) -> None:
     assert [line["prompt_index"] for line in lines(out)] == [0, 0, 0, 0, 1, 3, 3]
     assert all(line["toolsets_used"] == ["terminal"] for line in lines(out))
     assert lines(out)[0]["tool_stats"] == {"terminal": {"count": 1, "success": 1, "failure": 0}}
+
+
+def test_a_folder_is_the_run_whose_groups_it_holds(groups: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = groups.with_name("out.jsonl")
+    assert export(groups.parent, "--format", "openai", "--out", out) == 2
+    assert "has to hold one groups file, and this one has none; name the file" in capsys.readouterr().err
+    groups.with_suffix(".run.json").write_text("{}")
+    assert export(groups.parent, "--format", "openai", "--out", out) == 0
+    assert len(lines(out)) == 5
+    groups.with_name("other.jsonl").write_bytes(groups.read_bytes())
+    groups.with_name("other.run.json").write_text("{}")
+    assert export(groups.parent, "--format", "openai", "--out", out) == 2
+    assert "has several: groups.jsonl, other.jsonl" in capsys.readouterr().err
 
 
 FAILS = """
@@ -188,7 +204,10 @@ async def test_a_run_of_process_exports_in_every_format(tmp_path: Path) -> None:
     for name in EXPORTS.names():
         out = tmp_path / f"{name}.jsonl"
         assert export(result.files.groups, "--format", name, "--out", out) == 0
-        assert len(lines(out)) == (0 if name == "samples" else 4), "this run is of Phase 1: it has no token samples"
+        written = list(read_rows(out)) if name == "parquet" else lines(out)
+        # This run is of Phase 1, without token samples, and one rollout of each of its groups has a reward.
+        assert len(written) == (0 if name in ("samples", "dpo") else 4)
+        assert [problem for line in written for problem in validate_entry(line, OLD_NAMES.get(name, name))] == []
     written = lines(result.files.samples) + lines(result.files.failed_samples)
     by_id = {entry["rollout_id"]: entry for entry in written}
     assert {entry["rollout_id"]: entry for entry in lines(tmp_path / "trajectory.jsonl")} == by_id

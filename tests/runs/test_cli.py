@@ -116,6 +116,35 @@ def test_values_of_every_type_by_flag() -> None:
     assert build("--env.system_prompt", "yes: 'no").config.system_prompt == "yes: 'no", "text stays text"
 
 
+@pytest.mark.parametrize(
+    ("section", "flags", "saved"),
+    [
+        ({}, [], True),
+        ({"agent": {"save_trajectories": False}}, [], False),
+        ({"agent": {"save_trajectories": False}, "env": {"save_trajectories": True}}, [], True),
+        ({"agent": {"save_trajectories": False}}, ["--save-trajectories"], True),
+        ({"agent": None}, ["--save_trajectories", "false"], False),
+    ],
+)
+def test_trajectories_are_saved_unless_the_section_of_the_agent_or_a_flag_says_otherwise(
+    section: Any, flags: list[str], saved: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump(section))
+    _, settings = cli.read_settings(SortWords, ["process", "--config", str(path), *flags])
+    assert settings["config"].save_trajectories is saved
+
+
+@pytest.mark.parametrize(
+    ("section", "said"), [({"save_trajectory": True}, "did you mean save_trajectories"), ([1], "agent: has to hold")]
+)
+def test_a_section_of_the_agent_with_something_else_is_an_error(section: Any, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text(yaml.safe_dump({"agent": section}))
+    with pytest.raises(cli.SettingsError, match=said):
+        cli.read_settings(SortWords, ["process", "--config", str(path)])
+
+
 def test_several_servers_with_weights_come_from_the_file(tmp_path: Path) -> None:
     servers = [
         {"base_url": f"http://{name}/v1", "model_name": name, "api_key": "k", "weight": weight}

@@ -144,3 +144,15 @@ async def test_two_groups_files_cannot_share_a_manifest(tmp_path: Path) -> None:
     await process(SortWords, tmp_path, total_steps=1)
     with pytest.raises(RunFolderError, match=r"groups.run.json belongs to groups.jsonl; choose another name"):
         await process(SortWords, tmp_path, total_steps=1, data_path_to_save_groups=str(tmp_path / "groups.json"))
+
+
+async def test_a_run_without_trajectories_gets_them_at_a_later_start(tmp_path: Path) -> None:
+    first = await process(SortWords, tmp_path, total_steps=1, save_trajectories=False)
+    assert not first.files.samples.exists()
+    assert not first.files.failed_samples.exists()
+    assert "trajectories" not in dict(first.paths())
+    second = await process(SortWords, tmp_path, total_steps=2)
+    written = lines(second.files.samples) + lines(second.files.failed_samples)
+    played = [rollout["rollout_id"] for group in lines(second.files.groups) for rollout in group["rollouts"]]
+    assert sorted(entry["rollout_id"] for entry in written) == sorted(played)
+    assert len(lines(second.files.groups)) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -17,6 +18,7 @@ from lachesis.trajectories.exports import (
     rollout_messages,
     rollout_samples,
 )
+from lachesis.trajectories.parquet import read_rows
 
 HERE = f"{__name__}:"
 
@@ -38,6 +40,35 @@ class TestBatch(ExportSuite):
 class TestDataset(ExportSuite):
     export = "dataset"
     options: ClassVar = {"min_reward": 0.5}
+
+
+class TestHermes(ExportSuite):
+    export = "hermes"
+
+
+class TestShareGptTools(ExportSuite):
+    export = "sharegpt-tools"
+
+
+class TestOpenAi(ExportSuite):
+    export = "openai"
+    options: ClassVar = {"reasoning": "think"}
+
+
+class TestTrl(ExportSuite):
+    export = "trl"
+    options: ClassVar = {"columns": "prompt-completion"}
+
+
+class TestDpo(ExportSuite):
+    export = "dpo"
+
+
+class TestParquet(ExportSuite):
+    export = "parquet"
+
+    def read(self, path: Path) -> list[Any]:
+        return list(read_rows(path))
 
 
 class TestSamples(ExportSuite):

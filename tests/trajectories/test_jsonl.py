@@ -332,8 +332,8 @@ def test_trajectories_go_to_the_documented_files(tmp_path):
     ]
     expected = {"conversations": TURNS, "timestamp": "t", "model": "m", "completed": True}
     assert mine.read_text().splitlines()[0] == json.dumps(expected)
-    assert load_trajectories(good)[0]["score"] == 1.0
-    assert [len(load_trajectories(mine, completed=wanted)) for wanted in (None, True, False)] == [2, 1, 1]
+    assert next(load_trajectories(good))["score"] == 1.0
+    assert [len(list(load_trajectories(mine, completed=wanted))) for wanted in (None, True, False)] == [2, 1, 1]
 
 
 def test_trajectories_go_to_the_working_directory_by_default(tmp_path, monkeypatch):
@@ -349,7 +349,7 @@ def test_a_malformed_conversation_is_never_saved_as_completed(tmp_path):
     ]
     path = save_trajectory(to_conversations(messages), "m", True, directory=tmp_path)
     assert path.name == "failed_trajectories.jsonl"
-    assert load_trajectories(path)[0]["completed"] is False
+    assert next(load_trajectories(path))["completed"] is False
 
 
 def test_hugging_face_datasets_loads_the_files(tmp_path):

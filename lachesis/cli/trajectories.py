@@ -1,0 +1,276 @@
+"""`lachesis trajectories`: figures, checks, single entries, conversion and duplicates of files of trajectories."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from lachesis.errors import LachesisError
+from lachesis.trajectories.chat_exports import Unsuitable
+from lachesis.trajectories.entry_files import (
+    Line,
+    OnBad,
+    Rewritten,
+    convert_entries,
+    deduplicate,
+    read_entries,
+)
+from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.file_statistics import FileStatistics, Spread
+from lachesis.trajectories.formats import CONVERTIBLE, converter, read_chat
+from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
+from lachesis.trajectories.validation import VALIDATORS, validate_entry
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+class TrajectoryFilesError(LachesisError):
+    """The arguments do not fit together."""
+
+    exit_code = 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; the exit code."""
+    parser = argparse.ArgumentParser(prog="lachesis trajectories", description=__doc__)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="SUBCOMMAND")
+
+    def add(name: str, run: Callable[[argparse.Namespace], int], help_text: str) -> argparse.ArgumentParser:
+        verb = verbs.add_parser(name, help=help_text, description=help_text)
+        verb.set_defaults(run=run)
+        several = {} if name == "show" else {"nargs": "+"}
+        verb.add_argument("files", type=Path, metavar="FILE", help="JSON Lines or .parquet", **several)  # type: ignore[arg-type]
+        return verb
+
+    stats = add("stats", _stats, "counts of turns, tools, reasoning and rewards")
+    stats.add_argument("--json", action="store_true", help="print JSON")
+    validate = add("validate", _validate, "check every entry by the rules of its format; 1 if one breaks them")
+    validate.add_argument(
+        "--format", default="", choices=sorted(VALIDATORS), help="the format of all entries (default: as each looks)"
+    )
+    validate.add_argument("--show", type=int, default=20, metavar="N", help="problems to print (default: 20)")
+    show = add("show", _show, "print an entry as a conversation")
+    which = show.add_mutually_exclusive_group()
+    which.add_argument("--line", type=int, default=1, help="its line, or row, from 1 (default: 1)")
+    which.add_argument("--id", help="its rollout_id or prompt_index")
+    show.add_argument("--width", type=int, default=2000, help="characters of a turn; 0: all (default: 2000)")
+    convert = add("convert", _convert, "write the conversations in another format")
+    convert.add_argument("--to", required=True, metavar="NAME", help=f"one of {', '.join(CONVERTIBLE)}")
+    convert.add_argument("--options", default="{}", metavar="YAML", help="options of the format: '{reasoning: think}'")
+    convert.add_argument(
+        "--skip-invalid", action="store_true", help="leave out and count what cannot be read or converted"
+    )
+    dedup = add("dedup", _dedup, "keep the first of several equal conversations")
+    dedup.add_argument(
+        "--by",
+        choices=("conversation", "prompt"),
+        default="conversation",
+        help="what has to be equal: all turns without the ids of calls, or those before the first answer",
+    )
+    for verb in (convert, dedup):
+        verb.add_argument("--out", required=True, type=Path, metavar="FILE", help="an existing file is replaced")
+    arguments = parser.parse_args(argv)
+    code: int = arguments.run(arguments)
+    return code
+
+
+def _stats(arguments: argparse.Namespace) -> int:
+    found, unreadable = FileStatistics(), Counter[str]()
+    with _lines(arguments.files, bad=_counted(unreadable)) as lines:
+        for line in lines:
+            found.add(line.entry)
+    figures = {**found.to_json(), "unreadable_lines": unreadable.total()}
+    if arguments.json:
+        print(json.dumps(figures))
+    else:
+        _print_figures(found)
+        _print_counts("unreadable lines", unreadable)
+    return 0
+
+
+def _print_figures(found: FileStatistics) -> None:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    share = f"{found.answers_with_reasoning} of {found.answers} answers"
+    rows = {
+        "entries": f"{found.entries}, {', '.join(f'{n} {name}' for name, n in found.completed.most_common())}",
+        "reasoning": f"{share}; {found.entries_without_reasoning} entries have none",
+        "turns an entry": _spread(found.turns),
+        "characters an entry": _spread(found.characters),
+        "reward": _spread(found.reward),
+        "entries with calls": str(found.entries_with_calls),
+    }
+    for name, count in found.counts.items():
+        shown = [f"{_printable(key)} {times}" for key, times in count.most_common(12)]
+        rows[name.replace("_", " ")] = ", ".join([*shown, *([f"{len(count) - 12} more"] if len(count) > 12 else [])])
+    for name, text in rows.items():
+        if text.strip(", "):
+            table.add_row(name, text.strip(", "))
+    Console(soft_wrap=True, markup=False, highlight=False).print(table)
+
+
+def _spread(spread: Spread) -> str:
+    if not spread.count:
+        return ""
+    numbers = (spread.sum / spread.count, spread.percentile(0.5), spread.percentile(0.9), spread.most)
+    mean, middle, high, most = (f"{number:.4g}" if abs(number) < 1000 else f"{number:.0f}" for number in numbers)
+    return f"mean {mean}, median {middle}, 90 % {high}, most {most}"
+
+
+def _validate(arguments: argparse.Namespace) -> int:
+    entries = wrong = shown = 0
+    formats: Counter[str] = Counter()
+
+    def report(where: str, problems: Sequence[str]) -> None:
+        nonlocal shown
+        for problem in problems:
+            shown += 1
+            if shown <= arguments.show:
+                print(_printable(f"{where}: {problem}"))
+
+    def bad(error: JsonlError) -> None:
+        nonlocal wrong, entries
+        wrong, entries = wrong + 1, entries + 1
+        report(f"{error.path}, line {error.line}", [error.reason])
+
+    with _lines(arguments.files, bad=bad, torn_tail=False) as lines:
+        for line in lines:
+            entries += 1
+            problems = validate_entry(line.entry, arguments.format)
+            wrong += bool(problems)
+            report(f"{line.path}, line {line.number}", problems)
+            if not problems:
+                formats[arguments.format or _format_of(line)] += 1
+    if shown > arguments.show:
+        print(f"... {shown - arguments.show} more problems; --show N prints more")
+    valid = ", ".join(f"{times} {name}" for name, times in formats.most_common())
+    print(f"{entries} entries: {wrong} break the rules of their format{f'; valid: {valid}' if valid else ''}")
+    return int(bool(wrong))
+
+
+def _format_of(line: Line) -> str:
+    from lachesis.trajectories.formats import format_of
+
+    return format_of(line.entry)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with _lines([arguments.files], bad=lambda error: None) as lines:
+        for line in lines:
+            ids = (line.entry.get("rollout_id"), line.entry.get("prompt_index"))
+            wanted = line.number == arguments.line if arguments.id is None else arguments.id in map(str, ids)
+            if wanted:
+                break
+        else:
+            what = f"line {arguments.line}" if arguments.id is None else f"id {arguments.id!r}"
+            raise TrajectoryFilesError(f"{arguments.files}: no entry has {what}")
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    try:
+        chat = read_chat(line.entry)
+    except (Unsuitable, MessageError) as error:
+        raise TrajectoryFilesError(f"{line.path}, line {line.number}: {error}") from None
+    tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in chat.tools)
+    for name, value in {**chat.facts, "tools": tools}.items():
+        console.print(_printable(f"{name}: {value}"), style="dim")
+    for message in chat.messages:
+        console.rule(message["role"], align="left")
+        parts = [f"[reasoning] {message['reasoning']}"] if message.get("reasoning") else []
+        content = message.get("content")
+        parts += [content if isinstance(content, str) else json.dumps(content)] if content else []
+        for call in message.get("tool_calls") or ():
+            parts.append(f"[call] {call['function']['name']} {call['function']['arguments']}")
+        text = _printable("\n".join(parts))
+        cut = len(text) - arguments.width if arguments.width else 0
+        console.print(text if cut <= 0 else f"{text[: arguments.width]}\n... {cut} more characters (--width 0: all)")
+    return 0
+
+
+def _convert(arguments: argparse.Namespace) -> int:
+    try:
+        options = yaml.safe_load(arguments.options) or {}
+    except yaml.YAMLError:
+        options = None
+    if not isinstance(options, dict):
+        raise TrajectoryFilesError(
+            f"--options takes a YAML mapping such as '{{reasoning: think}}', not {arguments.options!r}"
+        )
+    to = converter(arguments.to, options)
+    return _rewrite(arguments, lambda lines: convert_entries(lines, arguments.out, to, skip=arguments.skip_invalid))
+
+
+def _dedup(arguments: argparse.Namespace) -> int:
+    return _rewrite(arguments, lambda lines: deduplicate(lines, arguments.out, by=arguments.by))
+
+
+def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Rewritten]) -> int:
+    for path in arguments.files:
+        if path.exists() and arguments.out.exists() and path.samefile(arguments.out):
+            raise TrajectoryFilesError(f"--out {arguments.out}: is one of the files that are read; choose another")
+    unreadable: Counter[str] = Counter()
+    skip = getattr(arguments, "skip_invalid", False)
+    with _lines(arguments.files, bad=_counted(unreadable) if skip else None) as lines:
+        totals = write(lines)
+    print(f"{totals.written} of {totals.read + unreadable.total()} entries: {arguments.out}")
+    _print_counts("left out", totals.left_out + unreadable)
+    _print_counts("changed", totals.warnings)
+    return 0
+
+
+def _counted(unreadable: Counter[str]) -> OnBad:
+    """Counts unreadable lines, and names the first of them."""
+
+    def bad(error: JsonlError) -> None:
+        unreadable["not JSON"] += 1
+        if unreadable.total() <= 5:
+            print(_printable(f"note: {error}"), file=sys.stderr)
+
+    return bad
+
+
+def _print_counts(title: str, counts: Counter[str]) -> None:
+    for name, count in counts.most_common():
+        print(f"  {title}: {count}, {_printable(name)}")
+
+
+def _printable(text: str) -> str:
+    """Text without characters that control a terminal or turn it around."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+@contextmanager
+def _lines(paths: Sequence[Path], *, bad: OnBad | None, torn_tail: bool = True) -> Iterator[Iterator[Line]]:
+    """The entries of the files, with a bar on a terminal. With `torn_tail`, an incomplete last line is a note."""
+    for path in paths if torn_tail else ():
+        if path.suffix != ".parquet" and has_torn_tail(path):
+            print(f"note: {path}: its last line is incomplete and left out", file=sys.stderr)
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield read_entries(paths, bad=bad, torn_tail=torn_tail)
+        return
+    columns: tuple[Any, ...] = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        total = sum(path.stat().st_size for path in paths if path.is_file())
+        task = progress.add_task("reading", total=total)
+        read = 0
+
+        def advance(size: int) -> None:
+            nonlocal read
+            read += size
+            if read >= 1 << 18:
+                progress.advance(task, read)
+                read = 0
+
+        yield read_entries(paths, bad=bad, torn_tail=torn_tail, on_read=advance)

@@ -1,0 +1,312 @@
+"""Conversations as trainers take them: OpenAI's fine-tuning files, TRL's conversational columns, preference pairs.
+
+`weight` says whether an assistant message is trained, as in OpenAI's files: 0 where the model did not sample it in its
+place, such as an example in the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal, TypeAlias
+
+from lachesis.trajectories.atif import message_turns
+from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.exports import ExportLine, GroupRecord, LeftOut, RolloutRecord, stored_messages
+from lachesis.trajectories.markup import NotJson, load_json, think_block
+from lachesis.trajectories.message_rules import validate_messages
+from lachesis.trajectories.sharegpt import WarningKind
+from lachesis.utf8 import without_lone_surrogates
+
+Arguments: TypeAlias = Literal["object", "text"]
+Columns: TypeAlias = Literal["messages", "prompt-completion"]
+OpenAIReasoning: TypeAlias = Literal["drop", "think"]
+
+REASONING_DROPPED = "reasoning_dropped"
+RULE = "highest and lowest reward of the group; of equal ones the first"
+_FACTS = ("run", "evaluation", "environment", "item_key")
+
+
+class Unsuitable(ValueError):
+    """A format cannot hold a conversation. The message is the reason, in words that many conversations share."""
+
+
+@dataclass(slots=True)
+class Chat:
+    """A conversation, of a rollout or of an entry of a file."""
+
+    messages: Sequence[Mapping[str, Any]]
+    """OpenAI messages, with reasoning under `reasoning`."""
+    tools: Sequence[Mapping[str, Any]]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What else is known: `model`, `completed`, `rollout_id`, ..."""
+    not_sampled: frozenset[int] = frozenset()
+    """Indices of assistant messages that the model did not sample there."""
+    of_program: bool = False
+    """Then system messages may be anywhere."""
+
+
+def openai_line(chat: Chat, warnings: set[str], *, reasoning: OpenAIReasoning = "drop") -> dict[str, Any]:
+    """`{messages, tools}` by the rules of OpenAI's fine-tuning API, which knows no reasoning.
+
+    Source: OpenAI's guide to supervised fine-tuning, and the request types of its Python package 3.54.
+    """
+    messages = _messages(chat, warnings, arguments="text", reasoning=reasoning, parts=True)
+    if messages[-1]["role"] != "assistant":
+        raise Unsuitable("it does not end with an answer by the model")
+    for index in chat.not_sampled:
+        messages[index]["weight"] = 0
+    return {"messages": messages, **({"tools": list(chat.tools)} if chat.tools else {})}
+
+
+def trl_line(
+    chat: Chat,
+    warnings: set[str],
+    *,
+    columns: Columns = "messages",
+    arguments: Arguments = "object",
+    reasoning: str = "reasoning_content",
+) -> dict[str, Any]:
+    """TRL's columns `messages`, or `prompt` and `completion`, with `tools` as JSON text, which TRL and Axolotl read.
+
+    Every assistant message has a `weight`. TRL does not read it; it makes the keys of messages differ, and `datasets`
+    then keeps messages as they are instead of giving each of them the keys of all.
+    """
+    messages = _messages(chat, warnings, arguments=arguments, reasoning=reasoning, parts=False)
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            message["weight"] = int(index not in chat.not_sampled)
+    start = _start(messages)
+    parted = {"prompt": messages[:start], "completion": messages[start:]}
+    return {
+        **({"messages": messages} if columns == "messages" else parted),
+        "tools": tools_text(chat.tools),
+        **{name: str(chat.facts.get(name) or "") for name in ("environment", "item_key", "rollout_id")},
+    }
+
+
+def openai(
+    group: GroupRecord,
+    *,
+    min_reward: float | None = None,
+    completed_only: bool = True,
+    reasoning: OpenAIReasoning = "drop",
+) -> Iterator[ExportLine | LeftOut]:
+    """A line for each rollout."""
+    yield from _lines(group, min_reward, completed_only, partial(openai_line, reasoning=reasoning))
+
+
+def trl(
+    group: GroupRecord,
+    *,
+    min_reward: float | None = None,
+    completed_only: bool = True,
+    columns: Columns = "messages",
+    arguments: Arguments = "object",
+    reasoning: str = "reasoning_content",
+) -> Iterator[ExportLine | LeftOut]:
+    """A line for each rollout."""
+
+    line = partial(trl_line, columns=columns, arguments=arguments, reasoning=reasoning)
+    yield from _lines(group, min_reward, completed_only, line)
+
+
+def dpo(
+    group: GroupRecord, *, margin: float = 0.0, arguments: Arguments = "object", reasoning: str = "reasoning_content"
+) -> Iterator[ExportLine | LeftOut]:
+    """A preference pair for each group whose best rollout has more than `margin` over its worst, in TRL's columns.
+
+    Both answer the same prompt: the messages before the first answer.
+    """
+    found: list[tuple[RolloutRecord, list[dict[str, Any]], set[str]]] = []
+    for rollout in group["rollouts"]:
+        if rollout["reward"] is None:
+            yield LeftOut(rollout["rollout_id"], "not scored")
+            continue
+        warnings: set[str] = set()
+        try:
+            chat = chat_of(group, rollout)
+            messages = _messages(chat, warnings, arguments=arguments, reasoning=reasoning, parts=False)
+            _start(messages)
+        except Unsuitable as error:
+            yield LeftOut(rollout["rollout_id"], str(error))
+            continue
+        for index, message in enumerate(messages):
+            if message["role"] == "assistant":
+                message["weight"] = int(index not in chat.not_sampled)
+        found.append((rollout, messages, warnings))
+    reason = "neither the best nor the worst"
+    used: tuple[str, ...] = ()
+    if found:
+        best = max(found, key=lambda each: each[0]["reward"])
+        worst = min(found, key=lambda each: each[0]["reward"])
+        start = _start(best[1])
+        if best[0]["reward"] - worst[0]["reward"] <= margin:
+            reason = "no difference in reward" if len(found) > 1 else "the only one of its group"
+        elif best[1][:start] != worst[1][:start] or worst[1][start]["role"] != "assistant":
+            reason = "the best and the worst have different prompts"
+        elif best[1] == worst[1]:
+            reason = "the best and the worst are the same"
+        else:
+            used = (best[0]["rollout_id"], worst[0]["rollout_id"])
+            content = {
+                "prompt": best[1][:start],
+                "chosen": best[1][start:],
+                "rejected": worst[1][start:],
+                "tools": tools_text(group["tools"]),
+                "score_chosen": float(best[0]["reward"]),
+                "score_rejected": float(worst[0]["reward"]),
+                "rule": RULE,
+                **{name: str(group.get(name) or "") for name in ("environment", "item_key")},
+                "chosen_id": used[0],
+                "rejected_id": used[1],
+            }
+            yield ExportLine(content, used, tuple(sorted(best[2] | worst[2])))
+    for rollout, _, _ in found:
+        if rollout["rollout_id"] not in used:
+            yield LeftOut(rollout["rollout_id"], reason)
+
+
+def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
+    """The conversation of a rollout."""
+    messages = stored_messages(group, rollout)
+    turns = message_turns(rollout, messages)
+    copied = {
+        index
+        for index, message in enumerate(messages)
+        if message["role"] == "assistant" and turns is not None and turns[index] is None
+    }
+    facts = {name: group[name] for name in (*_FACTS, "model", "timestamp") if name in group}
+    facts |= {name: rollout[name] for name in ("rollout_id", "outcome", "completed", "reward")}
+    return Chat(messages, group["tools"], facts, frozenset(copied), of_program="program" in rollout)
+
+
+def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
+    """Tool definitions as JSON text."""
+    return valid_text(json.dumps(list(tools), ensure_ascii=False))
+
+
+def valid_text(text: str, warnings: set[str] | None = None) -> str:
+    """`text` without halves of surrogate pairs, which no UTF-8 file can hold."""
+    if text.isascii():
+        return text
+    valid = without_lone_surrogates(text)
+    if valid != text and warnings is not None:
+        warnings.add(WarningKind.CHARACTER_REPLACED)
+    return valid
+
+
+def plain_text(content: Any, warnings: set[str]) -> str:
+    """The text of a content; a part that is not text becomes its type in brackets."""
+    if content is None or isinstance(content, str):
+        return valid_text(content or "", warnings)
+    texts = []
+    for part in content:
+        is_text = part.get("type") == "text"
+        texts.append(part["text"] if is_text else f"[{part.get('type')}]")
+        if not is_text:
+            warnings.add(WarningKind.PART_OMITTED)
+    return valid_text("".join(texts), warnings)
+
+
+def _lines(
+    group: GroupRecord,
+    min_reward: float | None,
+    completed_only: bool,
+    line: Callable[[Chat, set[str]], dict[str, Any]],
+) -> Iterator[ExportLine | LeftOut]:
+    for rollout in group["rollouts"]:
+        warnings: set[str] = set()
+        try:
+            check_rollout(rollout, min_reward, completed_only)
+            content = line(chat_of(group, rollout), warnings)
+        except Unsuitable as error:
+            yield LeftOut(rollout["rollout_id"], str(error))
+        else:
+            yield ExportLine(content, (rollout["rollout_id"],), tuple(sorted(warnings)))
+
+
+def check_rollout(facts: Mapping[str, Any], min_reward: float | None, completed_only: bool) -> None:
+    """Raises Unsuitable for a rollout that is not wanted."""
+    if completed_only and not facts["completed"]:
+        raise Unsuitable("not completed")
+    reward = facts["reward"]
+    if min_reward is not None and (reward is None or reward < min_reward):
+        raise Unsuitable(f"reward below {min_reward:g}")
+
+
+def _messages(
+    chat: Chat, warnings: set[str], *, arguments: Arguments, reasoning: str, parts: bool
+) -> list[dict[str, Any]]:
+    """New messages with the keys of the format. `parts`: content may be a list of parts, and null beside calls.
+
+    Raises Unsuitable where the messages break the rules of a conversation.
+    """
+    try:
+        validate_messages(chat.messages, late_system=chat.of_program)
+    except MessageError as error:
+        raise Unsuitable(f"no valid conversation ({type(error).__name__})") from None
+    if not any(message["role"] == "assistant" for message in chat.messages):
+        raise Unsuitable("no answer by the model")
+    names: dict[str, str] = {}
+    written = []
+    for message in chat.messages:
+        role, content = message["role"], message.get("content")
+        new: dict[str, Any] = {"role": role}
+        if role == "tool":
+            new["tool_call_id"] = message["tool_call_id"]
+            if not parts:  # chat templates read it
+                new["name"] = names[message["tool_call_id"]]
+        elif message.get("name"):
+            new["name"] = message["name"]
+        if parts and role == "user" and isinstance(content, list):
+            new["content"] = json.loads(valid_text(json.dumps(content, ensure_ascii=False), warnings))
+        else:
+            new["content"] = plain_text(content, warnings)
+        if role == "assistant":
+            if calls := message.get("tool_calls"):
+                names |= {call["id"]: call["function"]["name"] for call in calls}
+                new["tool_calls"] = [_call(call, warnings, arguments) for call in calls]
+                if parts and content is None:
+                    new["content"] = None
+            if thought := message.get("reasoning"):
+                _add_reasoning(new, valid_text(thought, warnings), reasoning, warnings)
+        written.append(new)
+    return written
+
+
+def _add_reasoning(message: dict[str, Any], thought: str, form: str, warnings: set[str]) -> None:
+    if form == "drop":
+        warnings.add(REASONING_DROPPED)
+    elif form == "think":
+        message["content"] = think_block(thought) + (message["content"] or "")
+    else:
+        message[form] = thought
+
+
+def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[str, Any]:
+    function = call["function"]
+    text = valid_text(function["arguments"], warnings)
+    try:
+        arguments = load_json(text) if text.strip() else {}
+    except NotJson:
+        arguments = None
+    if not isinstance(arguments, dict):
+        raise Unsuitable("arguments that are not a JSON object")
+    if form == "text":
+        given: Any = text if text.strip() else "{}"
+    elif "\\u" in text:  # an escape may be half of a surrogate pair
+        given = json.loads(valid_text(json.dumps(arguments, ensure_ascii=False), warnings))
+    else:
+        given = arguments
+    return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": given}}
+
+
+def _start(messages: Sequence[Mapping[str, Any]]) -> int:
+    """The index of the first answer that is trained."""
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant" and message.get("weight") != 0:
+            return index
+    raise Unsuitable("no answer by the model")

@@ -1,0 +1,243 @@
+"""Files of trajectories, entry by entry: reading, conversion, duplicates. Memory does not grow with a file.
+
+An output is complete or is not written (`jsonl.replacing`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from lachesis.trajectories.chat_exports import Unsuitable
+from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.formats import Converter
+from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, json_text, replacing
+from lachesis.trajectories.parquet import ParquetWriter, read_rows
+
+Same: TypeAlias = Literal["conversation", "prompt"]
+
+PROMPT_ROLES = ("system", "human", "user")
+_CALL_ID = re.compile(r'"tool_call_id": ?"[^"]*", ?')
+_BATCH = 64
+"""Lines that are written at once."""
+
+
+class Line(NamedTuple):
+    """An entry, where it is, and its text; a row of a Parquet file has none."""
+
+    path: Path
+    number: int
+    entry: Any
+    raw: bytes
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """What became of the entries of some files."""
+
+    read: int = 0
+    written: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Reason -> entries."""
+    warnings: Counter[str] = field(default_factory=Counter)
+    """Kind of change -> entries."""
+
+
+OnRead: TypeAlias = Callable[[int], object]
+"""Called with the number of bytes that were read since the last call."""
+OnBad: TypeAlias = Callable[[JsonlError], object]
+"""Called with what is wrong with a line, which is then left out."""
+
+
+def read_entries(
+    paths: Iterable[StrPath], *, bad: OnBad | None = None, torn_tail: bool = False, on_read: OnRead | None = None
+) -> Iterator[Line]:
+    """The entries of JSON Lines and Parquet files, one at a time; blank lines are skipped.
+
+    Raises JsonlError, which names file and line, for a line that is not a JSON object with each of its keys once, or
+    calls `bad` with it. With `torn_tail`, an incomplete last line ends its file. A file that cannot be read is always
+    an error.
+    """
+    for path in map(Path, paths):
+        if path.suffix == ".parquet":
+            for number, row in enumerate(read_rows(path), 1):
+                yield Line(path, number, row, b"")
+            if on_read is not None:
+                on_read(path.stat().st_size)
+            continue
+        try:
+            with path.open("rb") as file:
+                for number, raw in enumerate(file, 1):
+                    if on_read is not None:
+                        on_read(len(raw))
+                    if not raw.strip():
+                        continue
+                    try:
+                        entry = _DECODER.decode(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+                        if not isinstance(entry, dict):
+                            raise ValueError(f"{type(entry).__name__}, not an object")
+                    except (ValueError, RecursionError) as error:
+                        if torn_tail and not raw.endswith(b"\n"):
+                            break
+                        problem = JsonlError(path, f"not an entry: {error}", line=number)
+                        if bad is None:
+                            raise problem from error
+                        bad(problem)
+                        continue
+                    yield Line(path, number, entry, raw)
+        except OSError as error:
+            raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
+        raise ValueError(f"the key {twice!r} is in an object more than once")
+    return found
+
+
+def _no_number(constant: str) -> Any:
+    raise ValueError(f"{constant} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
+
+
+def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *, skip: bool = False) -> Rewritten:
+    """Write each conversation in the format of the converter.
+
+    Raises:
+        JsonlError: a line cannot be read, or the output cannot be written. An entry that the format cannot hold is one
+            too, which names file and line, unless `skip` leaves it out.
+    """
+    totals = Rewritten()
+    open_writer = ParquetWriter if converter.to == "parquet" else _Buffered
+    with replacing(out) as temporary, open_writer(temporary) as writer:
+        for line in lines:
+            totals.read += 1
+            warnings: set[str] = set()
+            try:
+                content = converter.convert(line.entry, warnings)
+            except (Unsuitable, MessageError) as error:
+                if not skip:
+                    raise JsonlError(line.path, str(error), line=line.number) from error
+                totals.left_out[str(error) if isinstance(error, Unsuitable) else type(error).__name__] += 1
+                continue
+            writer.write(content)
+            totals.written += 1
+            totals.warnings.update(warnings)
+    return totals
+
+
+def deduplicate(lines: Iterable[Line], out: StrPath, *, by: Same = "conversation") -> Rewritten:
+    """Write each entry whose conversation, or prompt, no entry before it has. Lines are copied as they are.
+
+    What was seen is in a temporary database on the disk (SQLite's, in $SQLITE_TMPDIR or /var/tmp): 1 MB in memory.
+    Raises JsonlError.
+    """
+    totals = Rewritten()
+    seen = sqlite3.connect("", isolation_level=None)
+    try:
+        for pragma in ("journal_mode=OFF", "synchronous=OFF", "temp_store=FILE", "cache_size=-32000"):
+            seen.execute(f"PRAGMA {pragma}")
+        seen.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
+        seen.execute("BEGIN")
+        with replacing(out) as temporary, _Buffered(temporary) as writer:
+            for line in lines:
+                totals.read += 1
+                try:
+                    added = seen.execute("INSERT OR IGNORE INTO seen VALUES (?)", (digest(line.entry, by),)).rowcount
+                except Unsuitable as error:
+                    raise JsonlError(line.path, str(error), line=line.number) from error
+                except sqlite3.Error as error:
+                    raise JsonlError(out, f"the database of what was seen cannot be written ({error})") from error
+                if added:
+                    writer.write_raw(line)
+                    totals.written += 1
+                else:
+                    totals.left_out[f"the same {by} as an earlier entry"] += 1
+    finally:
+        seen.close()
+    return totals
+
+
+def digest(entry: Mapping[str, Any], by: Same) -> bytes:
+    """16 bytes of the conversation of an entry without the ids of calls, which differ where nothing else does; or of
+    what is before the first answer. Raises Unsuitable."""
+    lists = (entry[key] for key in ("conversations", "messages", "prompt") if isinstance(entry.get(key), list))
+    turns = next(lists, None)
+    if turns is None or not all(isinstance(turn, dict) for turn in turns):
+        raise Unsuitable("it has no conversation")
+    if "messages" not in entry and isinstance(entry.get("completion"), list):
+        turns = [*turns, *entry["completion"]]
+    hashed = blake2b(digest_size=16)
+    for turn in turns:
+        role, value = turn.get("from", turn.get("role")), turn.get("value")
+        if by == "prompt" and role not in PROMPT_ROLES:
+            break
+        if not isinstance(value, str):
+            value = json.dumps(_without_ids(turn), ensure_ascii=False, sort_keys=True)
+        elif role == "tool":
+            value = _CALL_ID.sub("", value)
+        for part in (str(role), value):
+            data = part.encode("utf-8", "surrogatepass")
+            hashed.update(len(data).to_bytes(8, "big") + data)
+    return hashed.digest()
+
+
+def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in message.items() if name not in ("tool_call_id", "role")}
+    if isinstance(kept.get("tool_calls"), list):
+        kept["tool_calls"] = [
+            {name: value for name, value in call.items() if name != "id"} if isinstance(call, dict) else call
+            for call in kept["tool_calls"]
+        ]
+    return kept
+
+
+class _Buffered(JsonlWriter):
+    """Writes some lines at once: nobody else writes the file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._lines: list[bytes] = []
+        self._size = 0
+
+    def write(self, obj: Any) -> None:
+        self._add(self.encode(obj))
+
+    def encode(self, obj: Any) -> bytes:
+        # At once: nothing else runs in this process that would have to wait.
+        try:
+            return json_text(obj) + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            raise JsonlError(self.path, f"the entry cannot become JSON: {error}") from error
+
+    def write_raw(self, line: Line) -> None:
+        raw = line.raw.removeprefix(b"\xef\xbb\xbf")
+        self._add(raw if raw.endswith(b"\n") else raw + b"\n" if raw else self.encode(line.entry))
+
+    def close(self) -> None:
+        try:
+            self._flush()
+        finally:
+            super().close()
+
+    def _add(self, line: bytes) -> None:
+        self._lines.append(line)
+        self._size += len(line)
+        if len(self._lines) >= _BATCH or self._size > 1 << 20:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._lines:
+            lines, self._lines, self._size = self._lines, [], 0
+            self.write_line(b"".join(lines))

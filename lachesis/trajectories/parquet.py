@@ -1,0 +1,172 @@
+"""Conversations as a Parquet file with a fixed schema: files of any toolsets are read together.
+
+`messages` are OpenAI messages with arguments as text; `tools` are JSON text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from lachesis.trajectories.chat_exports import Chat, chat_of, plain_text, tools_text, valid_text
+from lachesis.trajectories.exports import ExportLine, GroupRecord, LeftOut
+from lachesis.trajectories.jsonl import JsonlError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+TEXTS = ("run", "environment", "item_key", "rollout_id", "model", "timestamp", "outcome")
+_ROWS, _BYTES = 1000, 32 << 20
+"""A row group is written at this many rows, or at about this many bytes of text."""
+
+
+def schema() -> pa.Schema:
+    """The columns of the file."""
+    import pyarrow as pa
+
+    call = pa.struct(
+        [
+            ("id", pa.string()),
+            ("type", pa.string()),
+            ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
+        ]
+    )
+    message = pa.struct(
+        [
+            ("role", pa.string()),
+            ("content", pa.string()),
+            ("reasoning", pa.string()),
+            ("tool_calls", pa.list_(call)),
+            ("tool_call_id", pa.string()),
+        ]
+    )
+    return pa.schema(
+        [
+            ("messages", pa.list_(message)),
+            ("tools", pa.string()),
+            *((name, pa.string()) for name in TEXTS),
+            ("evaluation", pa.bool_()),
+            ("completed", pa.bool_()),
+            ("reward", pa.float64()),
+        ]
+    )
+
+
+def parquet_row(chat: Chat, warnings: set[str]) -> dict[str, Any]:
+    """A row of the schema. Absent keys are null there."""
+    facts = {name: chat.facts.get(name) for name in (*TEXTS, "evaluation", "completed", "reward")}
+    return {
+        "messages": [_message(message, warnings) for message in chat.messages],
+        "tools": tools_text(chat.tools),
+        **{name: value if name not in TEXTS or value is None else str(value) for name, value in facts.items()},
+    }
+
+
+def _message(message: Mapping[str, Any], warnings: set[str]) -> dict[str, Any]:
+    content = message.get("content")
+    row = {"role": message["role"], "content": None if content is None else plain_text(content, warnings)}
+    if message.get("reasoning"):
+        row["reasoning"] = valid_text(message["reasoning"], warnings)
+    if calls := message.get("tool_calls"):
+        row["tool_calls"] = [
+            {
+                "id": call["id"],
+                "type": "function",
+                "function": {
+                    "name": call["function"]["name"],
+                    "arguments": valid_text(call["function"]["arguments"], warnings),
+                },
+            }
+            for call in calls
+        ]
+    if message.get("tool_call_id"):
+        row["tool_call_id"] = message["tool_call_id"]
+    return row
+
+
+class ParquetWriter:
+    """Writes rows in row groups, so that memory does not grow with the file."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow.parquet
+
+        self.path = path
+        self._schema = schema()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("wb")
+        except OSError as error:
+            raise JsonlError(path, f"cannot open for writing ({error.strerror or error})") from error
+        self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
+        self._rows: list[dict[str, Any]] = []
+        self._size = 0
+
+    def write(self, row: dict[str, Any]) -> None:
+        self._rows.append(row)
+        self._size += sum(len(message["content"] or "") for message in row["messages"])
+        if len(self._rows) >= _ROWS or self._size >= _BYTES:
+            self._flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: Any) -> None:
+        try:
+            if kind is None:
+                self._flush()
+        finally:
+            # A writer that is not closed closes itself later, with a traceback on stderr.
+            with suppress(OSError) if kind is not None else nullcontext():
+                self._writer.close()
+            self._file.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            try:
+                self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            except pa.ArrowInvalid as error:
+                raise JsonlError(self.path, f"a row does not fit the schema: {error}") from error
+            self._rows, self._size = [], 0
+
+
+class ParquetExport:
+    """A row for each rollout with messages, failed ones included."""
+
+    open = ParquetWriter
+
+    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+        for rollout in group["rollouts"]:
+            chat = chat_of(group, rollout)
+            if not chat.messages:
+                yield LeftOut(rollout["rollout_id"], "no messages")
+                continue
+            warnings: set[str] = set()
+            row = parquet_row(chat, warnings)
+            yield ExportLine(row, (rollout["rollout_id"],), tuple(sorted(warnings)))
+
+
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, some hundred at a time. Keys of messages that are null are left out, but for `content`.
+
+    Raises JsonlError.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=200):
+                for row in batch.to_pylist():
+                    if isinstance(row.get("messages"), list):
+                        row["messages"] = [_without_nulls(message) for message in row["messages"]]
+                    yield row
+    except (OSError, pa.ArrowException) as error:
+        raise JsonlError(path, f"cannot be read as Parquet ({error})") from error
+
+
+def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -1,0 +1,424 @@
+"""The formats of trajectory files: seeds, validators, conversions, and the libraries that read them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
+from pydantic import TypeAdapter
+
+from lachesis.testing.export_suite import example_groups
+from lachesis.trajectories import (
+    read_lines,
+    to_batch_entry,
+    to_dataset_entry,
+)
+from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
+from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.exports import ExportTotals, export_group, load_export, write_export
+from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of
+from lachesis.trajectories.parquet import read_rows
+from lachesis.trajectories.validation import VALIDATORS, validate_entry
+
+DATA = Path(__file__).parent / "data"
+ANSWERED = "<tool_response>\na\n</tool_response>"
+FORMATS = ("hermes", "batch", "sharegpt-tools", "openai", "trl", "dpo")
+
+
+def tool(name: str, **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    return {"type": "function", "function": {"name": name, "description": f"Use {name}.", "parameters": parameters}}
+
+
+def call(name: str, arguments: str, call_id: str = "call_1") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+TERMINAL = tool("terminal", command={"type": "string"})
+SEARCH = tool("web_search", query={"type": ["string", "null"], "default": 3}, sites={"type": "array", "items": {}})
+SHELL: list[dict[str, Any]] = [
+    {"role": "user", "content": "Which files are there?"},
+    {
+        "role": "assistant",
+        "content": None,
+        "reasoning": "List them.",
+        "tool_calls": [call("terminal", '{"command": "ls"}')],
+    },
+    {"role": "tool", "tool_call_id": "call_1", "content": '{"output": "a\\u0000b", "exit_code": 0}'},
+    {"role": "assistant", "content": "One.", "reasoning": "Clear."},
+]
+LOOKED_UP: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Who wrote it?"},
+    {"role": "assistant", "content": "", "tool_calls": [call("web_search", '{"query": "author", "sites": []}')]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "[1, 2"},
+    {"role": "assistant", "content": "Nobody knows."},
+]
+PLAIN: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
+
+
+def group(number: int, messages: Sequence[Any], tools: list[Any], rewards: Sequence[float | None] = (1.0, 0.0)) -> Any:
+    """A group of `process` whose rollouts end with different words."""
+    (example, *_) = example_groups()
+    last = messages[-1]
+    played = [[*messages[:-1], {**last, "content": f"{last['content']} {index}"}] for index in range(len(rewards))]
+    turns = [[None if each["role"] != "assistant" else place for place, each in enumerate(messages)]] * len(rewards)
+    scored = [place for place, reward in enumerate(rewards) if reward is not None]
+    rollouts = [
+        {
+            **example["rollouts"][0],
+            "rollout_id": f"r-{number}-{index}",
+            "index": index,
+            "reward": reward,
+            "place": scored.index(index) if reward is not None else None,
+            "messages": played[index],
+            "message_turns": turns[index],
+            "tool_stats": {},
+        }
+        for index, reward in enumerate(rewards)
+    ]
+    return {
+        **example,
+        "item_key": f"{number}-1",
+        "tools": tools,
+        "scores": [reward for reward in rewards if reward is not None],
+        "messages": [played[place] for place in scored],
+        "samples": [],
+        "rollouts": rollouts,
+    }
+
+
+def exported(name: str, groups: Sequence[Any], path: Path, **options: Any) -> Path:
+    write_export(load_export(name, options), groups, path)
+    return path
+
+
+def lines_of(name: str, groups: Sequence[Any], **options: Any) -> list[Any]:
+    export = load_export(name, options)
+    return [line.content for each in groups for line in export_group(export, each, ExportTotals())]
+
+
+# The examples of the specification.
+
+
+def test_the_documented_files_are_reproduced_byte_for_byte_by_a_conversion_there_and_back() -> None:
+    for name, form in (("trajectory_entry", "hermes"), ("dataset_entry", "sharegpt-tools")):
+        entry = json.loads((DATA / f"{name}.json").read_text())
+        if form == "sharegpt-tools":  # its definition is shortened to {...} in the documentation
+            entry["tools"] = json.dumps([tool("web_search", query={"type": "string"})])
+        assert validate_entry(entry) == []
+        assert format_of(entry) == form
+        as_messages = converter("openai", {"reasoning": "think"}).convert(entry, set())
+        assert validate_entry(as_messages, "openai") == []
+        for through in ("parquet", "trl"):
+            between = converter(through).convert(entry, set())
+            assert validate_entry(between, through) == []
+            options = {"timestamp": entry["timestamp"], "model": entry["model"]} if form == "hermes" else {}
+            back = converter(form, options)
+            assert json.dumps(back.convert(between, set())) == json.dumps(entry)
+
+
+def test_the_documented_messages_are_an_openai_line_byte_for_byte() -> None:
+    text = (
+        '{"messages": [{"role": "system", "content": "You are a helpful assistant with tools..."}, '
+        '{"role": "user", "content": "Search for Python tutorials"}, '
+        '{"role": "assistant", "content": null, "tool_calls": [{"id": "call_abc123", "type": "function", '
+        '"function": {"name": "web_search", "arguments": "{\\"query\\": \\"Python tutorials\\"}"}}]}, '
+        '{"role": "tool", "tool_call_id": "call_abc123", "content": "{\\"results\\": [...]}"}, '
+        '{"role": "assistant", "content": "Here\'s what I found..."}]}'
+    )
+    messages = json.loads(text)["messages"]
+    assert json.dumps(openai_line(Chat(messages, []), set())) == text
+    with_reasoning = [*messages[:-1], {**messages[-1], "reasoning": "Let me think about this step by step..."}]
+    warnings: set[str] = set()
+    assert json.dumps(openai_line(Chat(with_reasoning, []), warnings)) == text
+    assert warnings == {"reasoning_dropped"}
+
+
+def test_the_documented_batch_entry_has_its_keys_in_their_order_and_is_valid() -> None:
+    stats = {
+        "terminal": {"count": 3, "success": 3, "failure": 0},
+        "read_file": {"count": 2, "success": 2, "failure": 0},
+    }
+    entry, _ = to_batch_entry(
+        SHELL,
+        [TERMINAL],
+        prompt_index=42,
+        metadata={"prompt_source": "gsm8k", "difficulty": "hard"},
+        completed=True,
+        partial=False,
+        api_calls=7,
+        toolsets_used=["code_tools", "file_tools"],
+        tool_stats=stats,
+        all_tools=["terminal", "read_file", "write_file"],
+    )
+    documented = (
+        '{"prompt_index": 42, "conversations": [...], '
+        '"metadata": {"prompt_source": "gsm8k", "difficulty": "hard"}, "completed": true, "partial": false, '
+        '"api_calls": 7, "toolsets_used": ["code_tools", "file_tools"], '
+        '"tool_stats": {"terminal": {"count": 3, "success": 3, "failure": 0}, '
+        '"read_file": {"count": 2, "success": 2, "failure": 0}, '
+        '"write_file": {"count": 0, "success": 0, "failure": 0}}, '
+        '"tool_error_counts": {"terminal": 0, "read_file": 0, "write_file": 0}}'
+    )
+    assert json.dumps({**entry, "conversations": [...]}, default=lambda _: 0).replace("[0]", "[...]") == documented
+    assert validate_entry(entry, "batch") == []
+
+
+# Validators.
+
+
+@pytest.mark.parametrize(
+    ("format", "broken", "problem"),
+    [
+        ("hermes", {"completed": "yes"}, "completed is str, not bool"),
+        ("hermes", {"model": None}, "model is NoneType"),
+        ("hermes", {"conversations": [{"from": "human", "value": "a"}]}, "it has no gpt turn"),
+        ("hermes", {"conversations": [{"from": "gpt", "value": "a"}]}, "turn 0: a gpt turn begins with a think block"),
+        ("hermes", {"conversations": [{"from": "bot", "value": "a"}]}, "unknown turn 'bot'"),
+        ("hermes", {"conversations": [{"from": "gpt", "value": 3}]}, "without a text value"),
+        ("hermes", {"conversations": [{"role": "user", "content": "a"}]}, "its keys are 'role', 'content'"),
+        ("hermes", {"conversations": [{"from": "tool", "value": ANSWERED}]}, "no gpt turn before"),
+        ("sharegpt-tools", {"tools": []}, "tools is not JSON text"),
+        ("sharegpt-tools", {"tools": '[{"name": "a"}]'}, "tools[0] is no function"),
+        ("batch", {"prompt_index": True}, "prompt_index is bool, not int"),
+        ("batch", {"tool_stats": {"a": {"count": 2, "success": 1, "failure": 0}}}, "count is not success plus failure"),
+        ("batch", {"tool_error_counts": {"other": 0}}, "name different tools"),
+        ("openai", {"messages": SHELL}, "OpenAI knows no key 'reasoning'"),
+        ("openai", {"messages": PLAIN[:1]}, "does not end with an assistant message"),
+        ("openai", {"messages": [*LOOKED_UP[:3], LOOKED_UP[4]]}, "no result for 'call_1'"),
+        ("openai", {"messages": [PLAIN[0], {**PLAIN[1], "weight": 2}]}, "weight is 2"),
+        ("openai", {"messages": [PLAIN[0], {**PLAIN[1], "tool_calls": [call("a", "{")]}]}, "not the text of a JSON"),
+        ("openai", {"tools": [tool("no spaces")]}, "tools[0] is no function"),
+        ("trl", {"messages": [3]}, "messages[0] is int"),
+        ("dpo", {"chosen": []}, "chosen is not a list of messages"),
+        ("dpo", {"score_chosen": "high"}, "score_chosen is str"),
+        ("atif", {"steps": [{"step_id": 2, "source": "user", "message": ""}]}, "step 1 has the step_id 2"),
+        ("samples", {"tokens": None}, "the sample tokens is"),
+        ("parquet", {"tools": "["}, "tools is not JSON text"),
+    ],
+)  # fmt: skip
+def test_a_validator_names_what_is_broken(format: str, broken: dict[str, Any], problem: str) -> None:
+    groups = example_groups() if format == "samples" else [group(0, SHELL, [TERMINAL])]
+    good = lines_of(format, groups)[0]
+    assert validate_entry(good, format) == []
+    problems = validate_entry({**good, **broken}, format)
+    assert any(problem in each for each in problems), problems
+
+
+@pytest.mark.parametrize("name", VALIDATORS)
+def test_every_export_is_valid_and_recognised(name: str, tmp_path: Path) -> None:
+    groups = [*example_groups(), group(7, SHELL, [TERMINAL]), group(8, LOOKED_UP, [SEARCH, TERMINAL])]
+    path = exported(name, groups, tmp_path / "out")
+    written = list(read_rows(path)) if name == "parquet" else list(read_lines(path))
+    assert len(written) >= 2
+    for entry in written:
+        assert (validate_entry(entry, name), format_of(entry)) == ([], name)
+        assert validate_entry(entry) == []
+
+
+@pytest.mark.parametrize("entry", [[], 3, None, {}, {"a": 1}, example_groups()[0]])
+def test_what_is_no_entry_is_said_to_be_none(entry: Any) -> None:
+    assert "the form of no format" in validate_entry(entry)[0]
+    with pytest.raises(Unsuitable, match=r"no format|a group of a run, which `lachesis export` converts"):
+        converter("openai").convert(entry, set())
+    with pytest.raises(UnknownFormat, match="no format is called 'harmes'"):
+        validate_entry(entry, "harmes")
+
+
+@pytest.mark.parametrize("junk", [None, 3, "x", [], [None], {"from": 3}, {"role": []}, [{"from": "gpt"}], {"name": {}}])
+@pytest.mark.parametrize("name", VALIDATORS)
+def test_no_content_breaks_a_validator_or_a_conversion(name: str, junk: Any) -> None:
+    groups = example_groups() if name == "samples" else [group(0, LOOKED_UP, [SEARCH])]
+    good = lines_of(name, groups)[0]
+    for key in good:
+        nested = good[key]
+        for broken in (junk, [junk], [*nested, junk] if isinstance(nested, list) else {"x": junk}):
+            entry = {**good, key: broken}
+            assert all(isinstance(problem, str) for problem in validate_entry(entry, name))
+            with suppress(Unsuitable, MessageError):
+                converter("hermes").convert(entry, set())
+
+
+# What a line holds.
+
+
+def test_preference_pairs_are_the_best_and_the_worst_of_a_group_and_say_by_which_rule() -> None:
+    (pair,) = lines_of("dpo", [group(0, SHELL, [TERMINAL], rewards=(0.5, None, 0.0, 1.0, 0.0))])
+    assert (pair["chosen_id"], pair["rejected_id"]) == ("r-0-3", "r-0-2")
+    assert (pair["score_chosen"], pair["score_rejected"]) == (1.0, 0.0)
+    assert pair["rule"] == "highest and lowest reward of the group; of equal ones the first"
+    assert [message["content"] for message in pair["prompt"]] == ["Which files are there?"]
+    assert (pair["chosen"][-1]["content"], pair["rejected"][-1]["content"]) == ("One. 3", "One. 2")
+    assert pair["chosen"][0]["tool_calls"][0]["function"]["arguments"] == {"command": "ls"}
+    assert lines_of("dpo", [group(0, SHELL, [], rewards=(1.0, 0.75))], margin=0.25) == []
+    assert lines_of("dpo", [group(0, SHELL, [], rewards=(None, 1.0))]) == []
+
+
+def test_an_answer_that_the_model_did_not_sample_has_the_weight_0() -> None:
+    shown = group(0, [*PLAIN, *SHELL], [TERMINAL])
+    for rollout in shown["rollouts"]:
+        rollout["message_turns"] = [None, None, None, 0, None, 1]
+    (line, _) = lines_of("openai", [shown])
+    assert [message.get("weight") for message in line["messages"]] == [None, 0, None, None, None, None]
+    (line, _) = lines_of("trl", [shown], columns="prompt-completion")
+    assert [message.get("weight") for message in line["prompt"]] == [None, 0, None]
+    assert [message.get("weight") for message in line["completion"]] == [1, None, 1]
+    (pair,) = lines_of("dpo", [shown])
+    assert [message["role"] for message in pair["prompt"]] == ["user", "assistant", "user"]
+
+
+def test_text_that_no_file_can_hold_is_replaced_and_counted() -> None:
+    odd = [{"role": "user", "content": "a\ud83d"}, {"role": "assistant", "content": "b", "reasoning": "\udc00"}]
+    for line in (openai_line, trl_line):
+        warnings: set[str] = set()
+        json.dumps(line(Chat(odd, []), warnings), ensure_ascii=False).encode()
+        assert "character_replaced" in warnings
+    escaped = [PLAIN[0], {"role": "assistant", "content": "", "tool_calls": [call("a", '{"x": "\\ud83d"}')]},
+               {"role": "tool", "tool_call_id": "call_1", "content": ""}, PLAIN[1]]  # fmt: skip
+    json.dumps(trl_line(Chat(escaped, []), set()), ensure_ascii=False).encode()
+
+
+def test_a_system_message_that_gives_way_to_the_generated_one_is_counted() -> None:
+    line = openai_line(Chat(LOOKED_UP, [SEARCH]), set())
+    warnings: set[str] = set()
+    entry = converter("hermes").convert(line, warnings)
+    assert warnings == {"system_replaced"}
+    assert entry["conversations"][0]["value"].startswith("You are a function calling AI model.")
+    warnings.clear()
+    kept = converter("hermes", {"system": "actual"}).convert(line, warnings)
+    assert (kept["conversations"][0]["value"], warnings) == ("Be brief.", set())
+
+
+@pytest.mark.parametrize("through", CONVERTIBLE)
+@pytest.mark.parametrize("messages", [SHELL, LOOKED_UP, PLAIN])
+def test_a_conversation_survives_each_format(messages: list[Any], through: str) -> None:
+    start, _ = to_dataset_entry(messages, [TERMINAL, SEARCH])
+    options = {"openai": {"reasoning": "think"}, "hermes": {"system": "actual"}}.get(through, {})
+    between = converter(through, options).convert(start, set())
+    if through == "hermes":  # without its generated prompt it has no tools
+        start, _ = to_dataset_entry(messages, [])
+    assert converter("sharegpt-tools").convert(between, set()) == start
+
+
+# The libraries that load them.
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+
+    def loaded(paths: Sequence[Path], kind: str = "json", **more: Any) -> list[Any]:
+        files = list(map(str, paths))
+        found = datasets.load_dataset(kind, data_files=files, split="train", cache_dir=str(tmp_path / "cache"), **more)
+        return list(found)
+
+    return loaded
+
+
+OF_DIFFERENT_TOOLSETS = (
+    group(0, PLAIN, [], (1.0, 0.5)),
+    group(1, SHELL, [TERMINAL]),
+    group(2, LOOKED_UP, [SEARCH, TERMINAL]),
+)
+
+
+def files_of_different_toolsets(name: str, folder: Path, **options: Any) -> list[Path]:
+    groups = enumerate(OF_DIFFERENT_TOOLSETS)
+    return [exported(name, [each], folder / f"{number}.{name}", **options) for number, each in groups]
+
+
+@pytest.mark.parametrize("name", ["hermes", "sharegpt-tools", "trl"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_files_of_different_toolsets_load_together_in_any_order(
+    name: str, backwards: bool, load: Any, tmp_path: Path
+) -> None:
+    paths = files_of_different_toolsets(name, tmp_path)[:: -1 if backwards else 1]
+    written = [line for path in paths for line in read_lines(path)]
+    assert load(paths) == written
+    assert load(paths, features=dataset_features(name)) == written
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_with_the_features_of_a_format_its_files_load_together_whatever_they_hold(
+    name: str, load: Any, tmp_path: Path
+) -> None:
+    paths = files_of_different_toolsets(name, tmp_path)
+    if name in ("hermes", "batch"):  # a file without a single reward, first
+        paths = [exported(name, [group(3, PLAIN, [], (None, None))], tmp_path / "unscored"), *paths]
+    written = [line for path in paths for line in read_lines(path)]
+    if name == "openai":
+        for line in written:
+            line.setdefault("tools", None)
+    assert load(paths, features=dataset_features(name)) == written
+
+
+def test_parquet_files_of_different_toolsets_load_together(load: Any, tmp_path: Path) -> None:
+    paths = files_of_different_toolsets("parquet", tmp_path)
+    rows = [row for path in paths for row in read_rows(path)]
+    loaded = load(paths, "parquet")
+    for row in loaded:
+        for message in row["messages"]:
+            for key in [key for key, value in message.items() if value is None and key != "content"]:
+                del message[key]
+    assert loaded == rows
+    assert rows[2]["messages"][1]["tool_calls"][0]["function"] == {"name": "terminal", "arguments": '{"command": "ls"}'}
+
+
+def test_openai_reads_every_line_with_its_own_types() -> None:
+    messages = TypeAdapter(list[ChatCompletionMessageParam])
+    tools = TypeAdapter(list[ChatCompletionFunctionToolParam])
+    for options in ({}, {"reasoning": "think"}):
+        for line in lines_of("openai", OF_DIFFERENT_TOOLSETS, **options):
+            messages.validate_python(line["messages"])
+            tools.validate_python(line.get("tools", []))
+
+
+def templates() -> dict[str, str]:
+    """Chat templates that come with TRL, by name."""
+    spec = find_spec("trl")
+    if spec is None or spec.origin is None:
+        return {}
+    found = sorted((Path(spec.origin).parent / "chat_templates").glob("*.jinja"))
+    return {path.stem: path.read_text("utf-8") for path in found}
+
+
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "qwen3_8", "glm4moe", "llama3_1", "gptoss", "deepseekv3"])
+def test_templates_of_trl_write_every_part_of_its_columns(name: str, load: Any, tmp_path: Path) -> None:
+    known = templates()
+    if name not in known:
+        pytest.skip("trl is not installed")
+    options = {"deepseekv3": {"arguments": "text"}, "gptoss": {"reasoning": "thinking"}}.get(name, {})
+    loaded = load(files_of_different_toolsets("trl", tmp_path, **options))
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+
+    def stop(message: str) -> None:
+        raise AssertionError(message)
+
+    environment.globals.update(raise_exception=stop, strftime_now=lambda form: "today")
+    template = environment.from_string(re.sub(r"{%-? *(end)?generation *-?%}", "", known[name]))
+    for line in loaded:
+        text = template.render(
+            messages=line["messages"], tools=json.loads(line["tools"]) or None, bos_token="", eos_token=""
+        )
+        for message in line["messages"]:
+            assert message["role"] == "tool" or message["content"] in text
+        for message in line["messages"]:
+            for each in message.get("tool_calls") or ():
+                arguments = each["function"]["arguments"]
+                values = json.loads(arguments) if isinstance(arguments, str) else arguments
+                assert each["function"]["name"] in text
+                assert all(str(value) in text for value in values.values() if isinstance(value, str))
+                assert '\\"' not in text.partition(each["function"]["name"])[2][:60], "arguments encoded twice"
