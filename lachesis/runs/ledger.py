@@ -203,13 +203,18 @@ class Ledger:
 
         Returns the record as it was written.
         """
+        return self.append_all([record])[0]
+
+    def append_all(self, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same for several groups, which wait for the disk once."""
         if self._writer is None:
             raise RuntimeError("the ledger is not open")
         if self.run:
-            record = {**record, "number": self._count}
-        self._writer.write(record)
-        self._note(record["item_key"])
-        return record
+            records = [{**record, "number": number} for number, record in enumerate(records, self._count)]
+        self._writer.write_all(records)
+        for record in records:
+            self._note(record["item_key"])
+        return list(records)
 
     def _note(self, key: str) -> None:
         self._count += 1
