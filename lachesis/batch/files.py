@@ -1,7 +1,7 @@
 """The files of a batch run beside its groups file: `batch_001_output.jsonl` and so on, and `trajectories.jsonl`.
 
-One invariant: line n of the batch files, counted through, is group n of the groups file. So a start completes them after
-a kill, and they can be made anew from the groups.
+One invariant: line n of the batch files, counted through, is group n of the groups file. So a start completes them
+after a kill, and they can be made anew from the groups.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _last_line(path: Path) -> bytes:
         while True:
             start = max(0, size - step)
             file.seek(start)
-            before, newline, line = file.read(size - start).rstrip(b"\n").rpartition(b"\n")
+            _, newline, line = file.read(size - start).rstrip(b"\n").rpartition(b"\n")
             if newline or not start:
                 return line
             step *= 4

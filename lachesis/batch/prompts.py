@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from types import new_class
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.batch.rows import IMAGE_FIELDS
@@ -67,5 +68,6 @@ class _OverRows(HermesAgentBaseEnv):
 def over_rows(base: type[HermesAgentBaseEnv] | None, *, seed: int) -> type[HermesAgentBaseEnv]:
     """The class of a run's environment: `base` over the rows, or one that only asks."""
     cls = base or Prompts
-    attributes = {"_batch_seed": seed, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    return type(cls)(cls.__name__, (_OverRows, cls), attributes)
+    attributes: dict[str, object] = {"_batch_seed": seed, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    made = new_class(cls.__name__, (_OverRows, cls), {}, lambda own: own.update(attributes))
+    return cast("type[HermesAgentBaseEnv]", made)

@@ -1,7 +1,7 @@
 """The rows of a batch run: one at a time from JSON Lines, CSV, Parquet or the Hugging Face hub.
 
-A row has `prompt` (text, or OpenAI's content parts) or `messages`, and may have `image`, `cwd` and `metadata`; everything
-else in it is metadata too. The formats are those of `batch_runner.py` in NousResearch/hermes-agent.
+A row has `prompt` (text, or OpenAI's content parts) or `messages`, and may have `image`, `cwd` and `metadata`;
+everything else in it is metadata too. The formats are those of `batch_runner.py` in NousResearch/hermes-agent.
 """
 
 from __future__ import annotations
@@ -87,8 +87,7 @@ class Rows:
         problems: list[str] = []
         for place, content in islice(self._read(), self.limit):
             total += 1
-            problem = content if isinstance(content, str) else self._problem(content)
-            if problem:
+            if problem := content if isinstance(content, str) else self._problem(content):
                 bad += 1
                 if len(problems) < _SHOWN:
                     problems.append(f"{place}: {problem}")
@@ -106,10 +105,11 @@ class Rows:
         for field in (*IMAGE_FIELDS, "cwd"):
             if not isinstance(row.get(field), str | None):
                 return f"{field} has to be text, not {_kind(row[field])}"
-        if not self.images and (field := next((field for field in IMAGE_FIELDS if row.get(field)), None)):
+        named = next((field for field in IMAGE_FIELDS if row.get(field)), None)
+        if named and not self.images:
             return (
-                f"{field} names an image, and the backend has none; choose one with --env.terminal_backend (docker, "
-                f"singularity, modal) or remove the field"
+                f"{named} names an image, and the backend has none; choose one with --env.terminal_backend (docker, "
+                "singularity, modal) or remove the field"
             )
         if self.prompt_field is None:
             return ""
@@ -118,7 +118,7 @@ class Rows:
         prompt = row.get(self.prompt_field)
         if prompt is None:
             return (
-                f"the row has neither {self.prompt_field!r} nor 'messages' (it has {', '.join(map(repr, row)) or 'no fields'}); "
+                f"the row has neither {self.prompt_field!r} nor 'messages', only {', '.join(row) or 'nothing'}; "
                 "--env.prompt_field names the field of the prompt"
             )
         if isinstance(prompt, list):
@@ -188,8 +188,8 @@ def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
         raise
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
-            f"cannot load the dataset {source!r}: {error}; name a .jsonl, .csv or .parquet file, or a dataset of the hub "
-            "(NAME or NAME:CONFIG, and --dataset_split)"
+            f"cannot load the dataset {source!r}: {error}; name a .jsonl, .csv or .parquet file, or a dataset of the "
+            "hub (NAME or NAME:CONFIG, and --dataset_split)"
         ) from error
 
 

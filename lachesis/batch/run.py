@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import time
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import orjson
 
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.batch.entries import EntryFormat
@@ -47,7 +44,7 @@ class BatchSettings:
     """Of the environment's own items; that of `rows` is in it."""
     grace_period: float = 60.0
     """Seconds that samples in flight get to finish when the run is stopped."""
-    caps: Caps = Caps()
+    caps: Caps = field(default_factory=Caps)
     retry_failed: bool = False
     keep_without_reasoning: bool = False
     allow_missing_toolsets: bool = False
@@ -109,8 +106,8 @@ class BatchResult:
             yield f"{self.totals.failed} samples failed, see {self.files.failures}; --retry_failed plays them again"
         if self.totals.discarded and not self.totals.kept:
             yield (
-                f"all {self.totals.discarded} finished samples are discarded: the model writes no reasoning; ask for it "
-                "in the system prompt (<think>...</think>), or keep such samples with --keep_without_reasoning"
+                f"all {self.totals.discarded} finished samples are discarded: the model writes no reasoning; ask for "
+                "it in the system prompt (<think>...</think>), or keep such samples with --keep_without_reasoning"
             )
 
 
@@ -129,10 +126,7 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
     async with env.running():
         about = {**about_content(env, evaluation=False), "seed": settings.seed}
         about["keep_without_reasoning"] = settings.keep_without_reasoning
-        digest = hashlib.blake2b(
-            orjson.dumps(about, default=str, option=orjson.OPT_SORT_KEYS), digest_size=4
-        ).hexdigest()
-        work = Work(_items(env, settings), settings=digest, samples=settings.samples)
+        work = Work(_items(env, settings), settings=item_digest(about)[:8], samples=settings.samples)
         sink = BatchSink(
             settings.folder,
             entries=entry_format(env, settings.keep_without_reasoning),

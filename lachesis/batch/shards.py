@@ -36,7 +36,8 @@ class Merged:
 
     def lines(self) -> Iterator[str]:
         totals = self.totals
-        yield f"{len(self.shards)} shards: {totals.kept} kept, {totals.discarded} discarded, {totals.failed} failed: {self.out}"
+        counts = f"{totals.kept} kept, {totals.discarded} discarded, {totals.failed} failed"
+        yield f"{len(self.shards)} shards: {counts}: {self.out}"
         if self.doubled:
             yield f"{self.doubled} samples were in more than one shard; one of each is kept"
         if self.missing:

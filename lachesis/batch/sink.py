@@ -1,7 +1,7 @@
 """The sink of a batch run: groups of one sample each, and the lines that follow from them.
 
-The groups file is the truth, as it is for `process`. Samples without reasoning and samples that failed are remembered in
-files beside it, so that a start plays none of them again unless that is asked for.
+The groups file is the truth, as it is for `process`. Samples without reasoning and samples that failed are remembered
+in files beside it, so that a start plays none of them again unless that is asked for.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +89,7 @@ class Totals:
         """`count`, `success` and `failure` over all tools."""
         return sum(self.tools.values(), Counter())
 
-    def statistics(self, all_tools: Iterator[str]) -> dict[str, Any]:
+    def statistics(self, all_tools: Iterable[str]) -> dict[str, Any]:
         """The fields of `statistics.json` that follow from the samples."""
         tools = {}
         for name in dict.fromkeys([*all_tools, *self.tools]):

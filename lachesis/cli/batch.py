@@ -200,16 +200,14 @@ def _as_flags(given: argparse.Namespace, prompts: bool, names: Sequence[str]) ->
     """The flags of the settings that have another name here."""
     values = {setting: getattr(given, name) for name, setting in AS_SETTINGS.items()}
     if prompts:  # of `batch_runner.py`; an environment has its own
-        if "--env.enabled_toolsets" not in names and "--config" not in names:
+        if not {"--env.enabled_toolsets", "--env.distribution", "--config"} & {*names}:
             values["env.distribution"] = values["env.distribution"] or "default"
-        values["env.max_agent_turns"] = values["env.max_agent_turns"] or (None if "--config" in names else 10)
-    for setting, value in values.items():
-        if value is not None and f"--{setting}" in names:
-            if any(getattr(given, name) is not None for name, own in AS_SETTINGS.items() if own == setting):
-                raise SettingsError(f"--{setting} is given twice: it has another name here; keep one of the two")
-    return [
-        f"--{setting}={value}" for setting, value in values.items() if value is not None and f"--{setting}" not in names
-    ]
+        if not {"--env.max_agent_turns", "--config"} & {*names}:
+            values["env.max_agent_turns"] = values["env.max_agent_turns"] or 10
+    chosen = {setting: value for setting, value in values.items() if value is not None}
+    if twice := next((setting for setting in chosen if f"--{setting}" in names), None):
+        raise SettingsError(f"--{twice} is given twice: it has another name here (see --help); keep one of the two")
+    return [f"--{setting}={value}" for setting, value in chosen.items()]
 
 
 def _extra_body(given: argparse.Namespace, base_url: str) -> dict[str, Any]:
@@ -221,7 +219,7 @@ def _extra_body(given: argparse.Namespace, base_url: str) -> dict[str, Any]:
         provider["sort"] = given.provider_sort
     if provider and not router:
         raise SettingsError(
-            f"--providers_* and --provider_sort are fields of OpenRouter, and the server is {base_url or 'another one'}; "
+            f"--providers_* and --provider_sort are fields of OpenRouter; the server is {base_url or 'another one'}: "
             "leave them out, or name its fields with --openai.extra_body"
         )
     effort = "none" if given.reasoning_disabled else given.reasoning_effort

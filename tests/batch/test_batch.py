@@ -1,0 +1,258 @@
+"""`lachesis batch`: nothing lost, doubled or silently wrong, however often the run is killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.batch.rows import Rows
+from lachesis.cli import main as lachesis
+from lachesis.cli.batch import main as batch
+from lachesis.errors import SettingsError
+from lachesis.run_folder import OtherSettings, RunFolderError
+from lachesis.runs.dataset_rows import DatasetError
+from lachesis.trajectories.jsonl import JsonlError
+from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
+from tests.support.scripted_server import call, say
+from tests.support.small_envs import ROOT, lines, served, start
+
+ROWS = [{"prompt": f"prompt {number}", "level": number % 3} for number in range(20)]
+
+
+def same(rows: list[dict[str, Any]]) -> Counter[str]:
+    """Entries regardless of their order."""
+    return Counter(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def write_three_tools(folder: Path) -> Path:
+    """A file with an environment of three tools in two toolsets."""
+    listed = {"terminal": "code_tools", "read_file": "file_tools", "write_file": "file_tools"}
+    tools = [
+        f"@tool(toolset={at!r})\nasync def {name}(command: str = ''):\n    'A tool.'\n" for name, at in listed.items()
+    ]
+    head = "from lachesis.batch.prompts import Prompts\nfrom lachesis.tools import ToolRegistry, tool\n"
+    env = f"class ThreeTools(Prompts):\n    needs_sandboxes = False\n    tools = ToolRegistry([{', '.join(listed)}])\n"
+    path = folder / "three_tools.py"
+    path.write_text("\n\n".join([head, *tools, env]))
+    return path
+
+
+# Output.
+
+
+def test_the_files_hold_each_prompt_once_and_load_with_datasets(tmp_path: Path) -> None:
+    import datasets
+
+    mixed = [*ROWS, {"prompt": "no thought"}, {"prompt": "refuse", "metadata": {"level": 9}}]
+    with served(thinks) as server:
+        assert batch(flags(write_rows(tmp_path / "rows.jsonl", mixed), tmp_path, server.base_url)) == 1
+    folder = tmp_path / "run"
+    found = entries(folder)
+    assert sorted(entry["prompt_index"] for entry in found) == list(range(20))
+    assert all(entry["metadata"] == {"level": entry["prompt_index"] % 3} for entry in found)
+    assert [len(lines(path)) for path in sorted(folder.glob("batch_*"))] == [7, 7, 6]
+    assert same(lines(folder / "trajectories.jsonl")) == same(found)
+    statistics = json.loads((folder / "statistics.json").read_text())
+    counts = [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed", "total_prompts")]
+    assert counts == [20, 1, 1, 22]
+    assert statistics["failed_outcomes"] == {"infra_error": 1}
+    assert statistics["reasoning_statistics"]["turns_with_reasoning"] == 20
+    assert json.loads((folder / "checkpoint.json").read_text())["completed_prompts"] == list(range(20))
+    files = [str(path) for path in sorted(folder.glob("batch_*"))]
+    loaded = datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert sorted(loaded["prompt_index"]) == list(range(20))
+    assert (
+        lachesis(["export", str(folder / "groups.jsonl"), "--format", "trajectory", "--out", str(tmp_path / "t")]) == 0
+    )
+    assert len(lines(tmp_path / "t")) == 20
+
+
+def test_the_entry_of_the_format_is_written_byte_for_byte(tmp_path: Path) -> None:
+    module = write_three_tools(tmp_path)
+    calls = [call(("terminal", {"command": "ls"})) for _ in range(3)] + [call(("read_file", {"command": "a"}))] * 2
+
+    def policy(request: dict[str, Any]) -> Any:
+        results = sum(message["role"] == "tool" for message in request["messages"])
+        if results < 5:
+            return {**calls[results], "reasoning_content": "Next."}
+        return call(("unheard_of", {})) if results == 5 else say("Done.", reasoning_content="Now I know.")
+
+    rows = [{"prompt": f"{number}"} for number in range(42)]
+    rows.append({"prompt": "Look around.", "prompt_source": "gsm8k", "metadata": {"difficulty": "hard"}})
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    with served(policy) as server:
+        arguments = flags(source, tmp_path, server.base_url, "--env.enabled_toolsets", "[code_tools, file_tools]")
+        assert (
+            batch(
+                [*arguments, "--env", f"{module}:ThreeTools", "--shard", _shard_of(source, 42, 64), "--max_turns", "9"]
+            )
+            == 0
+        )
+    (line,) = (tmp_path / "run").glob("shard_*/batch_001_output.jsonl")
+    last = json.loads(line.read_bytes().splitlines()[-1])
+    stats = {"terminal": (3, 0), "read_file": (2, 0), "write_file": (0, 0)}
+    expected = {
+        "prompt_index": 42,
+        "conversations": last["conversations"],
+        "metadata": {"prompt_source": "gsm8k", "difficulty": "hard"},
+        "completed": True,
+        "partial": False,
+        "api_calls": 7,
+        "toolsets_used": ["code_tools", "file_tools"],
+        "tool_stats": {
+            name: {"count": good + bad, "success": good, "failure": bad} for name, (good, bad) in stats.items()
+        },
+        "tool_error_counts": {name: bad for name, (_, bad) in stats.items()},
+    }
+    assert line.read_bytes().splitlines()[-1].decode() == json.dumps(expected, ensure_ascii=False)
+    assert [turn["from"] for turn in last["conversations"]] == ["system", "human", *["gpt", "tool"] * 6, "gpt"]
+
+
+def _shard_of(source: Path, index: int, count: int) -> str:
+    """The shard of so many that holds one row."""
+    (row,) = (row for row in Rows(str(source)) if row.index == index)
+    return f"{int(row.digest, 16) % count + 1}/{count}"
+
+
+# Kills and resumes.
+
+
+def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"prompt {number}{' no thought' * (number % 7 == 3)}{' refuse' * (number % 11 == 5)}"}
+        for number in range(200)
+    ]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    asked: Counter[str] = Counter()
+
+    async def slowly(request: dict[str, Any]) -> Any:
+        asked[request["messages"][-1]["content"]] += 1
+        await asyncio.sleep(0.05)
+        return thinks(request)
+
+    seed = random.SystemRandom().getrandbits(32)
+    print("seed", seed)
+    with served(slowly) as server:
+        more = ["--samples", "2", "--concurrency", "8"]
+        killed = flags(source, tmp_path / "killed", server.base_url, *more)
+        child = start(["-m", "tests.support.batch_runs", str(seed), "20", *killed])
+        output, _ = child.communicate()
+        assert child.returncode == 0, output
+        ends = [int(line) for line in output.splitlines() if line.isdecimal()]
+        assert len(ends) == 21, output
+        assert ends[-1] >> 8 == 1, "some samples failed, and the run ended by itself"
+        assert ends.count(signal.SIGKILL) > 10, output
+        assert batch(flags(source, tmp_path / "whole", server.base_url, "--samples", "2")) == 1
+    assert sum(asked.values()) > 800, "kills made samples be played again"
+    one, other = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
+    assert same(entries(one)) == same(entries(other))
+    assert same(lines(one / "trajectories.jsonl")) == same(entries(one))
+    for kind in ("", "discarded", "failed"):
+        assert Counter(keys(one, kind)) == Counter(keys(other, kind)), kind
+    counts = ("samples", "completed", "discarded_no_reasoning", "failed", "total_prompts", "tool_statistics")
+    statistics = [json.loads((folder / "statistics.json").read_text()) for folder in (one, other)]
+    for name in (*counts, "completion_tokens", "reasoning_statistics", "total_batches"):
+        assert statistics[0][name] == statistics[1][name], name
+
+
+def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_samples(tmp_path: Path) -> None:
+    first = [*ROWS[:10], ROWS[0], {"prompt": "no thought"}, {"prompt": "refuse"}]
+    asked: list[str] = []
+
+    def notes(request: dict[str, Any]) -> Any:
+        asked.append(request["messages"][-1]["content"])
+        return thinks(request)
+
+    with served(notes) as server:
+        batch(flags(write_rows(tmp_path / "a.jsonl", first), tmp_path, server.base_url))
+        assert len(asked) == 13
+        asked.clear()
+        batch(flags(write_rows(tmp_path / "b.jsonl", [*first[::-1], {"prompt": "new"}]), tmp_path, server.base_url))
+        assert asked == ["new"], "neither discards nor failures are played again"
+        asked.clear()
+        batch(flags(tmp_path / "b.jsonl", tmp_path, server.base_url, "--samples", "2"))
+        assert len(asked) == 14
+        asked.clear()
+        batch(flags(tmp_path / "b.jsonl", tmp_path, server.base_url, "--samples", "2", "--retry_failed"))
+        assert asked == ["refuse"] * 2
+        with pytest.raises(OtherSettings, match="max_token_length"):
+            batch(flags(tmp_path / "b.jsonl", tmp_path, server.base_url, "--max_tokens", "9"))
+    assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
+
+
+def test_failures_that_are_played_again_leave_the_file_of_failures(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "one"}, {"prompt": "two refuse"}])
+    with served(thinks) as server:
+        assert batch(flags(source, tmp_path, server.base_url)) == 1
+    (failed,) = lines(tmp_path / "run" / "groups.failed.jsonl")
+    assert (failed["rollouts"][0]["outcome"], failed["prompt_index"]) == ("infra_error", 1)
+    with served(lambda request: say("now", reasoning_content="hm")) as server:
+        assert batch(flags(source, tmp_path, server.base_url, "--retry_failed")) == 0
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+        assert len(server.requests) == 1
+    assert keys(tmp_path / "run", "failed") == []
+    assert len(entries(tmp_path / "run")) == 2
+
+
+def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    with served(thinks) as server:
+        batch(flags(source, tmp_path, server.base_url))
+        before = entries(tmp_path / "run")
+        (tmp_path / "run" / "batch_001_output.jsonl").unlink()
+        with pytest.raises(RunFolderError, match="batch_002_output.jsonl is not sample 6"):
+            batch(flags(source, tmp_path, server.base_url))
+        for path in (tmp_path / "run").glob("batch_*"):
+            path.unlink()
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+        assert len(server.requests) == 20
+    assert entries(tmp_path / "run") == before
+
+
+def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*ROWS, {"prompt": "no thought"}, {"prompt": "refuse"}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    with served(thinks) as server:
+        batch(flags(source, tmp_path / "whole", server.base_url))
+        for number in (1, 2, 3):
+            batch(flags(source, tmp_path, server.base_url, "--shard", f"{number}/3"))
+            if number == 2:
+                assert batch(["merge", str(tmp_path / "run")]) == 1
+                assert "missing: shard_003_of_003" in capsys.readouterr().out
+    assert batch(["merge", str(tmp_path / "run")]) == 0
+    merged, whole = tmp_path / "run" / "merged", tmp_path / "whole" / "run"
+    assert "3 shards: 20 kept, 1 discarded, 1 failed" in capsys.readouterr().out
+    assert same(entries(merged)) == same(entries(whole)) == same(lines(merged / "trajectories.jsonl"))
+    for kind in ("", "discarded", "failed"):
+        assert sorted(keys(merged, kind)) == sorted(keys(whole, kind))
+    with served(thinks) as server:  # a run without shards goes on in it
+        (tmp_path / "on").mkdir()
+        merged.rename(tmp_path / "on" / "run")
+        assert batch(flags(source, tmp_path / "on", server.base_url)) == 1
+        assert not server.requests
+
+
+def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    with served(thinks) as server:
+        more = ["--concurrency", "2", "--max_total_tokens", "30"]
+        assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
+        assert "--max_total_tokens 30 is reached" in capsys.readouterr().out
+        assert 6 <= len(server.requests) < 12
+        more = ["--concurrency", "2", "--max_cost", "0.00006", "--prices", "0,1"]
+        assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
+        assert 20 > len(server.requests) >= 6
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+        assert len(server.requests) == 20
+    assert sorted(entry["prompt_index"] for entry in entries(tmp_path / "run")) == list(range(20))
