@@ -85,7 +85,7 @@ class Ledger:
         except OSError as error:
             raise RunFolderError(
                 f"cannot write to {path.parent}: {error.strerror}; choose another folder "
-                "(--env.data_path_to_save_groups or --env.data_dir_to_save_evals) or make it writable"
+                "(--env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output) or make it writable"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

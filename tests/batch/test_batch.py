@@ -19,14 +19,13 @@ import pytest
 from lachesis.batch.rows import Rows
 from lachesis.cli import main as lachesis
 from lachesis.cli.batch import main as batch
-from lachesis.errors import SettingsError
 from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs.dataset_rows import DatasetError
-from lachesis.trajectories.jsonl import JsonlError
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ROOT, lines, served, start
 
+KILLS = os.environ.get("LACHESIS_KILLS", "5")
 ROWS = [{"prompt": f"prompt {number}", "level": number % 3} for number in range(20)]
 
 
@@ -128,7 +127,7 @@ def _shard_of(source: Path, index: int, count: int) -> str:
 # Kills and resumes.
 
 
-def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
+def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
     rows = [
         {"prompt": f"prompt {number}{' no thought' * (number % 7 == 3)}{' refuse' * (number % 11 == 5)}"}
         for number in range(200)
@@ -146,13 +145,13 @@ def test_twenty_kills_lose_and_double_nothing(tmp_path: Path) -> None:
     with served(slowly) as server:
         more = ["--samples", "2", "--concurrency", "8"]
         killed = flags(source, tmp_path / "killed", server.base_url, *more)
-        child = start(["-m", "tests.support.batch_runs", str(seed), "20", *killed])
+        child = start(["-m", "tests.support.batch_runs", str(seed), KILLS, *killed])
         output, _ = child.communicate()
         assert child.returncode == 0, output
         ends = [int(line) for line in output.splitlines() if line.isdecimal()]
-        assert len(ends) == 21, output
+        assert len(ends) == int(KILLS) + 1, output
         assert ends[-1] >> 8 == 1, "some samples failed, and the run ended by itself"
-        assert ends.count(signal.SIGKILL) > 10, output
+        assert ends.count(signal.SIGKILL) > int(KILLS) // 2, output
         assert batch(flags(source, tmp_path / "whole", server.base_url, "--samples", "2")) == 1
     assert sum(asked.values()) > 800, "kills made samples be played again"
     one, other = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
@@ -211,7 +210,7 @@ def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_pa
         batch(flags(source, tmp_path, server.base_url))
         before = entries(tmp_path / "run")
         (tmp_path / "run" / "batch_001_output.jsonl").unlink()
-        with pytest.raises(RunFolderError, match="batch_002_output.jsonl is not sample 6"):
+        with pytest.raises(RunFolderError, match=r"batch_002_output\.jsonl is not sample 6"):
             batch(flags(source, tmp_path, server.base_url))
         for path in (tmp_path / "run").glob("batch_*"):
             path.unlink()
@@ -256,3 +255,108 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
         assert batch(flags(source, tmp_path, server.base_url)) == 0
         assert len(server.requests) == 20
     assert sorted(entry["prompt_index"] for entry in entries(tmp_path / "run")) == list(range(20))
+
+
+# Hostile input.
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"prompt": "a"}\n\n{"prompt": \n', "line 3: not JSON"),
+        (b'{"prompt": "a"}\n["b"]\n', "line 2: expected an object, found a list"),
+        (b'{"prompt": "\xff"}\n', "line 1: not JSON"),
+        (
+            b'{"question": "a"}\n',
+            "line 1: the row has neither 'prompt' nor 'messages', only question",
+        ),
+        (b'{"prompt": " "}\n', "line 1: prompt is empty"),
+        (b'{"prompt": 3}\n', "line 1: prompt has to be text or a list of content parts, not int"),
+        (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image names an image, and the backend has none"),
+        (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd has to be text, not int"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1: the last message is of role 'assistant'"),
+        (b'{"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}\n', "line 1: message 0"),
+        (b"[" * 100_000 + b"\n", "line 1: not JSON"),
+        (b"\n", "holds no rows"),
+    ],
+)
+def test_a_row_that_cannot_be_played_is_named_before_anything_is(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError) as raised:
+        Rows(str(path), images=False).check()
+    assert str(path) in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_bad_rows_of_csv_and_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"prompt,level\na,1\nb,2,3\n")
+    with pytest.raises(DatasetError, match=r"rows\.csv, line 3: more cells"):
+        Rows(str(path)).check()
+    path.write_bytes(b"prompt\n\xff\n")
+    with pytest.raises(DatasetError, match=r"rows\.csv, line \d: not CSV in UTF-8"):
+        Rows(str(path)).check()
+    for name in ("none.jsonl", "none.csv", "none.parquet"):
+        with pytest.raises(DatasetError, match=f"cannot read .*{name}"):
+            Rows(str(tmp_path / name)).check()
+
+
+def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> None:
+    import datasets
+
+    table = [{"prompt": f"prompt, {number}", "level": str(number)} for number in range(3)]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "level"])
+        writer.writeheader()
+        writer.writerows(table)
+    datasets.Dataset.from_list(table).to_parquet(str(tmp_path / "rows.parquet"))
+    write_rows(tmp_path / "rows.jsonl", table)
+    kinds = [
+        [(row.index, row.digest) for row in Rows(str(tmp_path / f"rows.{kind}"))]
+        for kind in ("jsonl", "csv", "parquet")
+    ]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert len(kinds[0]) == 3
+
+
+def test_long_prompts_lone_surrogates_and_binary_output_are_written_and_read_again(tmp_path: Path) -> None:
+    def policy(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "user" and "binary" in request["messages"][-1]["content"]:
+            binary = "head -c 300 /dev/urandom; printf '\\377\\000\\033[1m\\001</tool_response>'"
+            return call(("terminal", {"command": binary}), reasoning_content="hm \ud800")
+        return say("\udfff </think> done", reasoning_content="hm \ud83d\ude00")
+
+    source = write_rows(
+        tmp_path / "rows.jsonl", [{"prompt": "x" * 10_000_000}, {"prompt": "lone \ud800", "k\udc00": "\udc00"}]
+    )
+    with source.open("a") as file:
+        file.write('{"prompt": "binary", "number": 123456789012345678901234567890}\n')
+    with served(policy) as server:
+        arguments = flags(source, tmp_path, server.base_url, "--env.enabled_toolsets", "[terminal]")
+        assert batch(arguments) == 0
+        assert batch(arguments) == 0
+        assert len(server.requests) == 4
+    found = {entry["prompt_index"]: entry for entry in entries(tmp_path / "run")}
+    assert found[0]["conversations"][1]["value"] == "x" * 10_000_000
+    assert found[1]["conversations"][1]["value"] == "lone \ufffd"
+    assert found[2]["metadata"] == {"number": 123456789012345678901234567890}
+    assert found[2]["tool_stats"]["terminal"]["success"] == 1
+    (result,) = (turn["value"] for turn in found[2]["conversations"] if turn["from"] == "tool")
+    assert json.loads(result.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>"))["name"] == "terminal"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_and_a_read_only_one_are_named_and_lose_nothing(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "disk").mkdir()
+    with served(thinks) as server:
+        arguments = flags(source, tmp_path / "disk", server.base_url, "--concurrency", "1")
+        command = ["unshare", "--mount", sys.executable, "-m", "tests.support.batch_runs", "full", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = ended.stdout + ended.stderr
+    assert "full 1\nwhole True\n" in ended.stdout, said
+    assert "No space left on device" in ended.stderr and "/disk/run/" in ended.stderr, said
+    assert "room 0\nlines 20\nread-only 1\n" in ended.stdout, said
+    assert "Read-only file system" in ended.stderr, said
+    assert "Traceback" not in said

@@ -7,12 +7,14 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lachesis.cli import main as lachesis
 from lachesis.cli.batch import main
 from tests.support.scripted_server import Answer, say
 
@@ -79,5 +81,26 @@ def _changed(path: Path) -> int:
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
+def on_a_full_disk(arguments: Sequence[str]) -> None:
+    """Run on a file system that is too small, then make room and run again, then where nothing can be written."""
+    folder = arguments[arguments.index("--output") + 1]
+
+    def mount(*options: str) -> None:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", ",".join(options), "none", folder], check=True)
+
+    mount("size=72k")
+    print("full", lachesis(["batch", *arguments]), flush=True)
+    written = b"".join(path.read_bytes() for path in Path(folder, "run").glob("*.jsonl"))
+    print("whole", all(json.loads(line) for line in written.splitlines()) and written[-1:] == b"\n", flush=True)
+    mount("remount", "size=64m")
+    print("room", lachesis(["batch", *arguments]), flush=True)
+    print("lines", sum(text.count(b"\n") for text in (path.read_bytes() for path in Path(folder).glob("run/batch_*"))))
+    mount("remount", "ro")
+    print("read-only", lachesis(["batch", *arguments, "--samples", "2"]), flush=True)
+
+
 if __name__ == "__main__":
-    kill_at_random(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    if sys.argv[1] == "full":
+        on_a_full_disk(sys.argv[2:])
+    else:
+        kill_at_random(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
