@@ -73,8 +73,8 @@ class EntryFormat:
         own = given if isinstance(given, Mapping) else {} if given is None else {"metadata": given}
         return {**{name: value for name, value in item.items() if name not in elsewhere}, **own}
 
-    def left_out(self, record: Mapping[str, Any]) -> str:
-        """Why the sample has no line: `NO_REASONING`, `NO_ANSWER` or what is wrong with it; empty where it has one.
+    def entry_or_reason(self, record: dict[str, Any]) -> dict[str, Any] | str:
+        """The line of a sample; or why it has none: `NO_REASONING`, `NO_ANSWER`, or what failed.
 
         Sets `reasoning` of the record: its assistant turns with reasoning, and all of them.
         """
@@ -89,5 +89,5 @@ class EntryFormat:
         if not rollout["turns"] or not sampled:
             return NO_ANSWER
         with_reasoning = sum(not value.startswith(EMPTY_THINK) for value in sampled)
-        record["reasoning"] = [with_reasoning, len(sampled)]  # type: ignore[index]
-        return "" if with_reasoning or self.keep_without_reasoning else NO_REASONING
+        record["reasoning"] = [with_reasoning, len(sampled)]
+        return entry if with_reasoning or self.keep_without_reasoning else NO_REASONING

@@ -51,7 +51,9 @@ class _OverRows(HermesAgentBaseEnv):
         name = self.config.distribution
         if name is None:
             drawn, tools = super().group_tools(item_key)
-            return drawn or self.config.enabled_toolsets, tools
+            names = {tool["function"]["name"] for tool in tools}
+            own = dict.fromkeys(tool.toolset for name, tool in self.tools.items() if name in names)
+            return drawn or self.config.enabled_toolsets or list(own), tools
         # The prompt's digest alone: other samples of it, and other settings, draw the same.
         chosen = draw_toolsets(name, f"{self._batch_seed}:{item_key[:DIGITS]}", exists=self._has_toolset)
         return chosen, self._definitions(chosen)

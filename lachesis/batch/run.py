@@ -90,7 +90,10 @@ class BatchResult:
         yield "tool calls", f"{calls['count']}, {calls['failure']} failed"
         turns = totals.reasoning
         yield "reasoning", f"in {turns['turns_with_reasoning']} of {turns['turns']} turns"
-        yield "tokens", f"{totals.prompt_tokens} of prompts, {totals.completion_tokens} of completions"
+        if totals.uncounted:
+            yield "tokens", "the server does not count them"
+        else:
+            yield "tokens", f"{totals.prompt_tokens} of prompts, {totals.completion_tokens} of completions"
         if self.cost is not None:
             yield "cost", f"{self.cost:.4f}"
         yield "tokens/s", f"{self.tokens / max(self.seconds, 1e-9):.0f} ({self.tokens} in {self.seconds:.1f} s)"

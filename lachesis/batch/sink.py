@@ -119,6 +119,8 @@ class BatchSink(FileSink):
         self.started = time.monotonic()
         self.discards = self.files.groups.with_suffix(".discarded.jsonl")
         self._waiting: list[_Waiting] = []
+        self._entries: dict[str, dict[str, Any]] = {}
+        """Key of a sample that is kept and not yet written -> its line."""
         self._indices_done: list[int] = []
         self._checkpoint_due = 0.0
         self._broken: BaseException | None = None
@@ -193,19 +195,14 @@ class BatchSink(FileSink):
     def decide(self, group: PlayedGroup) -> Decision:
         record = self._record(group)
         (rollout,) = group.rollouts
-        left_out = self.entries.left_out(record)
-        if not left_out:
+        found = self.entries.entry_or_reason(record)
+        if not isinstance(found, str):
+            self._entries[group.item_key] = found
             return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
-        if left_out == NO_REASONING:  # nothing failed
-            return LeftOut("no reasoning", left_out, declined=True, record=record, tracebacks=group.tracebacks)
-        return LeftOut(
-            "failed",
-            left_out,
-            again=rollout.may_pass,
-            record=record,
-            unscored_because=left_out,
-            tracebacks=group.tracebacks,
-        )
+        if found == NO_REASONING:  # nothing failed
+            return LeftOut("no reasoning", found, declined=True, record=record, tracebacks=group.tracebacks)
+        about: dict[str, Any] = {"record": record, "unscored_because": found, "tracebacks": group.tracebacks}
+        return LeftOut("failed", found, again=rollout.may_pass, **about)
 
     def _record(self, group: PlayedGroup) -> dict[str, Any]:
         record = group_record(
@@ -245,7 +242,7 @@ class BatchSink(FileSink):
             }
             if of_kind["kept"]:
                 kept = self.ledger.append_all(of_kind["kept"])
-                self.batches.append([self.entries.entry(record) for record in kept])
+                self.batches.append([self._entries.pop(record["item_key"]) for record in kept])
             self._discarded.write_all(of_kind["discarded"])
             self._failures.write_all(of_kind["failed"])
         except BaseException as error:

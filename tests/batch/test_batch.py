@@ -19,6 +19,7 @@ import pytest
 from lachesis.batch.rows import Rows
 from lachesis.cli import main as lachesis
 from lachesis.cli.batch import main as batch
+from lachesis.errors import SettingsError
 from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs.dataset_rows import DatasetError
 from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
@@ -122,6 +123,85 @@ def _shard_of(source: Path, index: int, count: int) -> str:
     """The shard of so many that holds one row."""
     (row,) = (row for row in Rows(str(source)) if row.index == index)
     return f"{int(row.digest, 16) % count + 1}/{count}"
+
+
+def test_an_environment_scores_the_rows_and_rows_may_be_conversations(tmp_path: Path) -> None:
+    module = tmp_path / "scores.py"
+    module.write_text(
+        "from lachesis import HermesAgentBaseEnv\n\n\n"
+        "class Scores(HermesAgentBaseEnv):\n"
+        "    needs_sandboxes = False\n    async def get_next_item(self): ...\n"
+        "    def format_prompt(self, item): return f'Say {item[\"word\"]}'\n"
+        "    def compute_reward(self, item, result, ctx): return float(item['word'] in result.final_response)\n"
+    )
+    rows = write_rows(tmp_path / "rows.jsonl", [{"word": "fig"}, {"word": "no thought"}, {"word": "pear"}])
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    talks = write_rows(tmp_path / "talks.jsonl", [{"messages": asked, "id": 7}])
+    with served(lambda request: say("pear", reasoning_content="hm")) as server:
+        assert batch(flags(rows, tmp_path, server.base_url, "--env", f"{module}:Scores")) == 0
+        assert batch(flags(talks, tmp_path, server.base_url, run="talks")) == 0
+        assert server.requests[-1]["messages"] == asked
+    assert {entry["metadata"]["word"]: entry["reward"] for entry in entries(tmp_path / "run")} == {
+        "fig": 0.0,
+        "no thought": 0.0,
+        "pear": 1.0,
+    }
+    (talk,) = entries(tmp_path / "talks")
+    values = [turn["value"] for turn in talk["conversations"][1:]]
+    assert values == ["a", "<think>\n</think>\nb", "c", "<think>\nhm\n</think>\npear"]
+    assert talk["metadata"] == {"id": 7}
+    assert "reward" not in talk
+
+
+def test_toolsets_are_drawn_by_seed_and_prompt_and_missing_ones_are_named(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    drawn = []
+    with served(thinks) as server:
+        plain = ["--distribution", "development"]
+        with pytest.raises(SettingsError, match=r"moa, web, vision; .*--allow-missing-toolsets"):
+            batch(flags(source, tmp_path, server.base_url, *plain))
+        for run, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+            more = [*plain, "--allow_missing_toolsets", "--samples", "2", "--seed", seed]
+            assert batch(flags(source, tmp_path, server.base_url, *more, run=run)) == 0
+            found = {(entry["prompt_index"], *entry["toolsets_used"]) for entry in entries(tmp_path / run)}
+            assert len(found) == len(ROWS), "all samples of a prompt have the same"
+            drawn.append(found)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {toolsets for _, *toolsets in drawn[0] for toolsets in [tuple(toolsets)]} == {
+        ("terminal",),
+        ("file",),
+        ("terminal", "file"),
+    }
+
+
+def test_all_flags_of_the_removed_runner_are_taken_or_refused_by_name(tmp_path: Path) -> None:
+    prefill = tmp_path / "prefill.json"
+    prefill.write_text(json.dumps([{"role": "user", "content": "PREFILL"}, {"role": "assistant", "content": "yes"}]))
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    more = ["--max_turns", "3", "--num_workers", "2", "--resume", "--verbose=False"]
+    more += ["--ephemeral_system_prompt", "EPHEMERAL"]
+    more += ["--log_prefix_chars", "9", "--max_tokens", "77", "--reasoning_effort", "low", "--max_samples=4"]
+    more += ["--prefill_messages_file", str(prefill), "--reasoning_disabled", "False"]
+    with served(thinks) as server:
+        arguments = flags(source, tmp_path, server.base_url, *more)
+        assert batch([each.replace("_", "-") if each.startswith("--max_") else each for each in arguments]) == 0
+        request = server.requests[0]
+        with pytest.raises(SettingsError, match="fields of OpenRouter; the server is http://127"):
+            batch([*arguments, "--providers_allowed", "a,b", "--provider_sort", "price"])
+    assert (request["max_tokens"], request["reasoning_effort"]) == (77, "low")
+    assert [message["content"] for message in request["messages"][:2]] == ["EPHEMERAL", "PREFILL"]
+    assert sorted(entry["prompt_index"] for entry in entries(tmp_path / "run")) == [0, 1, 2, 3]
+    for path in (tmp_path / "run").glob("*.jsonl"):
+        assert b"PREFILL" not in path.read_bytes()
+        assert b"EPHEMERAL" not in path.read_bytes()
+    for wrong, said in (
+        (["--max_sample", "3"], "did you mean --max_samples"),
+        (["--env.group_size", "3"], "here it is --samples"),
+        (["--openai.base_url", "x"], "given twice"),
+        (["--max_cost", "3"], "--prices"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            batch([*arguments, *wrong])
 
 
 # Kills and resumes.
