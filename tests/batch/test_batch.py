@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import gc
 import json
 import os
 import random
@@ -18,7 +19,7 @@ import pytest
 
 from lachesis.batch.rows import Rows
 from lachesis.cli import main as lachesis
-from lachesis.cli.batch import main as batch
+from lachesis.cli.batch import main
 from lachesis.errors import SettingsError
 from lachesis.run_folder import OtherSettings, RunFolderError
 from lachesis.runs.dataset_rows import DatasetError
@@ -26,8 +27,14 @@ from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ROOT, lines, served, start
 
-KILLS = os.environ.get("LACHESIS_KILLS", "5")
+KILLS = os.environ.get("LACHESIS_KILLS", "3")
 ROWS = [{"prompt": f"prompt {number}", "level": number % 3} for number in range(20)]
+
+
+def batch(arguments: list[str]) -> int:
+    """`lachesis batch`; the collection at its start does not look at all that tests have imported."""
+    gc.freeze()
+    return main(arguments)
 
 
 def same(rows: list[dict[str, Any]]) -> Counter[str]:
@@ -210,7 +217,7 @@ def test_all_flags_of_the_removed_runner_are_taken_or_refused_by_name(tmp_path: 
 def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
     rows = [
         {"prompt": f"prompt {number}{' no thought' * (number % 7 == 3)}{' refuse' * (number % 11 == 5)}"}
-        for number in range(200)
+        for number in range(10 * int(KILLS))
     ]
     source = write_rows(tmp_path / "rows.jsonl", rows)
     asked: Counter[str] = Counter()
@@ -233,7 +240,7 @@ def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
         assert ends[-1] >> 8 == 1, "some samples failed, and the run ended by itself"
         assert ends.count(signal.SIGKILL) > int(KILLS) // 2, output
         assert batch(flags(source, tmp_path / "whole", server.base_url, "--samples", "2")) == 1
-    assert sum(asked.values()) > 800, "kills made samples be played again"
+    assert sum(asked.values()) > 4 * len(rows), "kills made samples be played again"
     one, other = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
     assert same(entries(one)) == same(entries(other))
     assert same(lines(one / "trajectories.jsonl")) == same(entries(one))
