@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PACKAGES := backends environments lachesis tool_call_parsers
 CODE := $(PACKAGES) tests benchmarks scripts
-BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage
+BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage batch
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-guests test-harbor fuzz-endpoint lint format docs bench bench-train lock clean
@@ -21,7 +21,7 @@ help:
 	@echo "make test-tinker-sdks  the embedded engine against an older Tinker SDK too (after make test-train)"
 	@echo "make test-skyrl  a training run with SkyRL as the engine (Python 3.12; first run installs 6 GB)"
 	@echo "make train-demo-trl  SmolLM2 learns to call tools under TRL (first run installs torch)"
-	@echo "make test-kills  kill -9 of each process of a training run, 20 times each, and 50 times of an evaluation"
+	@echo "make test-kills  kill -9 of each process of a training run, 20 times each, 50 times of an evaluation, 20 times of a batch"
 	@echo "make train-demo  a small model learns to call tools on two cores; writes a plot (first run installs torch)"
 	@echo "make test-vllm  tests against a real vLLM on the CPU (first run installs 3.5 GB)"
 	@echo "make test-atropos  all environments of atroposlib's source distribution that play without the network"
@@ -87,6 +87,7 @@ train-demo-trl: train-venv
 test-kills: train-venv
 	LACHESIS_NEED_TORCH=1 LACHESIS_KILLS=20 $(VENV)-train/bin/python -m pytest tests/torch/test_whole_path.py -k killed
 	LACHESIS_KILLS=50 $(BIN)/pytest tests/runs/test_evaluate.py -k kill_9
+	LACHESIS_KILLS=20 $(BIN)/pytest tests/batch -k kills
 
 train-demo: train-venv
 	$(VENV)-train/bin/python -m benchmarks.train_demo

@@ -12,6 +12,7 @@ from lachesis.errors import LachesisError
 
 VERBS = {
     "api": "the rollout API: takes groups from environments, gives batches to a trainer, and loses none",
+    "batch": "play a file of prompts into ShareGPT files, or merge the shards of such a run",
     "compress": "fit long trajectories into a budget of tokens, with a summary instead of their middle turns",
     "demo": "play a few problems with the embedded model and the reference policy",
     "doctor": "show what works on this machine, and how to install what is missing",

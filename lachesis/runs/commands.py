@@ -166,7 +166,7 @@ async def _into_files(
     config = env.config
     started = time.monotonic()
     evaluates = evaluation is not None
-    settings = {**_about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
+    settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
     if evaluates and (files_of_model := model_files(env.server_configs)):
         settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
     sink = FileSink(
@@ -308,7 +308,7 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
             weight=config.inference_weight,
             min_batch_allocation=config.min_batch_allocation,
         ),
-        outbox=Outbox(folder, _about_content(env, evaluation=False)),
+        outbox=Outbox(folder, about_content(env, evaluation=False)),
         refused=folder / "refused.jsonl",
         console=env.console,
         evaluate=evaluate_step,
@@ -340,7 +340,7 @@ def _record(env: Environment, group: PlayedGroup, *, with_samples: bool = True) 
     return group_record(group, environment=env.run_name, model=describe(env.server_configs), with_samples=with_samples)
 
 
-def _about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
+def about_content(env: Environment, *, evaluation: bool) -> dict[str, Any]:
     """The settings that decide what a run writes or sends: a second start must have the same."""
     settings = {
         "environment": env.run_name,

@@ -153,7 +153,8 @@ class FailureBrake:
         """Raises `RunStopped` after too many groups without a score."""
         self.show(key, decision)
         useless = isinstance(decision, LeftOut) and decision.of_every_group
-        if not useless and any(reward is not None for reward in decision.rewards):
+        kept = not isinstance(decision, LeftOut)
+        if kept or (not useless and any(reward is not None for reward in decision.rewards)):
             self._in_a_row = 0
             return
         if isinstance(decision, LeftOut) and (decision.declined or decision.left_to_agents or decision.too_old):

@@ -90,19 +90,22 @@ class FileSink(Sink[PlayedGroup]):
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
         with ExitStack() as stack:
             stack.callback(self.ledger.close)
-            await _to_its_end(self._open, stack)
-            done, unit = self.ledger.items_done, "groups"
-            if self.evaluation is None:
-                self.limit = self.total - done
-            else:
-                done, unit = len(self.ledger.done), "samples"
-            if self.ledger.done:
+            await to_its_end(self._open, stack)
+            done, unit = self._earlier()
+            if done:
                 line = f"continuing {self.files.groups}: {done} {unit} are done"
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             try:
                 yield
             finally:
-                self.summary = await _to_its_end(self._write_report)
+                self.summary = await to_its_end(self._write_report)
+
+    def _earlier(self) -> tuple[int, str]:
+        """What earlier starts finished, and the unit of that. Sets `limit`."""
+        if self.evaluation is not None:
+            return len(self.ledger.done), "samples"
+        self.limit = self.total - self.ledger.items_done
+        return self.ledger.items_done, "groups"
 
     def _open(self, stack: ExitStack) -> None:
         self.ledger.open()
@@ -145,9 +148,9 @@ class FileSink(Sink[PlayedGroup]):
         )
         async with self._writing:
             if isinstance(decision, Kept):
-                await _to_its_end(self._write, dict(record))
+                await to_its_end(self._write, dict(record))
             else:
-                await _to_its_end(self._failures.write, dict(record))
+                await to_its_end(self._failures.write, dict(record))
         if self.evaluation is not None:
             self.evaluation.add(record)
         if isinstance(decision, Kept):
@@ -234,6 +237,6 @@ def unscored_groups(failures: Path, done: Container[str]) -> dict[str, dict[str,
     return {group["item_key"]: group for group in groups if group["item_key"] not in done}
 
 
-async def _to_its_end(function: Callable[..., T], *args: Any) -> T:
+async def to_its_end(function: Callable[..., T], *args: Any) -> T:
     """Run `function` in a thread, and await its end also if this task is cancelled meanwhile."""
     return await finish(asyncio.to_thread(function, *args))

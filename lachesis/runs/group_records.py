@@ -43,8 +43,13 @@ _ATROPOS_NULLS = (
 )
 
 
-def group_record(group: PlayedGroup, *, environment: str, model: str, with_samples: bool = True) -> dict[str, Any]:
-    """One group, ready for JSON. CPU-bound where there are samples."""
+def group_record(
+    group: PlayedGroup, *, environment: str, model: str, with_samples: bool = True, of_unscored: bool = False
+) -> dict[str, Any]:
+    """One group, ready for JSON. CPU-bound where there are samples.
+
+    `of_unscored`: with the samples of rollouts without a score too, for runs that score nothing.
+    """
     scored = [rollout for rollout in group.rollouts if rollout.reward is not None and rollout.result is not None]
     places = {rollout.rollout_id: place for place, rollout in enumerate(scored)}
     return {
@@ -60,7 +65,7 @@ def group_record(group: PlayedGroup, *, environment: str, model: str, with_sampl
         "messages": [_messages(rollout.result) for rollout in scored],
         **dict.fromkeys(_ATROPOS_NULLS),
         **_extras(group, scored),
-        "samples": _samples(scored) if with_samples else [],
+        "samples": _samples(list(group.rollouts) if of_unscored else scored) if with_samples else [],
         "rollouts": [rollout_record(rollout, places.get(rollout.rollout_id)) for rollout in group.rollouts],
         **({} if group.beside is None else {"beside": _beside(group.beside)}),
     }

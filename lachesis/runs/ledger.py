@@ -85,7 +85,7 @@ class Ledger:
         except OSError as error:
             raise RunFolderError(
                 f"cannot write to {path.parent}: {error.strerror}; choose another folder "
-                "(--env.data_path_to_save_groups or --env.data_dir_to_save_evals) or make it writable"
+                "(--env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output) or make it writable"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -206,13 +206,18 @@ class Ledger:
 
         Returns the record as it was written.
         """
+        return self.append_all([record])[0]
+
+    def append_all(self, records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The same for several groups, which wait for the disk once."""
         if self._writer is None:
             raise RuntimeError("the ledger is not open")
         if self.run:
-            record = {**record, "number": self._count}
-        self._writer.write(record)
-        self._note(record["item_key"])
-        return record
+            records = [{**record, "number": number} for number, record in enumerate(records, self._count)]
+        self._writer.write_all(records)
+        for record in records:
+            self._note(record["item_key"])
+        return list(records)
 
     def _note(self, key: str) -> None:
         self._count += 1

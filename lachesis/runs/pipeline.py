@@ -24,7 +24,7 @@ from backends import BackendError
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
-from lachesis.runs.item_keys import ItemKeys, is_part, part_key
+from lachesis.runs.item_keys import ItemKeys, part_key
 from lachesis.runs.progress import Progress, Standing
 from lachesis.tasks import cancel_requests, finish
 
@@ -341,7 +341,7 @@ class Pipeline(Generic[G]):
         if isinstance(decision, Kept) and (old := self.sink.too_old(flight.step)) is not None:
             tokens = decision.tokens + decision.undelivered
             decision = replace(old, tokens=tokens, rewards=decision.rewards, tracebacks=decision.tracebacks)
-        if isinstance(decision, LeftOut) and is_part(job.key):
+        if isinstance(decision, LeftOut) and job is not flight.job:
             decision = replace(decision, again=False)  # only whole items are played again
         settled = await self._settle(job, decision, flight)
         if settled is None:

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 PLAIN_INTERVAL = 10.0
-"""Seconds between plain lines."""
+"""Seconds between plain lines, unless a run has its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,8 @@ class Standing:
     note: str = ""
     rows: Sequence[tuple[str, str]] = ()
     """Figures, which a terminal shows as a table."""
+    interval: float = PLAIN_INTERVAL
+    """Seconds between plain lines."""
 
     def __str__(self) -> str:
         return "; ".join([self.short, *(f"{name} {text}" for name, text in self.rows)])
@@ -90,6 +92,6 @@ class Progress:
             total = standing.total if standing.total >= 0 else None
             self._bar.update(self._task, completed=standing.done, total=total, standing=escape(standing.short))
         elif line != self._shown and (last or time.monotonic() >= self._next):
-            self._next = time.monotonic() + PLAIN_INTERVAL
+            self._next = time.monotonic() + standing.interval
             self._shown = line
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)

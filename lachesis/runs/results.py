@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
+from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -276,7 +277,15 @@ def age_quantile(ages: Mapping[int, int], share: float) -> int:
     raise ValueError("there are no groups")
 
 
-def print_result(console: Console, result: RunResult | ServeResult) -> None:
+class Shown(Protocol):
+    """What a run ends with."""
+
+    def rows(self) -> Iterator[Row]: ...
+    def paths(self) -> Iterator[Row]: ...
+    def warnings(self) -> Iterator[str]: ...
+
+
+def print_result(console: Console, result: Shown) -> None:
     """The table that a run ends with, and where everything is."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)

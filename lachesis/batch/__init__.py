@@ -1,0 +1,1 @@
+"""Offline data: a file of prompts becomes ShareGPT files, as often as the run is killed and started again."""

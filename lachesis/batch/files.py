@@ -1,0 +1,137 @@
+"""The files of a batch run beside its groups file: `batch_001_output.jsonl` and so on, and `trajectories.jsonl`.
+
+One invariant: line n of the batch files, counted through, is group n of the groups file. So a start completes them
+after a kill, and they can be made anew from the groups.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from lachesis.run_folder import RunFolderError
+from lachesis.trajectories import JsonlWriter
+from lachesis.trajectories.jsonl import sync_folder
+
+TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
+
+
+class BatchFiles:
+    """The numbered files, of `size` lines each, in the order in which samples finished."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        self.size = size
+        self.lines: dict[int, int] = {}
+        """Number of a file -> lines in it."""
+        self._writer: JsonlWriter | None = None
+        self._number = 0
+
+    def open(self) -> None:
+        """Count the lines that are there."""
+        for path in self.folder.glob("batch_*_output.jsonl"):
+            number = path.name.removeprefix("batch_").removesuffix("_output.jsonl")
+            if number.isdecimal():
+                with JsonlWriter(path):  # moves a torn last line away
+                    self.lines[int(number)] = _count_lines(path)
+        self.lines = dict(sorted(self.lines.items()))
+        self._number = next(reversed(self.lines), 1)
+
+    @property
+    def total(self) -> int:
+        """Lines in all files."""
+        return sum(self.lines.values())
+
+    @property
+    def paths(self) -> list[Path]:
+        """In order."""
+        return [self._path(number) for number in self.lines]
+
+    def last_lines(self) -> Iterator[tuple[int, Path, Mapping[str, Any]]]:
+        """Of each file that has lines: the place of its last line among all lines, its path, and that line."""
+        place = 0
+        for number, lines in self.lines.items():
+            place += lines
+            if lines:
+                path = self._path(number)
+                yield place - 1, path, json.loads(_last_line(path))
+
+    def append(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """Write lines, into further files as they get full. Blocks for the disk."""
+        left = list(entries)
+        while left:
+            room = self.size - self.lines.get(self._number, 0)
+            if room <= 0:
+                self.close()
+                self._number += 1
+                continue
+            if self._writer is None:
+                self._writer = JsonlWriter(self._path(self._number))
+            now, left = left[:room], left[room:]
+            self._writer.write_all(now)
+            self.lines[self._number] = self.lines.get(self._number, 0) + len(now)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def join(self) -> Path:
+        """Write all lines into `trajectories.jsonl`, whole or not at all."""
+        path = self.folder / TRAJECTORIES
+        temporary = path.with_suffix(".tmp")
+        try:
+            with temporary.open("wb") as joined:
+                for part in self.paths:
+                    with part.open("rb") as lines:
+                        shutil.copyfileobj(lines, joined, 1 << 20)
+                joined.flush()
+                os.fsync(joined.fileno())
+            temporary.replace(path)
+            sync_folder(self.folder)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise _cannot_write(path, error) from error
+        return path
+
+    def _path(self, number: int) -> Path:
+        return self.folder / f"batch_{number:03d}_output.jsonl"
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file, whole or not at all."""
+    temporary = path.with_suffix(".tmp")
+    try:
+        temporary.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: OSError) -> RunFolderError:
+    return RunFolderError(f"cannot write {path}: {error.strerror or error}; make room and start again: nothing is lost")
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as file:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+
+
+def _last_line(path: Path) -> bytes:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        step = 1 << 16
+        while True:
+            start = max(0, size - step)
+            file.seek(start)
+            _, newline, line = file.read(size - start).rstrip(b"\n").rpartition(b"\n")
+            if newline or not start:
+                return line
+            step *= 4

@@ -1,0 +1,331 @@
+"""The sink of a batch run: groups of one sample each, and the lines that follow from them.
+
+The groups file is the truth, as it is for `process`. Samples without reasoning and samples that failed are remembered
+in files beside it, so that a start plays none of them again unless that is asked for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from lachesis.agent.rollout import Rollout
+from lachesis.batch.entries import NO_REASONING, EntryFormat
+from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
+from lachesis.batch.totals import Caps, Totals
+from lachesis.errors import LachesisError
+from lachesis.run_folder import RunFolderError
+from lachesis.runs.decisions import Decision, Kept, LeftOut
+from lachesis.runs.failures import Job
+from lachesis.runs.file_sink import FileSink, to_its_end, unscored_groups
+from lachesis.runs.group_player import PlayedGroup
+from lachesis.runs.group_records import group_record
+from lachesis.runs.item_keys import ItemKeys, part_key, whole_and_part
+from lachesis.runs.pipeline import Pipeline
+from lachesis.runs.progress import Standing
+from lachesis.runs.report import write_report
+from lachesis.runs.summary import Summary
+from lachesis.trajectories import JsonlWriter, read_lines
+
+MOST_AT_ONCE = 64
+"""Samples that wait for the disk together."""
+CHECKPOINT_EVERY = 60.0
+RETRY_PAUSE = 1.0
+
+
+class Work(ItemKeys):
+    """What is to be played: each item `samples` times in a row, and the key of each sample.
+
+    A key is the digest of the item, that of the settings, which of several equal items it is, and the number of the
+    sample: `8f…3a…-1+2`. It does not depend on the order of the items.
+    """
+
+    def __init__(self, items: AsyncIterator[tuple[int, Any, str]], *, settings: str, samples: int) -> None:
+        super().__init__()
+        self.indices: dict[str, int] = {}
+        """Key of a sample in flight -> place of its item in the input."""
+        self._items = items
+        self._settings = settings
+        self._samples = samples
+        self._again = 0
+        self._index, self._item, self._digest = 0, object(), ""
+
+    async def next_item(self) -> Any:
+        """The next item; None when there are no more."""
+        if not self._again:
+            if (found := await anext(self._items, None)) is None:
+                return None
+            self._index, self._item, self._digest = found
+            self._again = self._samples
+        self._again -= 1
+        return self._item
+
+    def key(self, item: Any) -> str:
+        self._seen[self._digest] += 1
+        occurrence, sample = divmod(self._seen[self._digest] - 1, self._samples)
+        key = part_key(f"{self._digest}{self._settings}-{occurrence + 1}", sample)
+        self.indices[key] = self._index
+        return key
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A sample that waits for the disk."""
+
+    kind: str
+    record: dict[str, Any]
+    written: bool = False
+
+
+class BatchSink(FileSink):
+    """The folder of one batch run; see `FileSink` for what the other arguments mean.
+
+    Args:
+        batch_size: lines of one batch file.
+        retry_failed: play the samples again that failed in earlier starts.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        entries: EntryFormat,
+        work: Work,
+        caps: Caps,
+        batch_size: int,
+        retry_failed: bool,
+        about: Mapping[str, Any],
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self.folder = folder
+        self.entries = entries
+        self.work = work
+        self.caps = caps
+        self.about = about
+        self.retry_failed = retry_failed
+        self.retry_pause = RETRY_PAUSE
+        self.batches = BatchFiles(folder, batch_size)
+        self.totals = Totals()
+        self.done: set[str] = set()
+        self.earlier = 0
+        """Samples that earlier starts finished."""
+        self.started = time.monotonic()
+        self.discards = self.files.groups.with_suffix(".discarded.jsonl")
+        self._waiting: list[_Waiting] = []
+        self._entries: dict[str, dict[str, Any]] = {}
+        """Key of a sample that is kept and not yet written -> its line."""
+        self._indices_done: list[int] = []
+        self._checkpoint_due = 0.0
+        self._broken: BaseException | None = None
+        self._sampled_before = 0
+
+    # The start.
+
+    def _open(self, stack: ExitStack) -> None:
+        self.ledger.open()
+        self._forget_superseded_failures()
+        self._discarded = stack.enter_context(JsonlWriter(self.discards, fsync=True))
+        self._failures = stack.enter_context(JsonlWriter(self.files.failures, fsync=True))
+        stack.callback(self.batches.close)
+        self.batches.open()
+        self._complete_batches()
+        for record in read_lines(self.discards):
+            self._count("discarded", record)
+        for record in self._unscored_groups().values():
+            if self.retry_failed:  # their tokens were spent all the same
+                self.totals.prompt_tokens += sum(each.get("prompt_tokens", 0) for each in record["rollouts"])
+                self.totals.completion_tokens += sum(each.get("completion_tokens", 0) for each in record["rollouts"])
+            else:
+                self._count("failed", record)
+        self.earlier = self.totals.done
+        self._sampled_before = self.totals.completion_tokens
+        self._write_checkpoint()
+
+    def _earlier(self) -> tuple[int, str]:
+        return self.earlier, "samples"
+
+    def _count(self, kind: str, record: Mapping[str, Any]) -> None:
+        self.totals.add(kind, record)
+        self.done.add(record["item_key"])
+        if kind == "kept":
+            self._indices_done.append(record["prompt_index"])
+
+    def _complete_batches(self) -> None:
+        """Count the finished samples, and write the lines that a killed run did not get to.
+
+        Raises:
+            RunFolderError: the batch files are not those of the groups file.
+        """
+        lasts = {place: (path, line) for place, path, line in self.batches.last_lines()}
+        written, missing, count = self.batches.total, [], 0
+        for count, record in enumerate(self.ledger.records(), 1):
+            self._count("kept", record)
+            if (found := lasts.get(count - 1)) is not None:
+                path, line = found
+                entry = self.entries.entry(record)
+                if (line.get("prompt_index"), line.get("conversations")) != (
+                    entry["prompt_index"],
+                    entry["conversations"],
+                ):
+                    raise self._not_of_groups(f"the last line of {path} is not sample {count - 1} of")
+            elif count > written:
+                missing.append(self.entries.entry(record))
+                if len(missing) == MOST_AT_ONCE:
+                    self.batches.append(missing)
+                    missing = []
+        if count < written:
+            raise self._not_of_groups(f"the batch files have {written} lines, and there are {count} samples in")
+        self.batches.append(missing)
+
+    def _not_of_groups(self, what: str) -> RunFolderError:
+        return RunFolderError(
+            f"{what} {self.files.groups}: the batch files were changed; move batch_*_output.jsonl away, and the next "
+            "start writes them anew"
+        )
+
+    # A sample.
+
+    def decide(self, group: PlayedGroup) -> Decision:
+        record = self._record(group)
+        (rollout,) = group.rollouts
+        found = self.entries.entry_or_reason(record)
+        if not isinstance(found, str):
+            self._entries[group.item_key] = found
+            return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
+        if found == NO_REASONING:  # nothing failed
+            return LeftOut("no reasoning", found, declined=True, record=record, tracebacks=group.tracebacks)
+        about: dict[str, Any] = {"record": record, "unscored_because": found, "tracebacks": group.tracebacks}
+        return LeftOut("failed", found, again=rollout.may_pass, **about)
+
+    def _record(self, group: PlayedGroup) -> dict[str, Any]:
+        record = group_record(
+            group, environment=self.environment, model=self.model, of_unscored=not self.entries.with_reward
+        )
+        return {
+            **record,
+            "prompt_index": self.work.indices[group.item_key],
+            "run": self.ledger.run,
+            "evaluation": False,
+        }
+
+    async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
+        kind = "kept" if isinstance(decision, Kept) else "discarded" if decision.declined else "failed"
+        record = decision.content if isinstance(decision, Kept) else decision.record
+        if not record and isinstance(decision, LeftOut):  # an exception ended it before it had a rollout
+            broken = Rollout.broken(*whole_and_part(job.key), RuntimeError(decision.detail))
+            record = self._record(PlayedGroup(job.item, job.key, tools=[], rollouts=[broken]))
+        waiting = _Waiting(kind, dict(record))
+        self._waiting.append(waiting)
+        async with self._writing:
+            while not waiting.written:
+                if self._broken is not None:  # what was written of these samples is not known: the next start sees it
+                    raise self._broken
+                now = self._waiting[:MOST_AT_ONCE]
+                await to_its_end(self._write_samples, now)
+                del self._waiting[: len(now)]
+        self.work.indices.pop(job.key, None)
+        self.played += kind == "kept"
+        self.failed_groups += kind == "failed"
+        return decision
+
+    def _write_samples(self, waiting: Sequence[_Waiting]) -> None:
+        try:
+            of_kind = {
+                kind: [each.record for each in waiting if each.kind == kind] for kind in ("kept", "discarded", "failed")
+            }
+            if of_kind["kept"]:
+                kept = self.ledger.append_all(of_kind["kept"])
+                self.batches.append([self._entries.pop(record["item_key"]) for record in kept])
+            self._discarded.write_all(of_kind["discarded"])
+            self._failures.write_all(of_kind["failed"])
+        except BaseException as error:
+            self._broken = error
+            raise
+        for each in waiting:
+            each.written = True
+            self._count(each.kind, each.record)
+        if time.monotonic() > self._checkpoint_due:
+            self._write_checkpoint()
+
+    # The run.
+
+    @property
+    def sampled(self) -> int:
+        """Completion tokens of this start."""
+        return self.totals.completion_tokens - self._sampled_before
+
+    def ending(self) -> str:
+        return self.caps.reached(self.totals, self.started)
+
+    def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
+        totals = self.totals
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        parts = [f"{totals.failed} failed, {totals.discarded} discarded, {pipeline.playing} in flight"]
+        parts.append(f"{self.sampled / seconds:.0f} tokens/s")
+        if (calls := totals.calls)["count"]:
+            parts.append(f"tools {100 * calls['success'] / calls['count']:.0f} % ok")
+        if (cost := self.caps.cost_of(totals)) is not None:
+            parts.append(f"cost {cost:.4f}")
+        now = totals.done - self.earlier
+        if now and self.total > totals.done:
+            parts.append(f"{_clock((self.total - totals.done) * seconds / now)} left")
+        return Standing(totals.done, self.total, "samples", ", ".join(parts), interval=60.0)
+
+    # The end.
+
+    def _write_report(self) -> Summary | None:  # type: ignore[override]
+        """`trajectories.jsonl`, the statistics and the report."""
+        try:
+            self.batches.close()
+            self.batches.join()
+            self._write_checkpoint()
+            write_json(self.folder / STATISTICS, self.statistics())
+            groups = chain(self.ledger.records(), unscored_groups(self.files.failures, self.ledger.done).values())
+            return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+        except (OSError, LachesisError) as error:
+            if self._broken is None:
+                raise
+            # The first error is the one to be reported.
+            self.console.print(f"note: {error}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+            return None
+
+    def statistics(self) -> dict[str, Any]:
+        """What `statistics.json` holds."""
+        return {
+            **self.about,
+            "batch_size": self.batches.size,
+            "total_prompts": self.total,
+            "total_batches": len(self.batches.lines),
+            "model": self.model,
+            "completed_at": datetime.now().isoformat(),
+            "duration_seconds": round(time.monotonic() - self.started, 2),
+            "cost": self.caps.cost_of(self.totals),
+            **self.totals.statistics(self.entries.all_tools),
+        }
+
+    def _write_checkpoint(self) -> None:
+        """For people and scripts; a start reads the groups file."""
+        self._checkpoint_due = time.monotonic() + CHECKPOINT_EVERY
+        content = {
+            "run_name": self.about["run_name"],
+            "completed_prompts": sorted(set(self._indices_done)),
+            "samples": self.totals.kept,
+            "discarded_no_reasoning": self.totals.discarded,
+            "failed": self.totals.failed,
+            "batch_stats": {str(number): {"samples": lines} for number, lines in self.batches.lines.items()},
+            "last_updated": datetime.now().isoformat(),
+        }
+        write_json(self.folder / CHECKPOINT, content)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}"

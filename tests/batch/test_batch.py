@@ -1,0 +1,449 @@
+"""`lachesis batch`: nothing lost, doubled or silently wrong, however often the run is killed and started again."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import gc
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.batch.rows import Rows
+from lachesis.cli import main as lachesis
+from lachesis.cli.batch import main
+from lachesis.errors import SettingsError
+from lachesis.run_folder import OtherSettings, RunFolderError
+from lachesis.runs.dataset_rows import DatasetError
+from tests.support.batch_runs import entries, flags, keys, thinks, write_rows
+from tests.support.scripted_server import call, say
+from tests.support.small_envs import ROOT, lines, served, start
+
+KILLS = os.environ.get("LACHESIS_KILLS", "3")
+ROWS = [{"prompt": f"prompt {number}", "level": number % 3} for number in range(20)]
+
+
+def batch(arguments: list[str]) -> int:
+    """`lachesis batch`; the collection at its start does not look at all that tests have imported."""
+    gc.freeze()
+    return main(arguments)
+
+
+def same(rows: list[dict[str, Any]]) -> Counter[str]:
+    """Entries regardless of their order."""
+    return Counter(json.dumps(row, sort_keys=True) for row in rows)
+
+
+def write_three_tools(folder: Path) -> Path:
+    """A file with an environment of three tools in two toolsets."""
+    listed = {"terminal": "code_tools", "read_file": "file_tools", "write_file": "file_tools"}
+    tools = [
+        f"@tool(toolset={at!r})\nasync def {name}(command: str = ''):\n    'A tool.'\n" for name, at in listed.items()
+    ]
+    head = "from lachesis.batch.prompts import Prompts\nfrom lachesis.tools import ToolRegistry, tool\n"
+    env = f"class ThreeTools(Prompts):\n    needs_sandboxes = False\n    tools = ToolRegistry([{', '.join(listed)}])\n"
+    path = folder / "three_tools.py"
+    path.write_text("\n\n".join([head, *tools, env]))
+    return path
+
+
+# Output.
+
+
+def test_the_files_hold_each_prompt_once_and_load_with_datasets(tmp_path: Path) -> None:
+    import datasets
+
+    mixed = [*ROWS, {"prompt": "no thought"}, {"prompt": "refuse", "metadata": {"level": 9}}]
+    with served(thinks) as server:
+        assert batch(flags(write_rows(tmp_path / "rows.jsonl", mixed), tmp_path, server.base_url)) == 1
+    folder = tmp_path / "run"
+    found = entries(folder)
+    assert sorted(entry["prompt_index"] for entry in found) == list(range(20))
+    assert all(entry["metadata"] == {"level": entry["prompt_index"] % 3} for entry in found)
+    assert [len(lines(path)) for path in sorted(folder.glob("batch_*"))] == [7, 7, 6]
+    assert same(lines(folder / "trajectories.jsonl")) == same(found)
+    statistics = json.loads((folder / "statistics.json").read_text())
+    counts = [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed", "total_prompts")]
+    assert counts == [20, 1, 1, 22]
+    assert statistics["failed_outcomes"] == {"infra_error": 1}
+    assert statistics["reasoning_statistics"]["turns_with_reasoning"] == 20
+    assert json.loads((folder / "checkpoint.json").read_text())["completed_prompts"] == list(range(20))
+    files = [str(path) for path in sorted(folder.glob("batch_*"))]
+    loaded = datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
+    assert sorted(loaded["prompt_index"]) == list(range(20))
+    assert (
+        lachesis(["export", str(folder / "groups.jsonl"), "--format", "trajectory", "--out", str(tmp_path / "t")]) == 0
+    )
+    assert len(lines(tmp_path / "t")) == 20
+
+
+def test_the_entry_of_the_format_is_written_byte_for_byte(tmp_path: Path) -> None:
+    module = write_three_tools(tmp_path)
+    calls = [call(("terminal", {"command": "ls"})) for _ in range(3)] + [call(("read_file", {"command": "a"}))] * 2
+
+    def policy(request: dict[str, Any]) -> Any:
+        results = sum(message["role"] == "tool" for message in request["messages"])
+        if results < 5:
+            return {**calls[results], "reasoning_content": "Next."}
+        return call(("unheard_of", {})) if results == 5 else say("Done.", reasoning_content="Now I know.")
+
+    rows = [{"prompt": f"{number}"} for number in range(42)]
+    rows.append({"prompt": "Look around.", "prompt_source": "gsm8k", "metadata": {"difficulty": "hard"}})
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    with served(policy) as server:
+        arguments = flags(source, tmp_path, server.base_url, "--env.enabled_toolsets", "[code_tools, file_tools]")
+        assert (
+            batch(
+                [*arguments, "--env", f"{module}:ThreeTools", "--shard", _shard_of(source, 42, 64), "--max_turns", "9"]
+            )
+            == 0
+        )
+    (line,) = (tmp_path / "run").glob("shard_*/batch_001_output.jsonl")
+    last = json.loads(line.read_bytes().splitlines()[-1])
+    stats = {"terminal": (3, 0), "read_file": (2, 0), "write_file": (0, 0)}
+    expected = {
+        "prompt_index": 42,
+        "conversations": last["conversations"],
+        "metadata": {"prompt_source": "gsm8k", "difficulty": "hard"},
+        "completed": True,
+        "partial": False,
+        "api_calls": 7,
+        "toolsets_used": ["code_tools", "file_tools"],
+        "tool_stats": {
+            name: {"count": good + bad, "success": good, "failure": bad} for name, (good, bad) in stats.items()
+        },
+        "tool_error_counts": {name: bad for name, (_, bad) in stats.items()},
+    }
+    assert line.read_bytes().splitlines()[-1].decode() == json.dumps(expected, ensure_ascii=False)
+    assert [turn["from"] for turn in last["conversations"]] == ["system", "human", *["gpt", "tool"] * 6, "gpt"]
+
+
+def _shard_of(source: Path, index: int, count: int) -> str:
+    """The shard of so many that holds one row."""
+    (row,) = (row for row in Rows(str(source)) if row.index == index)
+    return f"{int(row.digest, 16) % count + 1}/{count}"
+
+
+def test_an_environment_scores_the_rows_and_rows_may_be_conversations(tmp_path: Path) -> None:
+    module = tmp_path / "scores.py"
+    module.write_text(
+        "from lachesis import HermesAgentBaseEnv\n\n\n"
+        "class Scores(HermesAgentBaseEnv):\n"
+        "    needs_sandboxes = False\n    async def get_next_item(self): ...\n"
+        "    def format_prompt(self, item): return f'Say {item[\"word\"]}'\n"
+        "    def compute_reward(self, item, result, ctx): return float(item['word'] in result.final_response)\n"
+    )
+    rows = write_rows(tmp_path / "rows.jsonl", [{"word": "fig"}, {"word": "no thought"}, {"word": "pear"}])
+    asked = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
+    talks = write_rows(tmp_path / "talks.jsonl", [{"messages": asked, "id": 7}])
+    with served(lambda request: say("pear", reasoning_content="hm")) as server:
+        assert batch(flags(rows, tmp_path, server.base_url, "--env", f"{module}:Scores")) == 0
+        assert batch(flags(talks, tmp_path, server.base_url, run="talks")) == 0
+        assert server.requests[-1]["messages"] == asked
+    assert {entry["metadata"]["word"]: entry["reward"] for entry in entries(tmp_path / "run")} == {
+        "fig": 0.0,
+        "no thought": 0.0,
+        "pear": 1.0,
+    }
+    (talk,) = entries(tmp_path / "talks")
+    values = [turn["value"] for turn in talk["conversations"][1:]]
+    assert values == ["a", "<think>\n</think>\nb", "c", "<think>\nhm\n</think>\npear"]
+    assert talk["metadata"] == {"id": 7}
+    assert "reward" not in talk
+
+
+def test_toolsets_are_drawn_by_seed_and_prompt_and_missing_ones_are_named(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    drawn = []
+    with served(thinks) as server:
+        plain = ["--distribution", "development"]
+        with pytest.raises(SettingsError, match=r"moa, web, vision; .*--allow-missing-toolsets"):
+            batch(flags(source, tmp_path, server.base_url, *plain))
+        for run, seed in (("a", "1"), ("b", "1"), ("c", "2")):
+            more = [*plain, "--allow_missing_toolsets", "--samples", "2", "--seed", seed]
+            assert batch(flags(source, tmp_path, server.base_url, *more, run=run)) == 0
+            found = {(entry["prompt_index"], *entry["toolsets_used"]) for entry in entries(tmp_path / run)}
+            assert len(found) == len(ROWS), "all samples of a prompt have the same"
+            drawn.append(found)
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {toolsets for _, *toolsets in drawn[0] for toolsets in [tuple(toolsets)]} == {
+        ("terminal",),
+        ("file",),
+        ("terminal", "file"),
+    }
+
+
+def test_all_flags_of_the_removed_runner_are_taken_or_refused_by_name(tmp_path: Path) -> None:
+    prefill = tmp_path / "prefill.json"
+    prefill.write_text(json.dumps([{"role": "user", "content": "PREFILL"}, {"role": "assistant", "content": "yes"}]))
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    more = ["--max_turns", "3", "--num_workers", "2", "--resume", "--verbose=False"]
+    more += ["--ephemeral_system_prompt", "EPHEMERAL"]
+    more += ["--log_prefix_chars", "9", "--max_tokens", "77", "--reasoning_effort", "low", "--max_samples=4"]
+    more += ["--prefill_messages_file", str(prefill), "--reasoning_disabled", "False"]
+    with served(thinks) as server:
+        arguments = flags(source, tmp_path, server.base_url, *more)
+        assert batch([each.replace("_", "-") if each.startswith("--max_") else each for each in arguments]) == 0
+        request = server.requests[0]
+        with pytest.raises(SettingsError, match="fields of OpenRouter; the server is http://127"):
+            batch([*arguments, "--providers_allowed", "a,b", "--provider_sort", "price"])
+    assert (request["max_tokens"], request["reasoning_effort"]) == (77, "low")
+    assert [message["content"] for message in request["messages"][:2]] == ["EPHEMERAL", "PREFILL"]
+    assert sorted(entry["prompt_index"] for entry in entries(tmp_path / "run")) == [0, 1, 2, 3]
+    for path in (tmp_path / "run").glob("*.jsonl"):
+        assert b"PREFILL" not in path.read_bytes()
+        assert b"EPHEMERAL" not in path.read_bytes()
+    for wrong, said in (
+        (["--max_sample", "3"], "did you mean --max_samples"),
+        (["--env.group_size", "3"], "here it is --samples"),
+        (["--openai.base_url", "x"], "given twice"),
+        (["--max_cost", "3"], "--prices"),
+    ):
+        with pytest.raises(SettingsError, match=said):
+            batch([*arguments, *wrong])
+
+
+# Kills and resumes.
+
+
+def test_kills_at_any_moment_lose_and_double_nothing(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": f"prompt {number}{' no thought' * (number % 7 == 3)}{' refuse' * (number % 11 == 5)}"}
+        for number in range(10 * int(KILLS))
+    ]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    asked: Counter[str] = Counter()
+
+    async def slowly(request: dict[str, Any]) -> Any:
+        asked[request["messages"][-1]["content"]] += 1
+        await asyncio.sleep(0.05)
+        return thinks(request)
+
+    seed = random.SystemRandom().getrandbits(32)
+    print("seed", seed)
+    with served(slowly) as server:
+        more = ["--samples", "2", "--concurrency", "8"]
+        killed = flags(source, tmp_path / "killed", server.base_url, *more)
+        child = start(["-m", "tests.support.batch_runs", str(seed), KILLS, *killed])
+        output, _ = child.communicate()
+        assert child.returncode == 0, output
+        ends = [int(line) for line in output.splitlines() if line.isdecimal()]
+        assert len(ends) == int(KILLS) + 1, output
+        assert ends[-1] >> 8 == 1, "some samples failed, and the run ended by itself"
+        assert ends.count(signal.SIGKILL) > int(KILLS) // 2, output
+        assert batch(flags(source, tmp_path / "whole", server.base_url, "--samples", "2")) == 1
+    assert sum(asked.values()) > 4 * len(rows), "kills made samples be played again"
+    one, other = tmp_path / "killed" / "run", tmp_path / "whole" / "run"
+    assert same(entries(one)) == same(entries(other))
+    assert same(lines(one / "trajectories.jsonl")) == same(entries(one))
+    for kind in ("", "discarded", "failed"):
+        assert Counter(keys(one, kind)) == Counter(keys(other, kind)), kind
+    counts = ("samples", "completed", "discarded_no_reasoning", "failed", "total_prompts", "tool_statistics")
+    statistics = [json.loads((folder / "statistics.json").read_text()) for folder in (one, other)]
+    for name in (*counts, "completion_tokens", "reasoning_statistics", "total_batches"):
+        assert statistics[0][name] == statistics[1][name], name
+
+
+def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_samples(tmp_path: Path) -> None:
+    first = [*ROWS[:10], ROWS[0], {"prompt": "no thought"}, {"prompt": "refuse"}]
+    asked: list[str] = []
+
+    def notes(request: dict[str, Any]) -> Any:
+        asked.append(request["messages"][-1]["content"])
+        return thinks(request)
+
+    with served(notes) as server:
+        batch(flags(write_rows(tmp_path / "a.jsonl", first), tmp_path, server.base_url))
+        assert len(asked) == 13
+        asked.clear()
+        batch(flags(write_rows(tmp_path / "b.jsonl", [*first[::-1], {"prompt": "new"}]), tmp_path, server.base_url))
+        assert asked == ["new"], "neither discards nor failures are played again"
+        asked.clear()
+        batch(flags(tmp_path / "b.jsonl", tmp_path, server.base_url, "--samples", "2"))
+        assert len(asked) == 14
+        asked.clear()
+        batch(flags(tmp_path / "b.jsonl", tmp_path, server.base_url, "--samples", "2", "--retry_failed"))
+        assert asked == ["refuse"] * 2
+        with pytest.raises(OtherSettings, match="max_token_length"):
+            batch(flags(tmp_path / "b.jsonl", tmp_path, server.base_url, "--max_tokens", "9"))
+    assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
+
+
+def test_failures_that_are_played_again_leave_the_file_of_failures(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "one"}, {"prompt": "two refuse"}])
+    with served(thinks) as server:
+        assert batch(flags(source, tmp_path, server.base_url)) == 1
+    (failed,) = lines(tmp_path / "run" / "groups.failed.jsonl")
+    assert (failed["rollouts"][0]["outcome"], failed["prompt_index"]) == ("infra_error", 1)
+    with served(lambda request: say("now", reasoning_content="hm")) as server:
+        assert batch(flags(source, tmp_path, server.base_url, "--retry_failed")) == 0
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+        assert len(server.requests) == 1
+    assert keys(tmp_path / "run", "failed") == []
+    assert len(entries(tmp_path / "run")) == 2
+
+
+def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    with served(thinks) as server:
+        batch(flags(source, tmp_path, server.base_url))
+        before = entries(tmp_path / "run")
+        (tmp_path / "run" / "batch_001_output.jsonl").unlink()
+        with pytest.raises(RunFolderError, match=r"batch_002_output\.jsonl is not sample 6"):
+            batch(flags(source, tmp_path, server.base_url))
+        for path in (tmp_path / "run").glob("batch_*"):
+            path.unlink()
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+        assert len(server.requests) == 20
+    assert entries(tmp_path / "run") == before
+
+
+def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [*ROWS, {"prompt": "no thought"}, {"prompt": "refuse"}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+    with served(thinks) as server:
+        batch(flags(source, tmp_path / "whole", server.base_url))
+        for number in (1, 2, 3):
+            batch(flags(source, tmp_path, server.base_url, "--shard", f"{number}/3"))
+            if number == 2:
+                assert batch(["merge", str(tmp_path / "run")]) == 1
+                assert "missing: shard_003_of_003" in capsys.readouterr().out
+    assert batch(["merge", str(tmp_path / "run")]) == 0
+    merged, whole = tmp_path / "run" / "merged", tmp_path / "whole" / "run"
+    assert "3 shards: 20 kept, 1 discarded, 1 failed" in capsys.readouterr().out
+    assert same(entries(merged)) == same(entries(whole)) == same(lines(merged / "trajectories.jsonl"))
+    for kind in ("", "discarded", "failed"):
+        assert sorted(keys(merged, kind)) == sorted(keys(whole, kind))
+    with served(thinks) as server:  # a run without shards goes on in it
+        (tmp_path / "on").mkdir()
+        merged.rename(tmp_path / "on" / "run")
+        assert batch(flags(source, tmp_path / "on", server.base_url)) == 1
+        assert not server.requests
+
+
+def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    with served(thinks) as server:
+        more = ["--concurrency", "2", "--max_total_tokens", "30"]
+        assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
+        assert "--max_total_tokens 30 is reached" in capsys.readouterr().out
+        assert 6 <= len(server.requests) < 12
+        more = ["--concurrency", "2", "--max_cost", "0.00006", "--prices", "0,1"]
+        assert batch(flags(source, tmp_path, server.base_url, *more)) == 0
+        assert 20 > len(server.requests) >= 6
+        assert batch(flags(source, tmp_path, server.base_url)) == 0
+        assert len(server.requests) == 20
+    assert sorted(entry["prompt_index"] for entry in entries(tmp_path / "run")) == list(range(20))
+
+
+# Hostile input.
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"prompt": "a"}\n\n{"prompt": \n', "line 3: not JSON"),
+        (b'{"prompt": "a"}\n["b"]\n', "line 2: expected an object, found a list"),
+        (b'{"prompt": "\xff"}\n', "line 1: not JSON"),
+        (
+            b'{"question": "a"}\n',
+            "line 1: the row has neither 'prompt' nor 'messages', only question",
+        ),
+        (b'{"prompt": " "}\n', "line 1: prompt is empty"),
+        (b'{"prompt": 3}\n', "line 1: prompt has to be text or a list of content parts, not int"),
+        (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image names an image, and the backend has none"),
+        (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd has to be text, not int"),
+        (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1: the last message is of role 'assistant'"),
+        (b'{"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}\n', "line 1: message 0"),
+        (b"[" * 100_000 + b"\n", "line 1: not JSON"),
+        (b"\n", "holds no rows"),
+    ],
+)
+def test_a_row_that_cannot_be_played_is_named_before_anything_is(tmp_path: Path, content: bytes, problem: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(DatasetError) as raised:
+        Rows(str(path), images=False).check()
+    assert str(path) in str(raised.value)
+    assert problem in str(raised.value)
+
+
+def test_bad_rows_of_csv_and_files_that_are_missing_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b"prompt,level\na,1\nb,2,3\n")
+    with pytest.raises(DatasetError, match=r"rows\.csv, line 3: more cells"):
+        Rows(str(path)).check()
+    path.write_bytes(b"prompt\n\xff\n")
+    with pytest.raises(DatasetError, match=r"rows\.csv, line \d: not CSV in UTF-8"):
+        Rows(str(path)).check()
+    for name in ("none.jsonl", "none.csv", "none.parquet"):
+        with pytest.raises(DatasetError, match=f"cannot read .*{name}"):
+            Rows(str(tmp_path / name)).check()
+
+
+def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> None:
+    import datasets
+
+    table = [{"prompt": f"prompt, {number}", "level": str(number)} for number in range(3)]
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["prompt", "level"])
+        writer.writeheader()
+        writer.writerows(table)
+    datasets.Dataset.from_list(table).to_parquet(str(tmp_path / "rows.parquet"))
+    write_rows(tmp_path / "rows.jsonl", table)
+    kinds = [
+        [(row.index, row.digest) for row in Rows(str(tmp_path / f"rows.{kind}"))]
+        for kind in ("jsonl", "csv", "parquet")
+    ]
+    assert kinds[0] == kinds[1] == kinds[2]
+    assert len(kinds[0]) == 3
+
+
+def test_long_prompts_lone_surrogates_and_binary_output_are_written_and_read_again(tmp_path: Path) -> None:
+    def policy(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "user" and "binary" in request["messages"][-1]["content"]:
+            binary = "head -c 300 /dev/urandom; printf '\\377\\000\\033[1m\\001</tool_response>'"
+            return call(("terminal", {"command": binary}), reasoning_content="hm \ud800")
+        return say("\udfff </think> done", reasoning_content="hm \ud83d\ude00")
+
+    source = write_rows(
+        tmp_path / "rows.jsonl", [{"prompt": "x" * 10_000_000}, {"prompt": "lone \ud800", "k\udc00": "\udc00"}]
+    )
+    with source.open("a") as file:
+        file.write('{"prompt": "binary", "number": 123456789012345678901234567890}\n')
+    with served(policy) as server:
+        arguments = flags(source, tmp_path, server.base_url, "--env.enabled_toolsets", "[terminal]")
+        assert batch(arguments) == 0
+        assert batch(arguments) == 0
+        assert len(server.requests) == 4
+    found = {entry["prompt_index"]: entry for entry in entries(tmp_path / "run")}
+    assert found[0]["conversations"][1]["value"] == "x" * 10_000_000
+    assert found[1]["conversations"][1]["value"] == "lone \ufffd"
+    assert found[2]["metadata"] == {"number": 123456789012345678901234567890}
+    assert found[2]["tool_stats"]["terminal"]["success"] == 1
+    (result,) = (turn["value"] for turn in found[2]["conversations"] if turn["from"] == "tool")
+    assert json.loads(result.removeprefix("<tool_response>\n").removesuffix("\n</tool_response>"))["name"] == "terminal"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+def test_a_full_disk_and_a_read_only_one_are_named_and_lose_nothing(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", ROWS)
+    (tmp_path / "disk").mkdir()
+    with served(thinks) as server:
+        arguments = flags(source, tmp_path / "disk", server.base_url, "--concurrency", "1")
+        command = ["unshare", "--mount", sys.executable, "-m", "tests.support.batch_runs", "full", *arguments]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = ended.stdout + ended.stderr
+    assert "full 1\nwhole True\n" in ended.stdout, said
+    assert "No space left on device" in ended.stderr and "/disk/run/" in ended.stderr, said
+    assert "room 0\nlines 20\nread-only 1\n" in ended.stdout, said
+    assert "Read-only file system" in ended.stderr, said
+    assert "Traceback" not in said
