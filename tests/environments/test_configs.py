@@ -15,7 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r"^#   python environments/(\w+)\.py (\w+) --config (\S+)$", re.MULTILINE)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+CONFIGS = sorted({*(ROOT / "configs").glob("*.yaml")} - {ROOT / "configs/trajectory_compression.yaml"})
+"""Those of environments."""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
 def test_the_command_in_a_config_reads_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     (shown,) = COMMAND.findall(path.read_text(encoding="utf-8"))

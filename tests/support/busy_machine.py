@@ -12,7 +12,7 @@ _SPIN = "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end
 
 
 @contextlib.contextmanager
-def busy_machine(each: int = 8) -> Iterator[None]:
+def busy_machine(each: int = 5) -> Iterator[None]:
     """`each` processes for every processor, in sessions of their own: the kernel shares time out among sessions."""
     command = [sys.executable, "-S", "-c", _SPIN]
     spinning = [subprocess.Popen(command, start_new_session=True) for _ in range(each * len(os.sched_getaffinity(0)))]
