@@ -26,6 +26,7 @@ from lachesis.trajectories.exports import (
     GroupRecord,
     load_export,
     read_groups,
+    read_items,
     write_export,
 )
 from lachesis.trajectories.jsonl import has_torn_tail
@@ -60,11 +61,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
-        write = _job_writer(arguments.groups, options) if arguments.format == JOB else None
-        write = write or partial(write_export, _load(arguments.format, options))
+        read = read_groups
+        if arguments.format == JOB:
+            write = _job_writer(arguments.groups, options)
+        else:
+            export = _load(arguments.format, options)
+            write = partial(write_export, export)
+            read = read_items if getattr(export, "of_items", False) else read_groups
         if has_torn_tail(arguments.groups):
             print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
-        totals = write(read_groups(arguments.groups), arguments.out)
+        totals = write(read(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
         if isinstance(error, ExportError) and error.__cause__ is not None:
             traceback.print_exception(error.__cause__)  # the author of an export wants to see the line

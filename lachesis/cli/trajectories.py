@@ -29,7 +29,7 @@ from lachesis.trajectories.entry_files import (
 )
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.file_statistics import FileStatistics, Spread
-from lachesis.trajectories.formats import CONVERTIBLE, converter, read_chat
+from lachesis.trajectories.formats import CONVERTIBLE, converter, format_of, read_chat
 from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
 
@@ -153,18 +153,12 @@ def _validate(arguments: argparse.Namespace) -> int:
             wrong += bool(problems)
             report(f"{line.path}, line {line.number}", problems)
             if not problems:
-                formats[arguments.format or _format_of(line)] += 1
+                formats[arguments.format or format_of(line.entry)] += 1
     if shown > arguments.show:
         print(f"... {shown - arguments.show} more problems; --show N prints more")
     valid = ", ".join(f"{times} {name}" for name, times in formats.most_common())
     print(f"{entries} entries: {wrong} break the rules of their format{f'; valid: {valid}' if valid else ''}")
     return int(bool(wrong))
-
-
-def _format_of(line: Line) -> str:
-    from lachesis.trajectories.formats import format_of
-
-    return format_of(line.entry)
 
 
 def _show(arguments: argparse.Namespace) -> int:

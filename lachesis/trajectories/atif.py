@@ -14,10 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from lachesis.trajectories.exports import (
+    BRANCHES_OMITTED,
     ExportLine,
     GroupRecord,
     LeftOut,
     RolloutRecord,
+    message_turns,
     rollout_samples,
     stored_messages,
 )
@@ -168,12 +170,6 @@ def _image_type(url: str) -> str | None:
     return found[1] if found else mimetypes.guess_type(url)[0]
 
 
-def message_turns(rollout: RolloutRecord, messages: Sequence[Any]) -> Sequence[int | None] | None:
-    """For each message the number of its completion, or None; None for all where an older version wrote the record."""
-    turns: Sequence[int | None] | None = rollout.get("message_turns")
-    return turns if turns is not None and len(turns) == len(messages) else None
-
-
 def _add_tokens(
     trajectory: dict[str, Any],
     group: GroupRecord,
@@ -207,7 +203,7 @@ def _add_tokens(
         if span["model"] not in (None, group["model"]):
             step["model_name"] = span["model"]
     if spans:
-        warnings.add("branches_omitted")
+        warnings.add(BRANCHES_OMITTED)
         extra = trajectory["final_metrics"].setdefault("extra", {})
         extra["tokens_of_other_branches"] = sum(span["end"] - span["start"] for _, span in spans.values())
 

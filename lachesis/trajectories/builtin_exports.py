@@ -9,10 +9,14 @@ from typing import Any
 from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import (
+    BRANCHES_OMITTED,
+    NOT_SAMPLED,
     ExportLine,
     GroupRecord,
     LeftOut,
     RolloutRecord,
+    has_other_branches,
+    not_sampled,
     rollout_samples,
     stored_messages,
 )
@@ -135,6 +139,7 @@ def _converted(
         converted = convert(*conversation, of_program="program" in rollout, **settings)
     except MessageError as error:
         return LeftOut(rollout["rollout_id"], f"no valid conversation ({type(error).__name__})")
-    return ExportLine(
-        converted.entry, (rollout["rollout_id"],), tuple(str(warning.kind) for warning in converted.warnings)
-    )
+    warnings = [str(warning.kind) for warning in converted.warnings]
+    warnings += [NOT_SAMPLED] if not_sampled(rollout, conversation[0]) else []
+    warnings += [BRANCHES_OMITTED] if has_other_branches(rollout) else []
+    return ExportLine(converted.entry, (rollout["rollout_id"],), tuple(warnings))

@@ -12,9 +12,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
-from lachesis.trajectories.atif import message_turns
 from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.exports import ExportLine, GroupRecord, LeftOut, RolloutRecord, stored_messages
+from lachesis.trajectories.exports import (
+    BRANCHES_OMITTED,
+    NOT_SAMPLED,
+    ExportLine,
+    GroupRecord,
+    LeftOut,
+    RolloutRecord,
+    has_other_branches,
+    not_sampled,
+    stored_messages,
+)
 from lachesis.trajectories.markup import NotJson, load_json, think_block
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.sharegpt import WarningKind
@@ -46,6 +55,8 @@ class Chat:
     """Indices of assistant messages that the model did not sample there."""
     of_program: bool = False
     """Then system messages may be anywhere."""
+    branches_omitted: bool = False
+    """Whether answers that the model sampled are missing: those before a compaction or an edit."""
 
 
 def openai_line(chat: Chat, warnings: set[str], *, reasoning: OpenAIReasoning = "drop") -> dict[str, Any]:
@@ -56,8 +67,6 @@ def openai_line(chat: Chat, warnings: set[str], *, reasoning: OpenAIReasoning = 
     messages = _messages(chat, warnings, arguments="text", reasoning=reasoning, parts=True)
     if messages[-1]["role"] != "assistant":
         raise Unsuitable("it does not end with an answer by the model")
-    for index in chat.not_sampled:
-        messages[index]["weight"] = 0
     return {"messages": messages, **({"tools": list(chat.tools)} if chat.tools else {})}
 
 
@@ -71,14 +80,13 @@ def trl_line(
 ) -> dict[str, Any]:
     """TRL's columns `messages`, or `prompt` and `completion`, with `tools` as JSON text, which TRL and Axolotl read.
 
-    Every assistant message has a `weight`. TRL does not read it; it makes the keys of messages differ, and `datasets`
-    then keeps messages as they are instead of giving each of them the keys of all.
+    Every assistant message has a `weight`. TRL does not read it (`warnings` says so where one is 0). It makes the keys
+    of messages differ, and `datasets` then keeps messages as they are instead of giving each of them the keys of all.
     """
     messages = _messages(chat, warnings, arguments=arguments, reasoning=reasoning, parts=False)
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant":
-            message["weight"] = int(index not in chat.not_sampled)
     start = _start(messages)
+    if _has_untrained(messages if columns == "messages" else messages[start:]):
+        warnings.add(NOT_SAMPLED)
     parted = {"prompt": messages[:start], "completion": messages[start:]}
     return {
         **({"messages": messages} if columns == "messages" else parted),
@@ -113,74 +121,78 @@ def trl(
     yield from _lines(group, min_reward, completed_only, line)
 
 
-def dpo(
-    group: GroupRecord, *, margin: float = 0.0, arguments: Arguments = "object", reasoning: str = "reasoning_content"
-) -> Iterator[ExportLine | LeftOut]:
+class Preferences:
     """A preference pair for each group whose best rollout has more than `margin` over its worst, in TRL's columns.
 
     Both answer the same prompt: the messages before the first answer.
     """
-    found: list[tuple[RolloutRecord, list[dict[str, Any]], set[str]]] = []
-    for rollout in group["rollouts"]:
-        if rollout["reward"] is None:
-            yield LeftOut(rollout["rollout_id"], "not scored")
-            continue
-        warnings: set[str] = set()
-        try:
-            chat = chat_of(group, rollout)
-            messages = _messages(chat, warnings, arguments=arguments, reasoning=reasoning, parts=False)
-            _start(messages)
-        except Unsuitable as error:
-            yield LeftOut(rollout["rollout_id"], str(error))
-            continue
-        for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                message["weight"] = int(index not in chat.not_sampled)
-        found.append((rollout, messages, warnings))
-    reason = "neither the best nor the worst"
-    used: tuple[str, ...] = ()
-    if found:
-        best = max(found, key=lambda each: each[0]["reward"])
-        worst = min(found, key=lambda each: each[0]["reward"])
-        start = _start(best[1])
-        if best[0]["reward"] - worst[0]["reward"] <= margin:
+
+    of_items = True
+    """Its groups are those of `read_items`."""
+
+    def __init__(
+        self, margin: float = 0.0, arguments: Arguments = "object", reasoning: str = "reasoning_content"
+    ) -> None:
+        self.margin = margin
+        self._messages = partial(_messages, arguments=arguments, reasoning=reasoning, parts=False)
+
+    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
+        found: list[tuple[RolloutRecord, list[dict[str, Any]], set[str]]] = []
+        for rollout in group["rollouts"]:
+            warnings: set[str] = set()
+            try:
+                if rollout["reward"] is None:
+                    raise Unsuitable("not scored")
+                found.append((rollout, self._messages(chat_of(group, rollout), warnings), warnings))
+            except Unsuitable as error:
+                yield LeftOut(rollout["rollout_id"], str(error))
+        if not found:
+            return
+        best, chosen, changed = max(found, key=lambda each: each[0]["reward"])
+        worst, rejected, changed_too = min(found, key=lambda each: each[0]["reward"])
+        start = _start(chosen)
+        reason = "neither the best nor the worst"
+        used: tuple[str, ...] = ()
+        if best["reward"] - worst["reward"] <= self.margin:
             reason = "no difference in reward" if len(found) > 1 else "the only one of its group"
-        elif best[1][:start] != worst[1][:start] or worst[1][start]["role"] != "assistant":
+        elif chosen[:start] != rejected[:start] or _start(rejected) != start:
             reason = "the best and the worst have different prompts"
-        elif best[1] == worst[1]:
+        elif chosen == rejected:
             reason = "the best and the worst are the same"
         else:
-            used = (best[0]["rollout_id"], worst[0]["rollout_id"])
+            used = (best["rollout_id"], worst["rollout_id"])
+            untrained = _has_untrained([*chosen[start:], *rejected[start:]])
             content = {
-                "prompt": best[1][:start],
-                "chosen": best[1][start:],
-                "rejected": worst[1][start:],
+                "prompt": chosen[:start],
+                "chosen": chosen[start:],
+                "rejected": rejected[start:],
                 "tools": tools_text(group["tools"]),
-                "score_chosen": float(best[0]["reward"]),
-                "score_rejected": float(worst[0]["reward"]),
+                "score_chosen": float(best["reward"]),
+                "score_rejected": float(worst["reward"]),
                 "rule": RULE,
                 **{name: str(group.get(name) or "") for name in ("environment", "item_key")},
                 "chosen_id": used[0],
                 "rejected_id": used[1],
             }
-            yield ExportLine(content, used, tuple(sorted(best[2] | worst[2])))
-    for rollout, _, _ in found:
-        if rollout["rollout_id"] not in used:
-            yield LeftOut(rollout["rollout_id"], reason)
+            yield ExportLine(content, used, tuple(changed | changed_too | ({NOT_SAMPLED} if untrained else set())))
+        for rollout, _, _ in found:
+            if rollout["rollout_id"] not in used:
+                yield LeftOut(rollout["rollout_id"], reason)
 
 
 def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
     """The conversation of a rollout."""
     messages = stored_messages(group, rollout)
-    turns = message_turns(rollout, messages)
-    copied = {
-        index
-        for index, message in enumerate(messages)
-        if message["role"] == "assistant" and turns is not None and turns[index] is None
-    }
     facts = {name: group[name] for name in (*_FACTS, "model", "timestamp") if name in group}
     facts |= {name: rollout[name] for name in ("rollout_id", "outcome", "completed", "reward")}
-    return Chat(messages, group["tools"], facts, frozenset(copied), of_program="program" in rollout)
+    return Chat(
+        messages,
+        group["tools"],
+        facts,
+        not_sampled(rollout, messages),
+        of_program="program" in rollout,
+        branches_omitted=has_other_branches(rollout),
+    )
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -248,11 +260,15 @@ def _messages(
         validate_messages(chat.messages, late_system=chat.of_program)
     except MessageError as error:
         raise Unsuitable(f"no valid conversation ({type(error).__name__})") from None
-    if not any(message["role"] == "assistant" for message in chat.messages):
+    if not any(
+        message["role"] == "assistant" and place not in chat.not_sampled for place, message in enumerate(chat.messages)
+    ):
         raise Unsuitable("no answer by the model")
+    if chat.branches_omitted:
+        warnings.add(BRANCHES_OMITTED)
     names: dict[str, str] = {}
     written = []
-    for message in chat.messages:
+    for place, message in enumerate(chat.messages):
         role, content = message["role"], message.get("content")
         new: dict[str, Any] = {"role": role}
         if role == "tool":
@@ -273,6 +289,8 @@ def _messages(
                     new["content"] = None
             if thought := message.get("reasoning"):
                 _add_reasoning(new, valid_text(thought, warnings), reasoning, warnings)
+            if not parts or place in chat.not_sampled:
+                new["weight"] = int(place not in chat.not_sampled)
         written.append(new)
     return written
 
@@ -306,7 +324,8 @@ def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[
 
 def _start(messages: Sequence[Mapping[str, Any]]) -> int:
     """The index of the first answer that is trained."""
-    for index, message in enumerate(messages):
-        if message["role"] == "assistant" and message.get("weight") != 0:
-            return index
-    raise Unsuitable("no answer by the model")
+    return next(index for index, message in enumerate(messages) if message.get("weight"))
+
+
+def _has_untrained(messages: Sequence[Mapping[str, Any]]) -> bool:
+    return any(message.get("weight") == 0 for message in messages)

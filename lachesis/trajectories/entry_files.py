@@ -19,12 +19,14 @@ from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.formats import Converter
 from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, json_text, replacing
+from lachesis.trajectories.markup import READ_UNIQUE
 from lachesis.trajectories.parquet import ParquetWriter, read_rows
 
 Same: TypeAlias = Literal["conversation", "prompt"]
 
 PROMPT_ROLES = ("system", "human", "user")
-_CALL_ID = re.compile(r'"tool_call_id": ?"[^"]*", ?')
+_CALL_ID = re.compile(r'(<tool_response>\s*\{)"tool_call_id": ?"[^"]*", ?')
+_GZIP = b"\x1f\x8b"
 _BATCH = 64
 """Lines that are written at once."""
 
@@ -79,8 +81,10 @@ def read_entries(
                         on_read(len(raw))
                     if not raw.strip():
                         continue
+                    if number == 1 and raw.startswith(_GZIP):
+                        raise JsonlError(path, "is compressed; decompress it with gunzip")
                     try:
-                        entry = _DECODER.decode(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
+                        entry = READ_UNIQUE(raw.decode("utf-8-sig" if number == 1 else "utf-8"))
                         if not isinstance(entry, dict):
                             raise ValueError(f"{type(entry).__name__}, not an object")
                     except (ValueError, RecursionError) as error:
@@ -94,21 +98,6 @@ def read_entries(
                     yield Line(path, number, entry, raw)
         except OSError as error:
             raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {twice!r} is in an object more than once")
-    return found
-
-
-def _no_number(constant: str) -> Any:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_number)
 
 
 def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *, skip: bool = False) -> Rewritten:
@@ -140,7 +129,7 @@ def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *
 def deduplicate(lines: Iterable[Line], out: StrPath, *, by: Same = "conversation") -> Rewritten:
     """Write each entry whose conversation, or prompt, no entry before it has. Lines are copied as they are.
 
-    What was seen is in a temporary database on the disk (SQLite's, in $SQLITE_TMPDIR or /var/tmp): 1 MB in memory.
+    What was seen is in a temporary database on the disk (SQLite's, in $SQLITE_TMPDIR or /var/tmp).
     Raises JsonlError.
     """
     totals = Rewritten()
@@ -174,10 +163,14 @@ def digest(entry: Mapping[str, Any], by: Same) -> bytes:
     what is before the first answer. Raises Unsuitable."""
     lists = (entry[key] for key in ("conversations", "messages", "prompt") if isinstance(entry.get(key), list))
     turns = next(lists, None)
-    if turns is None or not all(isinstance(turn, dict) for turn in turns):
+    if turns is None:
         raise Unsuitable("it has no conversation")
-    if "messages" not in entry and isinstance(entry.get("completion"), list):
-        turns = [*turns, *entry["completion"]]
+    for key in ("completion", "chosen", "rejected") if turns is entry.get("prompt") else ():
+        if isinstance(entry.get(key), list):
+            # The places of two answers to a prompt count; a prompt and its completion are one conversation.
+            turns = [*turns, *([] if key == "completion" else [{"role": key}]), *entry[key]]
+    if not all(isinstance(turn, dict) for turn in turns):
+        raise Unsuitable("it has no conversation")
     hashed = blake2b(digest_size=16)
     for turn in turns:
         role, value = turn.get("from", turn.get("role")), turn.get("value")
@@ -186,7 +179,7 @@ def digest(entry: Mapping[str, Any], by: Same) -> bytes:
         if not isinstance(value, str):
             value = json.dumps(_without_ids(turn), ensure_ascii=False, sort_keys=True)
         elif role == "tool":
-            value = _CALL_ID.sub("", value)
+            value = _CALL_ID.sub(r"\1", value)
         for part in (str(role), value):
             data = part.encode("utf-8", "surrogatepass")
             hashed.update(len(data).to_bytes(8, "big") + data)

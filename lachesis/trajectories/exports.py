@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, get_type_hints
@@ -23,6 +24,11 @@ from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, read_
 
 GroupRecord: TypeAlias = Mapping[str, Any]
 RolloutRecord: TypeAlias = Mapping[str, Any]
+
+BRANCHES_OMITTED = "branches_omitted"
+"""The model sampled answers that are not in the line: those before a compaction or an edit."""
+NOT_SAMPLED = "answers_not_sampled"
+"""The line has answers that the model did not sample there, and a trainer of the format cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
         "batch": "lachesis.trajectories.builtin_exports:Batch",
         "openai": "lachesis.trajectories.chat_exports:openai",
         "trl": "lachesis.trajectories.chat_exports:trl",
-        "dpo": "lachesis.trajectories.chat_exports:dpo",
+        "dpo": "lachesis.trajectories.chat_exports:Preferences",
         "parquet": "lachesis.trajectories.parquet:ParquetExport",
         "samples": "lachesis.trajectories.builtin_exports:token_samples",
         "atif": "lachesis.trajectories.atif:atif",
@@ -197,6 +203,42 @@ def read_groups(path: StrPath) -> Iterator[dict[str, Any]]:
         yield group
 
 
+def read_items(path: StrPath) -> Iterator[dict[str, Any]]:
+    """The groups of a file; the samples of an item of `batch` and `evaluate`, which have a group for each, are one.
+
+    Reads the file twice. Memory grows with the number of items, and holds those with samples that are still to come.
+    """
+    missing = Counter(map(_item_of, read_groups(path)))
+    waiting: dict[Any, list[dict[str, Any]]] = {}
+    for group in islice(read_groups(path), missing.total()):
+        item = _item_of(group)
+        if item is None:
+            yield group
+            continue
+        waiting.setdefault(item, []).append(group)
+        missing[item] -= 1
+        if not missing[item]:
+            yield _joined(waiting.pop(item))
+
+
+def _item_of(group: GroupRecord) -> tuple[str, str] | None:
+    """Run and item of a group with one of several samples, `KEY+1`, `KEY+2`; None for a group of `process`."""
+    of_sample = "prompt_index" in group or group.get("evaluation")
+    return (str(group.get("run")), group["item_key"].partition("+")[0]) if of_sample else None
+
+
+def _joined(groups: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    rollouts: list[dict[str, Any]] = []
+    scored = 0
+    for group in groups:
+        for rollout in group["rollouts"]:
+            place = None if rollout["place"] is None else rollout["place"] + scored
+            rollouts.append({**rollout, "place": place})
+        scored += len(group["scores"])
+    lists = {name: [each for group in groups for each in group[name]] for name in ("scores", "messages", "samples")}
+    return {**groups[0], **lists, "rollouts": rollouts}
+
+
 def rollout_messages(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
     """The messages of one of the group's rollouts, as copies that may be edited, to any depth.
 
@@ -210,6 +252,27 @@ def stored_messages(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str
     place = rollout["place"]
     messages: list[dict[str, Any]] = rollout["messages"] if place is None else group["messages"][place]
     return messages
+
+
+def message_turns(rollout: RolloutRecord, messages: Sequence[Any]) -> Sequence[int | None] | None:
+    """For each message the number of its completion, or None; None for all where an older version wrote the record."""
+    turns: Sequence[int | None] | None = rollout.get("message_turns")
+    return turns if turns is not None and len(turns) == len(messages) else None
+
+
+def not_sampled(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+    """Places of the assistant messages that the model did not sample there, as far as the record says."""
+    turns = message_turns(rollout, messages)
+    return frozenset(
+        place
+        for place, message in enumerate(messages)
+        if message["role"] == "assistant" and turns and turns[place] is None
+    )
+
+
+def has_other_branches(rollout: RolloutRecord) -> bool:
+    """Whether the conversation was written anew, so that its messages lack answers that were acted upon."""
+    return any(dropped.get("edit") for dropped in rollout.get("discarded") or ())
 
 
 def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:

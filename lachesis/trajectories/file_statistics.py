@@ -18,7 +18,7 @@ _ROLES = {"human": "user", "gpt": "assistant"}
 
 
 class Spread:
-    """Mean, extremes and percentiles of numbers; percentiles are within 1 % of the number."""
+    """Mean, extremes and percentiles of numbers; percentiles are within 5 % of the number."""
 
     def __init__(self) -> None:
         self.count = 0

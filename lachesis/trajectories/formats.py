@@ -10,15 +10,19 @@ from typing import TYPE_CHECKING, Any
 from lachesis.errors import LachesisError
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.entries import to_dataset_entry, to_trajectory_entry
-from lachesis.trajectories.exports import checked_options
+from lachesis.trajectories.errors import MessageError
+from lachesis.trajectories.exports import NOT_SAMPLED, checked_options
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
+from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.parquet import TEXTS, parquet_row
-from lachesis.trajectories.sharegpt import SystemTurn, tool_function
+from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, tool_function
 
 if TYPE_CHECKING:
     from datasets import Features
 
-FACTS = (*TEXTS, "evaluation", "completed", "reward")
+FACTS: dict[str, Any] = {**dict.fromkeys(TEXTS, str), "evaluation": bool, "completed": bool, "reward": int | float}
+SHAPE_ERRORS = (AttributeError, LookupError, TypeError, ValueError, RecursionError)
+"""What reading an entry raises if a part of it is of another type than the format says."""
 REASONING = ("reasoning", "reasoning_content", "thinking")
 SYSTEM_REPLACED = "system_replaced"
 """The system message gave way to the generated prompt of the format."""
@@ -91,7 +95,9 @@ def read_chat(entry: Any) -> Chat:
         facts = _facts(metadata) | _facts(entry)
         if not all(isinstance(turn, Mapping) for turn in entry["conversations"]):
             raise Unsuitable("its conversations are not a list of turns")
-        return Chat(from_sharegpt(entry), _tools(entry, tools_from_sharegpt), facts)
+        if not (messages := from_sharegpt(entry)):
+            raise Unsuitable("it has no messages")
+        return Chat(messages, _tools(entry, tools_from_sharegpt), facts)
     if form in ("openai", "trl", "parquet"):
         given = entry["messages"] if "messages" in entry else [*(entry.get("prompt") or ()), *entry["completion"]]
         messages = [plain_message(message, f"messages[{index}]") for index, message in enumerate(given)]
@@ -100,6 +106,7 @@ def read_chat(entry: Any) -> Chat:
             message.pop("weight", None)
             if message.get("role") == "tool":
                 message.pop("name", None)
+        validate_messages(messages, complete=False, late_system=True)
         return Chat(messages, _tools(entry, _tools_of_messages), _facts(entry), frozenset(copied))
     if form:
         raise Unsuitable(f"{form} cannot be converted: `lachesis export` writes every format from the run's groups")
@@ -109,7 +116,9 @@ def read_chat(entry: Any) -> Chat:
 
 
 def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: entry[name] for name in FACTS if entry.get(name) not in (None, "")}
+    return {
+        name: entry[name] for name, kind in FACTS.items() if entry.get(name) != "" and isinstance(entry.get(name), kind)
+    }
 
 
 def _tools(entry: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Any]) -> list[dict[str, Any]]:
@@ -136,7 +145,12 @@ class Converter:
 
     def convert(self, entry: Any, warnings: set[str]) -> dict[str, Any]:
         """The entry in the other format; `warnings` gets kinds of changes. Raises Unsuitable or MessageError."""
-        return _CONVERTERS[self.to](read_chat(entry), warnings, **self.options)
+        try:
+            return _CONVERTERS[self.to](read_chat(entry), warnings, **self.options)
+        except (Unsuitable, MessageError):
+            raise
+        except SHAPE_ERRORS as error:
+            raise Unsuitable(f"it cannot be read as {format_of(entry)} ({type(error).__name__}: {error})") from error
 
 
 def converter(to: str, options: Mapping[str, Any] | None = None) -> Converter:
@@ -163,7 +177,7 @@ def _to_hermes(
         of_program=True,
         **facts,
     )
-    warnings |= {str(warning.kind) for warning in found}
+    _check_sharegpt(chat, found, warnings)
     if system != "actual" and chat.messages[0]["role"] == "system":
         warnings.add(SYSTEM_REPLACED)
     return entry
@@ -171,8 +185,16 @@ def _to_hermes(
 
 def _to_sharegpt_tools(chat: Chat, warnings: set[str], *, source: str = "hermes-agent") -> dict[str, Any]:
     entry, found = to_dataset_entry(chat.messages, chat.tools, source=source, of_program=True)
-    warnings |= {str(warning.kind) for warning in found}
+    _check_sharegpt(chat, found, warnings)
     return entry
+
+
+def _check_sharegpt(chat: Chat, found: Sequence[ConversionWarning], warnings: set[str]) -> None:
+    if not any(message["role"] == "assistant" for message in chat.messages):
+        raise Unsuitable("no answer by the model")
+    warnings.update(str(warning.kind) for warning in found)
+    if chat.not_sampled:
+        warnings.add(NOT_SAMPLED)
 
 
 _CONVERTERS: dict[str, Callable[..., dict[str, Any]]] = {

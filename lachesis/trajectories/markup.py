@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from typing import Any
 
 _TAG = "/?(?:tool_call|tool_response|tools|think|REASONING_SCRATCHPAD)>"
@@ -37,7 +38,7 @@ def dump_json(value: Any) -> str:
 def load_json(text: str, *, unique_keys: bool = False) -> Any:
     """The value of a JSON text, or NotJson. `unique_keys` rejects objects with a repeated key."""
     try:
-        value = (_READ_UNIQUE if unique_keys else _READ)(text)
+        value = (READ_UNIQUE if unique_keys else _READ)(text)
         if text.count("[") + text.count("{") > _FLAT:
             write_json([[value]])  # the written form is nested two levels deeper
     except (ValueError, RecursionError) as error:
@@ -59,7 +60,8 @@ def _finite(number: str) -> float:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     mapping = dict(pairs)
     if len(mapping) < len(pairs):
-        raise NotJson("a key is repeated in an object")
+        twice = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise NotJson(f"the key {twice!r} is in an object more than once")
     return mapping
 
 
@@ -68,7 +70,7 @@ _FLAT = 100
 
 # Made once: `json.loads` and `json.dumps` with arguments make a reader or writer for each call.
 _READ = json.JSONDecoder(parse_constant=_reject, parse_float=_finite).decode
-_READ_UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique).decode
+READ_UNIQUE = json.JSONDecoder(parse_constant=_reject, parse_float=_finite, object_pairs_hook=_unique).decode
 write_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from lachesis.trajectories.chat_exports import Chat, chat_of, plain_text, tools_text, valid_text
-from lachesis.trajectories.exports import ExportLine, GroupRecord, LeftOut
+from lachesis.trajectories.exports import BRANCHES_OMITTED, ExportLine, GroupRecord, LeftOut
 from lachesis.trajectories.jsonl import JsonlError
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ def schema() -> pa.Schema:
             ("reasoning", pa.string()),
             ("tool_calls", pa.list_(call)),
             ("tool_call_id", pa.string()),
+            ("weight", pa.int8()),
         ]
     )
     return pa.schema(
@@ -57,8 +58,13 @@ def schema() -> pa.Schema:
 def parquet_row(chat: Chat, warnings: set[str]) -> dict[str, Any]:
     """A row of the schema. Absent keys are null there."""
     facts = {name: chat.facts.get(name) for name in (*TEXTS, "evaluation", "completed", "reward")}
+    if chat.branches_omitted:
+        warnings.add(BRANCHES_OMITTED)
     return {
-        "messages": [_message(message, warnings) for message in chat.messages],
+        "messages": [
+            _message(message, warnings) | ({"weight": 0} if place in chat.not_sampled else {})
+            for place, message in enumerate(chat.messages)
+        ],
         "tools": tools_text(chat.tools),
         **{name: value if name not in TEXTS or value is None else str(value) for name, value in facts.items()},
     }

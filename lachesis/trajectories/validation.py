@@ -9,7 +9,7 @@ from typing import Any
 
 from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.formats import UnknownFormat, format_of, keys_of, plain_message
+from lachesis.trajectories.formats import SHAPE_ERRORS, UnknownFormat, format_of, keys_of, plain_message
 from lachesis.trajectories.loading import from_sharegpt
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.parquet import schema as parquet_schema
@@ -35,7 +35,12 @@ def validate_entry(entry: Any, format: str = "") -> list[str]:
         raise UnknownFormat(f"no format is called {name!r}; one of {', '.join(VALIDATORS)}")
     if not isinstance(entry, Mapping):
         return [f"it is {type(entry).__name__}, not an object"]
-    return list(VALIDATORS[name](entry))
+    problems: list[str] = []
+    try:
+        problems.extend(VALIDATORS[name](entry))
+    except SHAPE_ERRORS as error:  # a part of it is of another type
+        problems.append(f"it does not have the form of {name} ({type(error).__name__}: {error})")
+    return problems
 
 
 def _is(entry: Mapping[str, Any], **types: type) -> Iterable[str]:
@@ -109,18 +114,21 @@ def _batch(entry: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _openai(entry: Mapping[str, Any]) -> Iterable[str]:
-    yield from _conversation(entry.get("messages"), "messages", text=True)
     if "tools" in entry:
         yield from _tools(entry["tools"])
-    messages = entry.get("messages")
-    if isinstance(messages, list) and messages and isinstance(messages[-1], Mapping):
-        if messages[-1].get("role") != "assistant":
-            yield "messages does not end with an assistant message"
-        for index, message in enumerate(messages):
-            for key in () if not isinstance(message, Mapping) else sorted(map(str, set(message) - _OPENAI_KEYS)):
-                yield f"messages[{index}]: OpenAI knows no key {key!r}"
-            if isinstance(message, Mapping) and message.get("weight", 1) not in (0, 1):
-                yield f"messages[{index}]: weight is {message['weight']!r}, not 0 or 1"
+    if problems := list(_conversation(entry.get("messages"), "messages", text=True, answer=False)):
+        yield from problems
+        return
+    for index, message in enumerate(entry["messages"]):
+        for key in sorted(set(message) - _OPENAI_KEYS):
+            yield f"messages[{index}]: OpenAI knows no key {key!r}"
+        if message.get("weight", 1) not in (0, 1):
+            yield f"messages[{index}]: weight is {message['weight']!r}, not 0 or 1"
+    answers = [message for message in entry["messages"] if message["role"] == "assistant"]
+    if entry["messages"][-1]["role"] != "assistant":
+        yield "messages does not end with an assistant message"
+    if all(message.get("weight") == 0 for message in answers):
+        yield "messages has no assistant message that is trained"
 
 
 def _trl(entry: Mapping[str, Any]) -> Iterable[str]:
@@ -203,8 +211,8 @@ def _samples(entry: Mapping[str, Any]) -> Iterable[str]:
 
 def _atif(entry: Mapping[str, Any]) -> Iterable[str]:
     yield from _is(entry, schema_version=str, session_id=str, agent=dict, steps=list)
-    for place, step in enumerate(entry["steps"] if isinstance(entry.get("steps"), list) else (), 1):
-        if not isinstance(step, Mapping) or step.get("source") not in ("system", "user", "agent"):
+    for place, step in enumerate(entry["steps"], 1):
+        if step.get("source") not in ("system", "user", "agent"):
             yield f"step {place} has no source"
             continue
         if step.get("step_id") != place:

@@ -15,13 +15,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import TypeAdapter
 
+from lachesis.cli import main
 from lachesis.testing.export_suite import example_groups
 from lachesis.trajectories import (
+    JsonlWriter,
     read_lines,
     to_batch_entry,
     to_dataset_entry,
 )
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
+from lachesis.trajectories.entry_files import digest
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import ExportTotals, export_group, load_export, write_export
 from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of
@@ -274,6 +277,88 @@ def test_an_answer_that_the_model_did_not_sample_has_the_weight_0() -> None:
     assert [message.get("weight") for message in line["completion"]] == [1, None, 1]
     (pair,) = lines_of("dpo", [shown])
     assert [message["role"] for message in pair["prompt"]] == ["user", "assistant", "user"]
+
+
+def test_a_format_that_cannot_mark_an_answer_the_model_did_not_sample_says_so() -> None:
+    shown = group(0, [*PLAIN, *SHELL], [TERMINAL], rewards=(1.0, 0.0))
+    for rollout in shown["rollouts"]:
+        rollout["message_turns"] = [None, None, None, 0, None, 1]
+        rollout["discarded"] = [{"reason": "compaction", "at": 1, "attempt": False, "edit": True, "messages": []}]
+
+    def warnings(name: str, **options: Any) -> set[str]:
+        list(export_group(load_export(name, options), shown, totals := ExportTotals()))
+        return set(totals.warnings)
+
+    for name in ("hermes", "sharegpt-tools", "trl"):
+        assert warnings(name) >= {"answers_not_sampled", "branches_omitted"}, name
+    for name, options in (("openai", {}), ("parquet", {}), ("dpo", {}), ("trl", {"columns": "prompt-completion"})):
+        assert "answers_not_sampled" not in warnings(name, **options), name
+        assert "branches_omitted" in warnings(name, **options), name
+    (row, _) = lines_of("parquet", [shown])
+    back = converter("openai").convert(row, set())
+    assert [message.get("weight") for message in back["messages"]] == [None, 0, None, None, None, None]
+    for to in ("hermes", "sharegpt-tools", "trl"):
+        converter(to).convert(row, found := set[str]())
+        assert "answers_not_sampled" in found
+    for rollout in shown["rollouts"]:
+        rollout["message_turns"] = [None] * 6
+    for name in ("openai", "trl", "dpo"):
+        assert lines_of(name, [shown]) == []
+    assert validate_entry({**back, "messages": [PLAIN[0], {**PLAIN[1], "weight": 0}]}, "openai") != []
+
+
+@pytest.mark.parametrize(
+    ("name", "broken"),
+    [
+        ("atif", {"steps": [{"step_id": 1, "source": "agent", "message": "", "tool_calls": 3}]}),
+        ("atif", {"steps": [{"step_id": 1, "source": "agent", "message": "", "observation": {"results": ["x"]}}]}),
+        ("parquet", {"messages": [{"content": "a"}]}),
+        ("parquet", {"messages": [{"role": "user", "content": 3}]}),
+        ("parquet", {"messages": [{"role": "assistant", "content": "", "tool_calls": 3}]}),
+        ("sharegpt-tools", {"conversations": [{"from": "human", "value": "a"}]}),
+        ("hermes", {"conversations": [{"from": "human", "value": "a"}], "timestamp": {}}),
+        ("dpo", {"prompt": [3]}),
+    ],
+)
+def test_a_part_of_another_type_is_a_problem_of_its_entry(name: str, broken: dict[str, Any]) -> None:
+    entry = {**lines_of(name, [group(0, SHELL, [TERMINAL])])[0], **broken}
+    assert validate_entry(entry, name)
+    for to in ("hermes", "sharegpt-tools", "openai", "trl"):
+        with pytest.raises((Unsuitable, MessageError)):
+            converter(to).convert(entry, set())
+    if name in ("dpo", "parquet"):
+        with suppress(Unsuitable):
+            digest(entry, "conversation")
+
+
+@pytest.mark.parametrize("of", [{"prompt_index": 0}, {"evaluation": True}])
+def test_the_samples_of_a_prompt_are_one_group_of_pairs(of: dict[str, Any], tmp_path: Path) -> None:
+    (example,) = [group(0, SHELL, [TERMINAL], rewards=(1.0,))]
+    scores = {"a-1": 0.5, "b-1": 0.0, "a-1+2": 1.0, "b-1+1": None, "a-1+1": 0.0, "b-1+2": 1.0, "a-2": 0.25}
+    with JsonlWriter(tmp_path / "groups.jsonl") as writer:
+        for key, reward in scores.items():
+            (rollout,) = example["rollouts"]
+            (messages,) = example["messages"]
+            own = [*messages[:-1], {**messages[-1], "content": key}]
+            unscored = {"reward": None, "place": None, "messages": own}
+            played = {
+                **rollout,
+                "rollout_id": key,
+                "reward": reward,
+                "place": 0,
+                **(unscored if reward is None else {}),
+            }
+            scored = {"scores": [] if reward is None else [reward], "messages": [] if reward is None else [own]}
+            writer.write({**example, **scored, "item_key": key, **of, "rollouts": [played]})
+    out = tmp_path / "dpo.jsonl"
+    assert main(["export", str(tmp_path / "groups.jsonl"), "--format", "dpo", "--out", str(out)]) == 0
+    pairs = {pair["chosen_id"]: pair for pair in read_lines(out)}
+    assert {chosen: pair["rejected_id"] for chosen, pair in pairs.items()} == {"a-1+2": "a-1+1", "b-1+2": "b-1"}
+    for pair in pairs.values():
+        assert (pair["chosen"][-1]["content"], pair["rejected"][-1]["content"]) == (
+            pair["chosen_id"],
+            pair["rejected_id"],
+        )
 
 
 def test_text_that_no_file_can_hold_is_replaced_and_counted() -> None:
