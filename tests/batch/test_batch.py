@@ -277,18 +277,48 @@ def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_sam
     assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
 
 
-def test_failures_that_are_played_again_leave_the_file_of_failures(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "one"}, {"prompt": "two refuse"}])
-    with served(thinks) as server:
-        assert batch(flags(source, tmp_path, server.base_url)) == 1
-    (failed,) = lines(tmp_path / "run" / "groups.failed.jsonl")
-    assert (failed["rollouts"][0]["outcome"], failed["prompt_index"]) == ("infra_error", 1)
-    with served(lambda request: say("now", reasoning_content="hm")) as server:
-        assert batch(flags(source, tmp_path, server.base_url, "--retry_failed")) == 0
-        assert batch(flags(source, tmp_path, server.base_url)) == 0
-        assert len(server.requests) == 1
+def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(tmp_path: Path) -> None:
+    prompts = ["one", "two refuse", "three refuse", "four late"]
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt} for prompt in prompts])
+
+    def policy(request: dict[str, Any]) -> Any:
+        turn = request["messages"][-1]
+        if "late" in request["messages"][0]["content"]:  # the server fails in its second turn, at each attempt
+            return 503 if turn["role"] == "tool" else call(("terminal", {"command": "true"}))
+        return thinks(request)
+
+    toolset = ["--env.enabled_toolsets", "[terminal]"]
+    with served(policy) as server:
+        assert batch(flags(source, tmp_path, server.base_url, *toolset)) == 1
+        begun = sum("late" in request["messages"][0]["content"] for request in server.requests) // 2
+    failed = {record["prompt_index"]: record["rollouts"][0] for record in lines(tmp_path / "run/groups.failed.jsonl")}
+    assert {rollout["outcome"] for rollout in failed.values()} == {"infra_error"}
+    assert begun > 1
+    assert failed[3]["completion_tokens"] + failed[3]["lost_completion_tokens"] == 5 * begun
+    assert [message["role"] for message in failed[3]["messages"]] == ["user", "assistant", "tool"]
+    assert "503" in failed[3]["reason"]
+    assert failed[3]["traceback"] is None
+
+    def later(request: dict[str, Any]) -> Any:
+        return say("now", **({} if "three" in request["messages"][0]["content"] else {"reasoning_content": "hm"}))
+
+    with served(later) as server:
+        assert batch(flags(source, tmp_path, server.base_url, *toolset, "--retry_failed")) == 0
+        assert batch(flags(source, tmp_path, server.base_url, *toolset)) == 0
+        assert len(server.requests) == 3
     assert keys(tmp_path / "run", "failed") == []
-    assert len(entries(tmp_path / "run")) == 2
+    statistics = json.loads((tmp_path / "run/statistics.json").read_text())
+    assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed")] == [3, 1, 0]
+
+
+def test_discards_of_other_settings_are_not_counted(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"no thought {number}"} for number in range(4)])
+    with served(thinks) as server:
+        batch(flags(source, tmp_path, server.base_url))
+        batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning"))
+    statistics = json.loads((tmp_path / "run/statistics.json").read_text())
+    assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "prompt_tokens")] == [4, 0, 40]
+    assert keys(tmp_path / "run", "discarded") == []
 
 
 def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_path: Path) -> None:
