@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis.runs.item_keys import item_digest
@@ -54,7 +54,7 @@ class Rows:
             its configuration after a colon: `openai/gsm8k:main`.
         split: of a dataset on the hub.
         prompt_field: the field of the prompt; None where an environment makes it from the row.
-        images: whether rows may name an image.
+        images: what a row's image is: a name, the absolute path of a folder with a root file system, or nothing at all.
         limit: rows that are read at most; None for all.
         shard: (i, n) takes the i-th of n parts, from 1, by the digest of the row.
     """
@@ -62,7 +62,7 @@ class Rows:
     source: str
     split: str = "train"
     prompt_field: str | None = "prompt"
-    images: bool = True
+    images: Literal["name", "folder", "none"] = "name"
     limit: int | None = None
     shard: tuple[int, int] = (1, 1)
 
@@ -106,10 +106,11 @@ class Rows:
             if not isinstance(row.get(field), str | None):
                 return f"{field} has to be text, not {_kind(row[field])}"
         named = next((field for field in IMAGE_FIELDS if row.get(field)), None)
-        if named and not self.images:
+        if named and self.images != "name" and (self.images == "none" or not row[named].startswith("/")):
+            takes = {"none": "no image with --env.sandbox none", "folder": "the absolute path of a root file system"}
             return (
-                f"{named} names an image, and the backend has none; choose one with --env.terminal_backend (docker, "
-                "singularity, modal) or remove the field"
+                f"{named} is {row[named]!r}, and the backend takes {takes[self.images]}; choose one that takes names "
+                "with --env.terminal_backend (docker, singularity, modal), or remove the field"
             )
         if self.prompt_field is None:
             return ""

@@ -389,7 +389,7 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
         ),
         (b'{"prompt": " "}\n', "line 1: prompt is empty"),
         (b'{"prompt": 3}\n', "line 1: prompt has to be text or a list of content parts, not int"),
-        (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image names an image, and the backend has none"),
+        (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image is 'python:3.11', and the backend takes the abs"),
         (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd has to be text, not int"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1: the last message is of role 'assistant'"),
         (b'{"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}\n', "line 1: message 0"),
@@ -401,7 +401,7 @@ def test_a_row_that_cannot_be_played_is_named_before_anything_is(tmp_path: Path,
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(DatasetError) as raised:
-        Rows(str(path), images=False).check()
+        Rows(str(path), images="folder").check()
     assert str(path) in str(raised.value)
     assert problem in str(raised.value)
 
