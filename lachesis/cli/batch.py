@@ -287,7 +287,7 @@ def _merge(argv: Sequence[str]) -> int:
     merged = merge_shards(arguments.run, arguments.out or arguments.run / "merged")
     for line in merged.lines():
         print(line)
-    return int(bool(merged.missing))
+    return int(bool(merged.missing or merged.unplayed))
 
 
 def _truth(text: str) -> bool:

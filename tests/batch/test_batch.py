@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import fcntl
 import gc
 import json
 import os
@@ -79,9 +80,8 @@ def test_the_files_hold_each_prompt_once_and_load_with_datasets(tmp_path: Path) 
     files = [str(path) for path in sorted(folder.glob("batch_*"))]
     loaded = datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(loaded["prompt_index"]) == list(range(20))
-    assert (
-        lachesis(["export", str(folder / "groups.jsonl"), "--format", "trajectory", "--out", str(tmp_path / "t")]) == 0
-    )
+    assert lachesis(["export", str(folder), "--format", "trajectory", "--out", str(tmp_path / "t")]) == 0
+    assert lachesis(["report", str(folder), "--output", str(tmp_path / "report.html")]) == 0
     assert len(lines(tmp_path / "t")) == 20
 
 
@@ -345,13 +345,24 @@ def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureF
             batch(flags(source, tmp_path, server.base_url, "--shard", f"{number}/3"))
             if number == 2:
                 assert batch(["merge", str(tmp_path / "run")]) == 1
-                assert "missing: shard_003_of_003" in capsys.readouterr().out
+                said = capsys.readouterr().out
+                assert "missing: shard_003_of_003" in said
+                assert "not played" not in said
+        capped = flags(source, tmp_path / "capped", server.base_url, "--concurrency", "1", "--max_total_tokens", "15")
+        assert batch([*capped, "--shard", "1/2"]) == 0
+        assert batch(["merge", str(tmp_path / "capped/run")]) == 1
+        assert "samples are not played yet" in capsys.readouterr().out
     assert batch(["merge", str(tmp_path / "run")]) == 0
     merged, whole = tmp_path / "run" / "merged", tmp_path / "whole" / "run"
     assert "3 shards: 20 kept, 1 discarded, 1 failed" in capsys.readouterr().out
     assert same(entries(merged)) == same(entries(whole)) == same(lines(merged / "trajectories.jsonl"))
     for kind in ("", "discarded", "failed"):
         assert sorted(keys(merged, kind)) == sorted(keys(whole, kind))
+    with (tmp_path / "run/shard_002_of_003/groups.lock").open() as lock:  # as a start of that shard has it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="shard_002_of_003 is being played"):
+            batch(["merge", str(tmp_path / "run")])
+    assert merged.exists()
     with served(thinks) as server:  # a run without shards goes on in it
         (tmp_path / "on").mkdir()
         merged.rename(tmp_path / "on" / "run")
