@@ -169,18 +169,17 @@ class BatchSink(FileSink):
         Raises:
             RunFolderError: the batch files are not those of the groups file.
         """
-        lasts = {place: (path, line) for place, path, line in self.batches.last_lines()}
+        lasts = self.batches.last_lines()
+        last = next(lasts, None)
         written, missing, count = self.batches.total, [], 0
         for count, record in enumerate(self.ledger.records(), 1):
             self._count("kept", record)
-            if (found := lasts.get(count - 1)) is not None:
-                path, line = found
+            if last is not None and last[0] == count - 1:
+                _, path, line = last
                 entry = self.entries.entry(record)
-                if (line.get("prompt_index"), line.get("conversations")) != (
-                    entry["prompt_index"],
-                    entry["conversations"],
-                ):
+                if any(line.get(name) != entry[name] for name in ("prompt_index", "conversations")):
                     raise self._not_of_groups(f"the last line of {path} is not sample {count - 1} of")
+                last = next(lasts, None)
             elif count > written:
                 missing.append(self.entries.entry(record))
                 if len(missing) == MOST_AT_ONCE:

@@ -80,9 +80,9 @@ def test_the_files_hold_each_prompt_once_and_load_with_datasets(tmp_path: Path) 
     files = [str(path) for path in sorted(folder.glob("batch_*"))]
     loaded = datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(loaded["prompt_index"]) == list(range(20))
-    assert lachesis(["export", str(folder), "--format", "trajectory", "--out", str(tmp_path / "t")]) == 0
+    assert lachesis(["export", str(folder), "--format", "batch", "--out", str(tmp_path / "t")]) == 0
     assert lachesis(["report", str(folder), "--output", str(tmp_path / "report.html")]) == 0
-    assert len(lines(tmp_path / "t")) == 20
+    assert [line["prompt_index"] for line in lines(tmp_path / "t")] == [entry["prompt_index"] for entry in found]
 
 
 def test_the_entry_of_the_format_is_written_byte_for_byte(tmp_path: Path) -> None:
