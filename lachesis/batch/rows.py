@@ -38,8 +38,6 @@ class Row:
 
     index: int
     """Its place in the input, from 0, blank lines not counted; the same in every shard."""
-    place: str
-    """File and line, for errors."""
     content: Mapping[str, Any]
     digest: str
     """Of the content: see `item_digest`."""
@@ -69,13 +67,11 @@ class Rows:
     def __iter__(self) -> Iterator[Row]:
         """Raises DatasetError at a row that cannot be played, with its file and line."""
         for index, (place, content) in enumerate(islice(self._read(), self.limit)):
-            if isinstance(content, str):
-                raise DatasetError(f"{place}: {content}")
-            if problem := self._problem(content):
+            if (problem := self._problem(content)) or isinstance(content, str):
                 raise DatasetError(f"{place}: {problem}")
             digest = item_digest(content)
             if in_shard(digest, self.shard):
-                yield Row(index, place, content, digest)
+                yield Row(index, content, digest)
 
     def check(self) -> int:
         """The number of rows, after a look at each of them.
@@ -87,7 +83,7 @@ class Rows:
         problems: list[str] = []
         for place, content in islice(self._read(), self.limit):
             total += 1
-            if problem := content if isinstance(content, str) else self._problem(content):
+            if problem := self._problem(content):
                 bad += 1
                 if len(problems) < _SHOWN:
                     problems.append(f"{place}: {problem}")
@@ -100,8 +96,10 @@ class Rows:
             raise DatasetError(f"{self.source} holds no rows")
         return count
 
-    def _problem(self, row: Mapping[str, Any]) -> str:
+    def _problem(self, row: Mapping[str, Any] | str) -> str:
         """What is wrong with a row; empty where nothing is."""
+        if isinstance(row, str):
+            return row
         for field in (*IMAGE_FIELDS, "cwd"):
             if not isinstance(row.get(field), str | None):
                 return f"{field} has to be text, not {_kind(row[field])}"

@@ -134,7 +134,7 @@ class BatchSink(FileSink):
         self.batches.open()
         self._complete_batches()
         if self.discards.exists():
-            first = next(read_lines(self.discards, torn_tail=True), {})
+            first: Mapping[str, Any] = next(read_lines(self.discards, torn_tail=True), {})
             if first.get("run") != self.ledger.run:  # of other settings, with which no sample was kept
                 self.discards.unlink()
         self._discarded = stack.enter_context(JsonlWriter(self.discards, fsync=True))
@@ -157,7 +157,7 @@ class BatchSink(FileSink):
 
     def _count(self, kind: str, record: Mapping[str, Any]) -> None:
         self.totals.add(kind, record)
-        self.done.add(record["item_key"])
+        self.ledger.done.add(record["item_key"])
         if kind == "failed":
             self._failed.add(record["item_key"])
         elif kind == "kept":
@@ -304,7 +304,7 @@ class BatchSink(FileSink):
             self.batches.join()
             self._write_checkpoint()
             write_json(self.folder / STATISTICS, self.statistics())
-            failures = unscored_groups(self.files.failures, self.done - self._failed)
+            failures = unscored_groups(self.files.failures, self.ledger.done - self._failed)
             groups = chain(self.ledger.records(), failures.values())
             return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
         except (OSError, LachesisError) as error:
