@@ -14,11 +14,10 @@ from typing import Any
 
 import orjson
 
-from lachesis.batch.files import STATISTICS, BatchFiles, write_json
+from lachesis.batch.files import STATISTICS, BatchFiles, write_batch_report, write_json
 from lachesis.batch.totals import Totals
 from lachesis.run_folder import OtherSettings, RunFolderError, changes
 from lachesis.runs.file_sink import unscored_groups
-from lachesis.runs.report import write_report
 from lachesis.trajectories import JsonlWriter, read_lines
 
 _AT_ONCE = 64
@@ -133,9 +132,10 @@ def _write(merged: Merged, folder: Path, manifest: dict[str, Any]) -> None:
             **merged.totals.statistics(known.get("tool_statistics", ())),
         },
     )
-    groups_file, failures = folder / "groups.jsonl", folder / "groups.failed.jsonl"
-    records = chain(read_lines(groups_file), unscored_groups(failures, frozenset()).values())
-    write_report(folder / "groups.html", title=f"{known.get('run_name')}: {known.get('model')}", groups=records)
+    failures = unscored_groups(folder / "groups.failed.jsonl", frozenset())
+    records = chain(failures.values(), read_lines(folder / "groups.jsonl"))
+    count = merged.totals.kept + len(failures)
+    write_batch_report(folder, f"{known.get('run_name')}: {known.get('model')}", records, count)
 
 
 def _samples(shard: Path, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from lachesis.agent.rollout import Rollout
 from lachesis.batch.entries import NO_REASONING, EntryFormat
-from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
+from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_batch_report, write_json
 from lachesis.batch.totals import Caps, Totals, completion_tokens
 from lachesis.errors import LachesisError
 from lachesis.run_folder import RunFolderError
@@ -29,7 +29,6 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
-from lachesis.runs.report import write_report
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
 
@@ -305,8 +304,9 @@ class BatchSink(FileSink):
             self._write_checkpoint()
             write_json(self.folder / STATISTICS, self.statistics())
             failures = unscored_groups(self.files.failures, self.ledger.done - self._failed)
-            groups = chain(self.ledger.records(), failures.values())
-            return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+            groups = chain(failures.values(), self.ledger.records())
+            count = self.totals.kept + len(failures)
+            return write_batch_report(self.folder, f"{self.environment}: {self.model}", groups, count)
         except (OSError, LachesisError) as error:
             if self._broken is None:
                 raise
