@@ -8,6 +8,7 @@ from typing import Any
 
 from lachesis.batch.rows import IMAGE_FIELDS
 from lachesis.trajectories import MessageError
+from lachesis.trajectories.builtin_exports import is_complete
 from lachesis.trajectories.entries import to_batch_entry
 from lachesis.trajectories.exports import stored_messages
 from lachesis.trajectories.markup import EMPTY_THINK
@@ -45,7 +46,7 @@ class EntryFormat:
         """
         (rollout,) = record["rollouts"]
         messages = stored_messages(record, rollout)
-        completed = bool(rollout["completed"]) and ("program" in rollout or not messages[-1].get("tool_calls"))
+        completed = is_complete(rollout, messages)
         known = dict.fromkeys(self.all_tools)
         converted = to_batch_entry(
             messages,

@@ -9,16 +9,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import orjson
 
 from lachesis.run_folder import RunFolderError
+from lachesis.runs.report import write_report
+from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter
 from lachesis.trajectories.jsonl import sync_folder
 
+MOST_IN_REPORT = 20_000
 TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
 
 
@@ -39,7 +44,7 @@ class BatchFiles:
             number = path.name.removeprefix("batch_").removesuffix("_output.jsonl")
             if number.isdecimal():
                 with JsonlWriter(path):  # moves a torn last line away
-                    self.lines[int(number)] = _count_lines(path)
+                    self.lines[int(number)] = _lines(path)[0]
         self.lines = dict(sorted(self.lines.items()))
         self._number = next(reversed(self.lines), 1)
 
@@ -60,7 +65,7 @@ class BatchFiles:
             place += lines
             if lines:
                 path = self._path(number)
-                yield place - 1, path, json.loads(_last_line(path))
+                yield place - 1, path, json.loads(_lines(path)[1])
 
     def append(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Write lines, into further files as they get full. Blocks for the disk."""
@@ -85,19 +90,10 @@ class BatchFiles:
     def join(self) -> Path:
         """Write all lines into `trajectories.jsonl`, whole or not at all."""
         path = self.folder / TRAJECTORIES
-        temporary = path.with_suffix(".tmp")
-        try:
-            with temporary.open("wb") as joined:
-                for part in self.paths:
-                    with part.open("rb") as lines:
-                        shutil.copyfileobj(lines, joined, 1 << 20)
-                joined.flush()
-                os.fsync(joined.fileno())
-            temporary.replace(path)
-            sync_folder(self.folder)
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _cannot_write(path, error) from error
+        with _replacing(path) as joined:
+            for part in self.paths:
+                with part.open("rb") as lines:
+                    shutil.copyfileobj(lines, joined, 1 << 20)
         return path
 
     def _path(self, number: int) -> Path:
@@ -106,32 +102,38 @@ class BatchFiles:
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file, whole or not at all."""
+    with _replacing(path) as file:
+        file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+
+
+def write_batch_report(folder: Path, title: str, groups: Iterable[Mapping[str, Any]], count: int) -> Summary:
+    """The report in `groups.html`, of at most `MOST_IN_REPORT` of so many samples: it holds some kilobytes of each."""
+    part = f" (the first {MOST_IN_REPORT} of {count} samples)" if count > MOST_IN_REPORT else ""
+    return write_report(folder / "groups.html", title=title + part, groups=islice(groups, MOST_IN_REPORT))
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
+    # Of one name, however often a run is killed here.
     temporary = path.with_suffix(".tmp")
     try:
-        temporary.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise _cannot_write(path, error) from error
+        raise RunFolderError(
+            f"cannot write {path}: {error.strerror or error}; make room and start again: nothing is lost"
+        ) from error
 
 
-def _cannot_write(path: Path, error: OSError) -> RunFolderError:
-    return RunFolderError(f"cannot write {path}: {error.strerror or error}; make room and start again: nothing is lost")
-
-
-def _count_lines(path: Path) -> int:
+def _lines(path: Path) -> tuple[int, bytes]:
+    """How many there are, and the last one."""
+    count, line = 0, b""
     with path.open("rb") as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
-
-
-def _last_line(path: Path) -> bytes:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        step = 1 << 16
-        while True:
-            start = max(0, size - step)
-            file.seek(start)
-            _, newline, line = file.read(size - start).rstrip(b"\n").rpartition(b"\n")
-            if newline or not start:
-                return line
-            step *= 4
+        for count, line in enumerate(file, 1):  # noqa: B007
+            pass
+    return count, line

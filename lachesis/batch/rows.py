@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lachesis.runs.dataset_rows import DatasetError
 from lachesis.runs.item_keys import item_digest
@@ -38,8 +38,6 @@ class Row:
 
     index: int
     """Its place in the input, from 0, blank lines not counted; the same in every shard."""
-    place: str
-    """File and line, for errors."""
     content: Mapping[str, Any]
     digest: str
     """Of the content: see `item_digest`."""
@@ -54,7 +52,7 @@ class Rows:
             its configuration after a colon: `openai/gsm8k:main`.
         split: of a dataset on the hub.
         prompt_field: the field of the prompt; None where an environment makes it from the row.
-        images: whether rows may name an image.
+        images: what a row's image is: a name, the absolute path of a folder with a root file system, or nothing at all.
         limit: rows that are read at most; None for all.
         shard: (i, n) takes the i-th of n parts, from 1, by the digest of the row.
     """
@@ -62,20 +60,18 @@ class Rows:
     source: str
     split: str = "train"
     prompt_field: str | None = "prompt"
-    images: bool = True
+    images: Literal["name", "folder", "none"] = "name"
     limit: int | None = None
     shard: tuple[int, int] = (1, 1)
 
     def __iter__(self) -> Iterator[Row]:
         """Raises DatasetError at a row that cannot be played, with its file and line."""
         for index, (place, content) in enumerate(islice(self._read(), self.limit)):
-            if isinstance(content, str):
-                raise DatasetError(f"{place}: {content}")
-            if problem := self._problem(content):
+            if (problem := self._problem(content)) or isinstance(content, str):
                 raise DatasetError(f"{place}: {problem}")
             digest = item_digest(content)
             if in_shard(digest, self.shard):
-                yield Row(index, place, content, digest)
+                yield Row(index, content, digest)
 
     def check(self) -> int:
         """The number of rows, after a look at each of them.
@@ -87,7 +83,7 @@ class Rows:
         problems: list[str] = []
         for place, content in islice(self._read(), self.limit):
             total += 1
-            if problem := content if isinstance(content, str) else self._problem(content):
+            if problem := self._problem(content):
                 bad += 1
                 if len(problems) < _SHOWN:
                     problems.append(f"{place}: {problem}")
@@ -100,16 +96,19 @@ class Rows:
             raise DatasetError(f"{self.source} holds no rows")
         return count
 
-    def _problem(self, row: Mapping[str, Any]) -> str:
+    def _problem(self, row: Mapping[str, Any] | str) -> str:
         """What is wrong with a row; empty where nothing is."""
+        if isinstance(row, str):
+            return row
         for field in (*IMAGE_FIELDS, "cwd"):
             if not isinstance(row.get(field), str | None):
                 return f"{field} has to be text, not {_kind(row[field])}"
         named = next((field for field in IMAGE_FIELDS if row.get(field)), None)
-        if named and not self.images:
+        if named and self.images != "name" and (self.images == "none" or not row[named].startswith("/")):
+            takes = {"none": "no image with --env.sandbox none", "folder": "the absolute path of a root file system"}
             return (
-                f"{named} names an image, and the backend has none; choose one with --env.terminal_backend (docker, "
-                "singularity, modal) or remove the field"
+                f"{named} is {row[named]!r}, and the backend takes {takes[self.images]}; choose one that takes names "
+                "with --env.terminal_backend (docker, singularity, modal), or remove the field"
             )
         if self.prompt_field is None:
             return ""

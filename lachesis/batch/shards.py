@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, islice
@@ -12,11 +14,10 @@ from typing import Any
 
 import orjson
 
-from lachesis.batch.files import STATISTICS, BatchFiles, write_json
+from lachesis.batch.files import STATISTICS, BatchFiles, write_batch_report, write_json
 from lachesis.batch.totals import Totals
 from lachesis.run_folder import OtherSettings, RunFolderError, changes
 from lachesis.runs.file_sink import unscored_groups
-from lachesis.runs.report import write_report
 from lachesis.trajectories import JsonlWriter, read_lines
 
 _AT_ONCE = 64
@@ -33,6 +34,12 @@ class Merged:
     """Shards that there is no folder of."""
     totals: Totals = field(default_factory=Totals)
     doubled: int = 0
+    wanted: int = 0
+    """Samples of the shards that are there, as far as they know."""
+
+    @property
+    def unplayed(self) -> int:
+        return max(0, self.wanted - self.totals.done - self.doubled)
 
     def lines(self) -> Iterator[str]:
         totals = self.totals
@@ -40,6 +47,8 @@ class Merged:
         yield f"{len(self.shards)} shards: {counts}: {self.out}"
         if self.doubled:
             yield f"{self.doubled} samples were in more than one shard; one of each is kept"
+        if self.unplayed:
+            yield f"{self.unplayed} samples are not played yet; start their shards again, and merge again"
         if self.missing:
             yield f"missing: {', '.join(self.missing)}; play them and merge again"
 
@@ -72,7 +81,10 @@ def merge_shards(run: Path, out: Path) -> Merged:
     temporary = out.with_name(f"{out.name}.tmp")
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        _write(merged, temporary, manifests[0])
+        with ExitStack() as stack:
+            for shard in shards:
+                stack.enter_context(_at_rest(shard))
+            _write(merged, temporary, manifests[0])
         if out.exists():
             shutil.rmtree(out)
         temporary.rename(out)
@@ -85,6 +97,7 @@ def merge_shards(run: Path, out: Path) -> Merged:
 
 def _write(merged: Merged, folder: Path, manifest: dict[str, Any]) -> None:
     statistics = [_statistics(shard) for shard in merged.shards]
+    merged.wanted = sum(max(0, each.get("total_prompts", 0)) for each in statistics)
     batches = BatchFiles(folder, max(each.get("batch_size", 1) for each in statistics))
     seen: set[str] = set()
     for kind, ending in _KINDS.items():
@@ -119,9 +132,10 @@ def _write(merged: Merged, folder: Path, manifest: dict[str, Any]) -> None:
             **merged.totals.statistics(known.get("tool_statistics", ())),
         },
     )
-    groups_file, failures = folder / "groups.jsonl", folder / "groups.failed.jsonl"
-    records = chain(read_lines(groups_file), unscored_groups(failures, frozenset()).values())
-    write_report(folder / "groups.html", title=f"{known.get('run_name')}: {known.get('model')}", groups=records)
+    failures = unscored_groups(folder / "groups.failed.jsonl", frozenset())
+    records = chain(failures.values(), read_lines(folder / "groups.jsonl"))
+    count = merged.totals.kept + len(failures)
+    write_batch_report(folder, f"{known.get('run_name')}: {known.get('model')}", records, count)
 
 
 def _samples(shard: Path, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -144,6 +158,17 @@ def _samples(shard: Path, kind: str) -> Iterator[tuple[dict[str, Any], dict[str,
                 f"{shard}: its batch files lack lines, as after a kill; start this shard again, then merge"
             )
         yield record, line
+
+
+@contextmanager
+def _at_rest(shard: Path) -> Iterator[None]:
+    """Keep the shard from being started; to be merged while it is written would tear its files."""
+    with (shard / "groups.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(f"{shard} is being played; merge when it has ended") from error
+        yield
 
 
 def _manifest(shard: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 
 from lachesis.agent.rollout import Rollout
 from lachesis.batch.entries import NO_REASONING, EntryFormat
-from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
-from lachesis.batch.totals import Caps, Totals
+from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_batch_report, write_json
+from lachesis.batch.totals import Caps, Totals, completion_tokens
 from lachesis.errors import LachesisError
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
@@ -29,7 +29,6 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
-from lachesis.runs.report import write_report
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
 
@@ -113,7 +112,6 @@ class BatchSink(FileSink):
         self.retry_pause = RETRY_PAUSE
         self.batches = BatchFiles(folder, batch_size)
         self.totals = Totals()
-        self.done: set[str] = set()
         self.earlier = 0
         """Samples that earlier starts finished."""
         self.started = time.monotonic()
@@ -121,6 +119,7 @@ class BatchSink(FileSink):
         self._waiting: list[_Waiting] = []
         self._entries: dict[str, dict[str, Any]] = {}
         """Key of a sample that is kept and not yet written -> its line."""
+        self._failed: set[str] = set()
         self._indices_done: list[int] = []
         self._checkpoint_due = 0.0
         self._broken: BaseException | None = None
@@ -130,18 +129,22 @@ class BatchSink(FileSink):
 
     def _open(self, stack: ExitStack) -> None:
         self.ledger.open()
-        self._forget_superseded_failures()
-        self._discarded = stack.enter_context(JsonlWriter(self.discards, fsync=True))
-        self._failures = stack.enter_context(JsonlWriter(self.files.failures, fsync=True))
         stack.callback(self.batches.close)
         self.batches.open()
         self._complete_batches()
+        if self.discards.exists():
+            first: Mapping[str, Any] = next(read_lines(self.discards, torn_tail=True), {})
+            if first.get("run") != self.ledger.run:  # of other settings, with which no sample was kept
+                self.discards.unlink()
+        self._discarded = stack.enter_context(JsonlWriter(self.discards, fsync=True))
         for record in read_lines(self.discards):
             self._count("discarded", record)
+        self._forget_superseded_failures()
+        self._failures = stack.enter_context(JsonlWriter(self.files.failures, fsync=True))
         for record in self._unscored_groups().values():
             if self.retry_failed:  # their tokens were spent all the same
                 self.totals.prompt_tokens += sum(each.get("prompt_tokens", 0) for each in record["rollouts"])
-                self.totals.completion_tokens += sum(each.get("completion_tokens", 0) for each in record["rollouts"])
+                self.totals.completion_tokens += completion_tokens(record)
             else:
                 self._count("failed", record)
         self.earlier = self.totals.done
@@ -153,8 +156,10 @@ class BatchSink(FileSink):
 
     def _count(self, kind: str, record: Mapping[str, Any]) -> None:
         self.totals.add(kind, record)
-        self.done.add(record["item_key"])
-        if kind == "kept":
+        self.ledger.done.add(record["item_key"])
+        if kind == "failed":
+            self._failed.add(record["item_key"])
+        elif kind == "kept":
             self._indices_done.append(record["prompt_index"])
 
     def _complete_batches(self) -> None:
@@ -163,18 +168,17 @@ class BatchSink(FileSink):
         Raises:
             RunFolderError: the batch files are not those of the groups file.
         """
-        lasts = {place: (path, line) for place, path, line in self.batches.last_lines()}
+        lasts = self.batches.last_lines()
+        last = next(lasts, None)
         written, missing, count = self.batches.total, [], 0
         for count, record in enumerate(self.ledger.records(), 1):
             self._count("kept", record)
-            if (found := lasts.get(count - 1)) is not None:
-                path, line = found
+            if last is not None and last[0] == count - 1:
+                _, path, line = last
                 entry = self.entries.entry(record)
-                if (line.get("prompt_index"), line.get("conversations")) != (
-                    entry["prompt_index"],
-                    entry["conversations"],
-                ):
+                if any(line.get(name) != entry[name] for name in ("prompt_index", "conversations")):
                     raise self._not_of_groups(f"the last line of {path} is not sample {count - 1} of")
+                last = next(lasts, None)
             elif count > written:
                 missing.append(self.entries.entry(record))
                 if len(missing) == MOST_AT_ONCE:
@@ -201,8 +205,15 @@ class BatchSink(FileSink):
             return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
         if found == NO_REASONING:  # nothing failed
             return LeftOut("no reasoning", found, declined=True, record=record, tracebacks=group.tracebacks)
-        about: dict[str, Any] = {"record": record, "unscored_because": found, "tracebacks": group.tracebacks}
-        return LeftOut("failed", found, again=rollout.may_pass, **about)
+        return LeftOut(
+            "failed",
+            found,
+            completion_tokens(record),
+            again=rollout.may_pass,
+            record=record,
+            unscored_because=found,
+            tracebacks=group.tracebacks,
+        )
 
     def _record(self, group: PlayedGroup) -> dict[str, Any]:
         record = group_record(
@@ -216,12 +227,17 @@ class BatchSink(FileSink):
         }
 
     async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
-        kind = "kept" if isinstance(decision, Kept) else "discarded" if decision.declined else "failed"
-        record = decision.content if isinstance(decision, Kept) else decision.record
-        if not record and isinstance(decision, LeftOut):  # an exception ended it before it had a rollout
-            broken = Rollout.broken(*whole_and_part(job.key), RuntimeError(decision.detail))
-            record = self._record(PlayedGroup(job.item, job.key, tools=[], rollouts=[broken]))
-        waiting = _Waiting(kind, dict(record))
+        if isinstance(decision, Kept):
+            kind, record, lost = "kept", dict(decision.content), decision.undelivered
+        else:
+            kind, record = "discarded" if decision.declined else "failed", dict(decision.record)
+            if not record:  # an exception ended it before it had a rollout
+                broken = Rollout.broken(*whole_and_part(job.key), RuntimeError(decision.detail))
+                record = self._record(PlayedGroup(job.item, job.key, tools=[], rollouts=[broken]))
+            lost = decision.tokens - completion_tokens(record)
+        # Of attempts that failed before this one.
+        record["rollouts"][0]["lost_completion_tokens"] += max(0, lost)
+        waiting = _Waiting(kind, record)
         self._waiting.append(waiting)
         async with self._writing:
             while not waiting.written:
@@ -287,8 +303,10 @@ class BatchSink(FileSink):
             self.batches.join()
             self._write_checkpoint()
             write_json(self.folder / STATISTICS, self.statistics())
-            groups = chain(self.ledger.records(), unscored_groups(self.files.failures, self.ledger.done).values())
-            return write_report(self.files.report, title=f"{self.environment}: {self.model}", groups=groups)
+            failures = unscored_groups(self.files.failures, self.ledger.done - self._failed)
+            groups = chain(failures.values(), self.ledger.records())
+            count = self.totals.kept + len(failures)
+            return write_batch_report(self.folder, f"{self.environment}: {self.model}", groups, count)
         except (OSError, LachesisError) as error:
             if self._broken is None:
                 raise

@@ -68,9 +68,9 @@ class Totals:
     def add(self, kind: str, record: Mapping[str, Any]) -> None:
         """Count a sample. `kind`: `kept`, `discarded` or `failed`."""
         setattr(self, kind, getattr(self, kind) + 1)
+        self.completion_tokens += completion_tokens(record)
         for rollout in record["rollouts"]:
             self.prompt_tokens += rollout.get("prompt_tokens", 0)
-            self.completion_tokens += rollout.get("completion_tokens", 0) + rollout["lost_completion_tokens"]
             self.uncounted += rollout.get("uncounted_requests", 0)
             if kind == "failed":
                 self.outcomes[rollout["outcome"]] += 1
@@ -116,3 +116,8 @@ class Totals:
                 "turns_without_reasoning": turns - thinking,
             },
         }
+
+
+def completion_tokens(record: Mapping[str, Any]) -> int:
+    """Completion tokens of a record, those of its lost attempts included."""
+    return sum(each.get("completion_tokens", 0) + each["lost_completion_tokens"] for each in record["rollouts"])

@@ -175,7 +175,11 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
             given.dataset_file,
             split=given.dataset_split,
             prompt_field=config.prompt_field if base is None else None,
-            images=config.terminal_backend not in ("local", "ssh"),
+            images="none"
+            if config.sandbox == "none"
+            else "folder"
+            if config.terminal_backend in ("local", "ssh")
+            else "name",
             limit=given.max_samples,
             shard=given.shard,
         ),
@@ -283,7 +287,7 @@ def _merge(argv: Sequence[str]) -> int:
     merged = merge_shards(arguments.run, arguments.out or arguments.run / "merged")
     for line in merged.lines():
         print(line)
-    return int(bool(merged.missing))
+    return int(bool(merged.missing or merged.unplayed))
 
 
 def _truth(text: str) -> bool:

@@ -14,7 +14,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "groups",
         type=Path,
-        help="a groups.jsonl of `process`, a samples.jsonl of `evaluate`, or the folder of a training run",
+        help="a groups.jsonl of `process` or `batch`, or its folder; a samples.jsonl of `evaluate`; or the folder of a "
+        "training run",
     )
     parser.add_argument("--output", type=Path, help="where to write it (default: beside the file, as .html)")
     arguments = parser.parse_args(argv)
@@ -24,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.jsonl import has_torn_tail
 
+    if (arguments.groups / "groups.jsonl").is_file():
+        arguments.groups /= "groups.jsonl"
     if arguments.groups.is_dir():
         print(write_training_report(arguments.groups, output=arguments.output))
         return 0

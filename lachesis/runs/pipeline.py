@@ -372,7 +372,8 @@ class Pipeline(Generic[G]):
                 decision = replace(decision, detail=f"{decision.detail}; played {job.too_old} times")
             elif decision.again and self.sink.retry_pause is not None:
                 if not self._retries.put(job, decision, last=self.exhausted and len(self._playing) <= 1):
-                    await self.sink.accept(job, LeftOut("failed", decision.detail, decision.tokens + job.tokens), step)
+                    tokens = decision.tokens + job.tokens
+                    await self.sink.accept(job, replace(decision, reason="failed", again=False, tokens=tokens), step)
                 return None
             decision = replace(decision, tokens=decision.tokens + job.tokens)
         else:

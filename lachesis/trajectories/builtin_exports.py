@@ -38,7 +38,7 @@ def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Itera
             messages,
             group["tools"],
             model=group["model"],
-            completed=_is_complete(rollout, messages),
+            completed=is_complete(rollout, messages),
             timestamp=group["timestamp"],
             system=system,
             **_provenance(group, rollout),
@@ -46,7 +46,7 @@ def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Itera
 
 
 class Batch:
-    """The lines of a batch run. `prompt_index` is the place of the group in the file, from 0."""
+    """The lines of a batch run. Where the group has no `prompt_index`, it is its place in the file, from 0."""
 
     def __init__(self, toolsets: Sequence[str] = (), system: SystemTurn = "generated") -> None:
         self.toolsets = toolsets
@@ -54,23 +54,23 @@ class Batch:
         self.numbers = count()
 
     def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
-        number = next(self.numbers)
+        place = next(self.numbers)
         for rollout, messages in _answered(group):
             if messages is None:
                 yield LeftOut(rollout["rollout_id"], NO_ANSWER)
                 continue
-            completed = _is_complete(rollout, messages)
+            completed = is_complete(rollout, messages)
             yield _converted(
                 to_batch_entry,
                 rollout,
                 messages,
                 group["tools"],
-                prompt_index=number,
+                prompt_index=group.get("prompt_index", place),
                 metadata=_provenance(group, rollout),
                 completed=completed,
                 partial=not completed,
                 api_calls=rollout["api_calls"],
-                toolsets_used=self.toolsets,
+                toolsets_used=self.toolsets or group.get("toolsets") or (),
                 tool_stats=rollout["tool_stats"],
                 all_tools=[tool["function"]["name"] for tool in group["tools"]],
                 system=self.system,
@@ -117,7 +117,7 @@ def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str
         yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
 
 
-def _is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
+def is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
     """An agent program need not send the results of its last calls; anywhere else they are missing."""
     return bool(rollout["completed"]) and ("program" in rollout or not messages[-1].get("tool_calls"))
 

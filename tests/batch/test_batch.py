@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import csv
+import fcntl
 import gc
 import json
 import os
@@ -79,10 +80,9 @@ def test_the_files_hold_each_prompt_once_and_load_with_datasets(tmp_path: Path) 
     files = [str(path) for path in sorted(folder.glob("batch_*"))]
     loaded = datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(loaded["prompt_index"]) == list(range(20))
-    assert (
-        lachesis(["export", str(folder / "groups.jsonl"), "--format", "trajectory", "--out", str(tmp_path / "t")]) == 0
-    )
-    assert len(lines(tmp_path / "t")) == 20
+    assert lachesis(["export", str(folder), "--format", "batch", "--out", str(tmp_path / "t")]) == 0
+    assert lachesis(["report", str(folder), "--output", str(tmp_path / "report.html")]) == 0
+    assert [line["prompt_index"] for line in lines(tmp_path / "t")] == [entry["prompt_index"] for entry in found]
 
 
 def test_the_entry_of_the_format_is_written_byte_for_byte(tmp_path: Path) -> None:
@@ -277,18 +277,48 @@ def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_sam
     assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
 
 
-def test_failures_that_are_played_again_leave_the_file_of_failures(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": "one"}, {"prompt": "two refuse"}])
-    with served(thinks) as server:
-        assert batch(flags(source, tmp_path, server.base_url)) == 1
-    (failed,) = lines(tmp_path / "run" / "groups.failed.jsonl")
-    assert (failed["rollouts"][0]["outcome"], failed["prompt_index"]) == ("infra_error", 1)
-    with served(lambda request: say("now", reasoning_content="hm")) as server:
-        assert batch(flags(source, tmp_path, server.base_url, "--retry_failed")) == 0
-        assert batch(flags(source, tmp_path, server.base_url)) == 0
-        assert len(server.requests) == 1
+def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(tmp_path: Path) -> None:
+    prompts = ["one", "two refuse", "three refuse", "four late"]
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt} for prompt in prompts])
+
+    def policy(request: dict[str, Any]) -> Any:
+        turn = request["messages"][-1]
+        if "late" in request["messages"][0]["content"]:  # the server fails in its second turn, at each attempt
+            return 503 if turn["role"] == "tool" else call(("terminal", {"command": "true"}))
+        return thinks(request)
+
+    toolset = ["--env.enabled_toolsets", "[terminal]"]
+    with served(policy) as server:
+        assert batch(flags(source, tmp_path, server.base_url, *toolset)) == 1
+        begun = sum("late" in request["messages"][0]["content"] for request in server.requests) // 2
+    failed = {record["prompt_index"]: record["rollouts"][0] for record in lines(tmp_path / "run/groups.failed.jsonl")}
+    assert {rollout["outcome"] for rollout in failed.values()} == {"infra_error"}
+    assert begun > 1
+    assert failed[3]["completion_tokens"] + failed[3]["lost_completion_tokens"] == 5 * begun
+    assert [message["role"] for message in failed[3]["messages"]] == ["user", "assistant", "tool"]
+    assert "503" in failed[3]["reason"]
+    assert failed[3]["traceback"] is None
+
+    def later(request: dict[str, Any]) -> Any:
+        return say("now", **({} if "three" in request["messages"][0]["content"] else {"reasoning_content": "hm"}))
+
+    with served(later) as server:
+        assert batch(flags(source, tmp_path, server.base_url, *toolset, "--retry_failed")) == 0
+        assert batch(flags(source, tmp_path, server.base_url, *toolset)) == 0
+        assert len(server.requests) == 3
     assert keys(tmp_path / "run", "failed") == []
-    assert len(entries(tmp_path / "run")) == 2
+    statistics = json.loads((tmp_path / "run/statistics.json").read_text())
+    assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed")] == [3, 1, 0]
+
+
+def test_discards_of_other_settings_are_not_counted(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"no thought {number}"} for number in range(4)])
+    with served(thinks) as server:
+        batch(flags(source, tmp_path, server.base_url))
+        batch(flags(source, tmp_path, server.base_url, "--keep_without_reasoning"))
+    statistics = json.loads((tmp_path / "run/statistics.json").read_text())
+    assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "prompt_tokens")] == [4, 0, 40]
+    assert keys(tmp_path / "run", "discarded") == []
 
 
 def test_batch_files_that_somebody_changed_are_named_and_can_be_made_anew(tmp_path: Path) -> None:
@@ -315,13 +345,24 @@ def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureF
             batch(flags(source, tmp_path, server.base_url, "--shard", f"{number}/3"))
             if number == 2:
                 assert batch(["merge", str(tmp_path / "run")]) == 1
-                assert "missing: shard_003_of_003" in capsys.readouterr().out
+                said = capsys.readouterr().out
+                assert "missing: shard_003_of_003" in said
+                assert "not played" not in said
+        capped = flags(source, tmp_path / "capped", server.base_url, "--concurrency", "1", "--max_total_tokens", "15")
+        assert batch([*capped, "--shard", "1/2"]) == 0
+        assert batch(["merge", str(tmp_path / "capped/run")]) == 1
+        assert "samples are not played yet" in capsys.readouterr().out
     assert batch(["merge", str(tmp_path / "run")]) == 0
     merged, whole = tmp_path / "run" / "merged", tmp_path / "whole" / "run"
     assert "3 shards: 20 kept, 1 discarded, 1 failed" in capsys.readouterr().out
     assert same(entries(merged)) == same(entries(whole)) == same(lines(merged / "trajectories.jsonl"))
     for kind in ("", "discarded", "failed"):
         assert sorted(keys(merged, kind)) == sorted(keys(whole, kind))
+    with (tmp_path / "run/shard_002_of_003/groups.lock").open() as lock:  # as a start of that shard has it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(RunFolderError, match="shard_002_of_003 is being played"):
+            batch(["merge", str(tmp_path / "run")])
+    assert merged.exists()
     with served(thinks) as server:  # a run without shards goes on in it
         (tmp_path / "on").mkdir()
         merged.rename(tmp_path / "on" / "run")
@@ -359,7 +400,7 @@ def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pyt
         ),
         (b'{"prompt": " "}\n', "line 1: prompt is empty"),
         (b'{"prompt": 3}\n', "line 1: prompt has to be text or a list of content parts, not int"),
-        (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image names an image, and the backend has none"),
+        (b'{"prompt": "a", "image": "python:3.11"}\n', "line 1: image is 'python:3.11', and the backend takes the abs"),
         (b'{"prompt": "a", "cwd": 4}\n', "line 1: cwd has to be text, not int"),
         (b'{"messages": [{"role": "assistant", "content": "a"}]}\n', "line 1: the last message is of role 'assistant'"),
         (b'{"messages": [{"role": "tool", "content": "a", "tool_call_id": "b"}]}\n', "line 1: message 0"),
@@ -371,7 +412,7 @@ def test_a_row_that_cannot_be_played_is_named_before_anything_is(tmp_path: Path,
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     with pytest.raises(DatasetError) as raised:
-        Rows(str(path), images=False).check()
+        Rows(str(path), images="folder").check()
     assert str(path) in str(raised.value)
     assert problem in str(raised.value)
 
