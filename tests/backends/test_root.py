@@ -56,6 +56,15 @@ async def test_root_can_do_what_packages_need_and_has_no_capability(inside: Sand
         assert done.exit_code == 1 and b"Invalid argument" in done.stderr, call
 
 
+async def test_the_shell_of_a_reward_is_not_the_agents(inside: Sandbox) -> None:
+    """Also where the machine's programs are read-only: the link to their folder, and what they load, are not."""
+    await inside.exec(
+        "rm -f /bin; mkdir -p /bin; printf '#!/usr/bin/bash\\necho forged' > /bin/bash; chmod 755 /bin/bash", timeout=30
+    )
+    done = await inside.exec("echo honest", timeout=30, fresh=True)
+    assert done.stdout == b"honest\n"
+
+
 async def test_every_wall_holds_for_root(inside: Sandbox, backend: Backend) -> None:
     await inside.write_bytes("audit.py", AUDIT.encode())
     result = await inside.exec("python3 audit.py", timeout=300)
