@@ -112,7 +112,7 @@ class Machine:
                     "step: correct the backend's option mounts"
                 )
         runtime = ""
-        if image is not None or bwrap.overlay or bwrap.joined:  # the agent can overwrite the Python that is inside
+        if image is not None or bwrap.disk or bwrap.joined:  # the agent can overwrite programs, or what they load
             try:
                 runtime = str(portable_runtime())
             except BackendUnavailable:

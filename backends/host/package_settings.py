@@ -29,8 +29,11 @@ def resolver() -> bytes:
 
 
 def _without_login(value: str) -> str:
-    """A URL of the host's settings; empty if it has a user or password, for nobody inside may see them."""
-    return "" if re.search(r"://[^/\s]*@", value) else value
+    """A URL of the host's settings; empty if it may have a user, password or token, for nobody inside may see them.
+
+    The scheme may be missing, and a password may have any character.
+    """
+    return "" if re.search(r"[@?]", value) else value
 
 
 @in_turn

@@ -33,7 +33,8 @@ class Pace:
     """What a sandbox gets of its machine."""
 
     stretch: float
-    """Seconds in which one busy process gets a second of processor time; 1 on a free machine."""
+    """Seconds in which one busy process gets a second of processor time, or the part of it that its sandbox may use at
+    most; 1 on a free machine."""
     load: float
     """Processes that ran or waited to run in the last minute, for each processor. The agent's were among them."""
 
@@ -51,8 +52,12 @@ class Pace:
             )
 
 
-async def pace(sandbox: Sandbox) -> Pace:
-    """Measure it. Raises `BackendError`: the sandbox failed."""
+async def pace(sandbox: Sandbox, cpus: float | None = None) -> Pace:
+    """Measure it, with the sandbox' own limit of processors taken into account.
+
+    Raises:
+        BackendError: the sandbox failed.
+    """
     done = await sandbox.exec(_PROGRAM, timeout=_LIMIT, fresh=True)
     printed = done.stderr.decode(errors="replace")
     times = re.search(r"^pace ([\d.]+) ([\d.]+) ([\d.]+)$", printed, re.MULTILINE)
@@ -61,4 +66,4 @@ async def pace(sandbox: Sandbox) -> Pace:
     wall, user, system = map(float, times.groups())
     load = re.search(r"^load ([\d.]+) (\d+)$", printed, re.MULTILINE)
     waiting = float(load[1]) / max(1, int(load[2])) if load else 0.0
-    return Pace(max(1.0, wall / max(user + system, 0.001)), waiting)
+    return Pace(max(1.0, wall * min(1.0, cpus or 1.0) / max(user + system, 0.001)), waiting)

@@ -247,7 +247,7 @@ class PytestJudge:
     async def _pace(self) -> Pace:
         fresh = self.open_fresh()
         try:
-            return await pace(await fresh.sandbox())
+            return await pace(await fresh.sandbox(), fresh.cpus)
         finally:
             await fresh.close()
 

@@ -229,7 +229,7 @@ class ToolContext:
 
     async def pace(self) -> Pace:
         """How much of a processor a program gets here now. It is not to be trusted where an agent was root."""
-        return await pace(await self._sandbox())
+        return await pace(await self._sandbox(), self._session.cpus)
 
     async def pace_without_agent(self) -> Pace | None:
         """The same in a fresh sandbox, after everything in the others of the rollout is killed; None without one."""
@@ -242,7 +242,7 @@ class ToolContext:
                     await (await session.sandbox()).stop_processes()
         fresh = left[-1].another()
         try:
-            return await pace(await fresh.sandbox())
+            return await pace(await fresh.sandbox(), fresh.cpus)
         finally:
             await fresh.close()
 

@@ -41,14 +41,17 @@ class ToolSession:
         create: Callable[[], Awaitable[Sandbox]],
         *,
         terminal_timeout: float = DEFAULT_TERMINAL_TIMEOUT,
+        cpus: float | None = None,
     ) -> None:
         """
         Args:
             task_id: The name of the rollout.
             create: Creates the sandbox. It is called once, and again only after a failure.
             terminal_timeout: The default time limit of a command in seconds.
+            cpus: Processors that the sandbox may use; None is no limit.
         """
         self.task_id = task_id
+        self.cpus = cpus
         self.terminal_timeout = terminal_timeout
         self.internal_processes: set[str] = set()
         """Ids of background processes of the tools, which the model does not see."""
@@ -66,7 +69,7 @@ class ToolSession:
         """A session like this one, with a sandbox of its own. Closing this one closes it too."""
         self.require_open()
         name = f"{self.task_id}-{len(self._others) + 2}"
-        self._others.append(ToolSession(name, self._create, terminal_timeout=self.terminal_timeout))
+        self._others.append(ToolSession(name, self._create, terminal_timeout=self.terminal_timeout, cpus=self.cpus))
         return self._others[-1]
 
     @property
@@ -222,7 +225,7 @@ class ToolSessions:
         async def lease() -> Sandbox:
             return (await self.lessor.lease(labelled)).sandbox
 
-        session = ToolSession(task_id, lease, terminal_timeout=self._terminal_timeout)
+        session = ToolSession(task_id, lease, terminal_timeout=self._terminal_timeout, cpus=wanted.cpus)
         self._sessions[task_id] = session
         return session
 

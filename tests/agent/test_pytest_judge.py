@@ -16,7 +16,7 @@ import pytest
 from backends import SandboxSpec, create_backend
 from lachesis.agent import pytest_judge
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
-from lachesis.agent.pace import MachineOverloaded
+from lachesis.agent.pace import MachineOverloaded, pace
 from lachesis.agent.pytest_judge import Judgement, PytestJudge, TestVerdict
 from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import Artifacts
@@ -359,6 +359,13 @@ async def test_a_right_solution_on_an_overloaded_machine_is_not_a_low_score(judg
             assert "took longer than" in str(error) and "Next step" in str(error)
         else:
             assert found.passed
+
+
+async def test_a_sandbox_that_may_use_little_of_a_processor_is_not_an_overloaded_machine() -> None:
+    async with ToolSessions(create_backend("local"), SandboxSpec(cpus=0.1)) as sessions:
+        limited, free = sessions.open("limited").another(), sessions.open("free", spec=SandboxSpec(cpus=0))
+        found = [await pace(await each.sandbox(), each.cpus) for each in (limited, free)]
+    assert found[0].stretch < 5 * found[1].stretch  # 10 times as slow
 
 
 async def test_what_honest_suites_do_to_their_interpreter_accuses_nobody(judge: Judge) -> None:

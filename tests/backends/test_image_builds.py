@@ -280,8 +280,11 @@ async def test_host_settings_reach_run_without_logins(cache: Path, tmp_path: Pat
     code = "import json; from backends.host.package_settings import settings; print(json.dumps(settings()))"
     env = {
         **os.environ,
-        "PIP_EXTRA_INDEX_URL": f"https://user:password@example.org/simple https://plain.example/simple file://{index}",
+        "PIP_EXTRA_INDEX_URL": f"https://user:password@example.org/simple https://plain.example/simple file://{index} "
+        "https://example.org/simple?token=password",
         "https_proxy": "http://user:password@proxy.example:1",
+        "HTTP_PROXY": "user:password@proxy.example:1",
+        "HTTPS_PROXY": "http://user:pass/password@proxy.example:1",
         "http_proxy": "http://proxy.example:2",
         "PIP_CONFIG_FILE": os.devnull,
     }

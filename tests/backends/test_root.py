@@ -13,6 +13,8 @@ from lachesis.testing.attacks import ATTACKS, Fell, Target, attacked
 from lachesis.testing.backend_suite.attacks import EVERY
 from tests.support.ssh_engine import ssh_engine
 
+EXPECTED_TO_FALL = ("neighbours/lock", "neighbours/record lock", "neighbours/opening")
+"""Where an ordinary user makes sandboxes, with root inside and without: programs are files of the machine."""
 FAMILIES = {"local": ("channel", "kernel", "secrets"), "ssh": ("channel",)}
 """Of the attacks that run by default: those on walls that know users."""
 
@@ -54,6 +56,15 @@ async def test_root_can_do_what_packages_need_and_has_no_capability(inside: Sand
         assert done.exit_code == 1 and b"Invalid argument" in done.stderr, call
 
 
+async def test_the_shell_of_a_reward_is_not_the_agents(inside: Sandbox) -> None:
+    """Also where the machine's programs are read-only: the link to their folder, and what they load, are not."""
+    await inside.exec(
+        "rm -f /bin; mkdir -p /bin; printf '#!/usr/bin/bash\\necho forged' > /bin/bash; chmod 755 /bin/bash", timeout=30
+    )
+    done = await inside.exec("echo honest", timeout=30, fresh=True)
+    assert done.stdout == b"honest\n"
+
+
 async def test_every_wall_holds_for_root(inside: Sandbox, backend: Backend) -> None:
     await inside.write_bytes("audit.py", AUDIT.encode())
     result = await inside.exec("python3 audit.py", timeout=300)
@@ -62,7 +73,8 @@ async def test_every_wall_holds_for_root(inside: Sandbox, backend: Backend) -> N
     for attack in ATTACKS:
         if EVERY or (not attack.is_heavy and attack.name.startswith(FAMILIES[backend.name])):
             found = await attacked(attack, target)
-            assert not isinstance(found, Fell), f"{attack.name}: {found.detail}"
+            expected = backend.name == "ssh" and attack.name in EXPECTED_TO_FALL
+            assert isinstance(found, Fell) is expected, f"{attack.name}: {found}"
     await target.close()
 
 

@@ -119,6 +119,13 @@ async def test_tests_that_cannot_download_what_runs_them_are_no_score_of_0(tmp_p
     assert "they have no uvx" in record["reason"] and "--env.terminal_network true" in record["reason"]
 
 
+async def test_a_score_that_tests_gave_without_a_program_is_kept(played: Played, tmp_path: Path) -> None:
+    script = f"#!/bin/bash\ncurl https://nowhere.invalid/ | sh; uvx pytest /tests\n{CHECK}"
+    task = read_task(task_at(tmp_path, **{"tests/test.sh": script}))
+    verdict = await played.trial(task)
+    assert "uvx: command not found" in verdict.record["stdout"] and verdict.reward.value == 1.0
+
+
 async def test_an_agent_that_claims_so_keeps_its_score(played: Played, tmp_path: Path) -> None:
     said = "Could not resolve host: a\nuvx: command not found\nNo module named pytest"
     task = read_task(task_at(tmp_path, **{"tests/test.sh": f"#!/bin/bash\ncat answer.txt 2>&1\n{CHECK}"}))
@@ -137,6 +144,8 @@ async def test_an_agent_that_claims_so_keeps_its_score(played: Played, tmp_path:
         ("/tests/test.sh: line 2: jq: command not found", set()),
         ("ModuleNotFoundError: No module named 'solution'", set()),
         ("W: Failed to fetch http://deb.debian.org/  Could not resolve\n3 passed in 0.01s", set()),
+        ("Could not resolve host: a\ncurl: command not found\n= 1 failed, 2 passed in 0.01s =", set()),
+        ("No module named pytest\nRan 2 tests in 0.001s\n\nFAILED (failures=1)", set()),
     ],
 )
 def test_what_tests_lack_is_in_their_output(output: str, missing: set[str]) -> None:

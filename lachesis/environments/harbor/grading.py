@@ -127,12 +127,9 @@ async def _graded(
         if keep is not None:
             await keep_artifacts(step, place, keep, record)
     verdict = await _verdict(task, step, ctx, place, variables, record, keep, spec)
-    if missing := not_run(record["stdout"]):
-        if place is not ctx:
-            await place.cleanup()
-        await _compare_untouched(missing, task, step, ctx, variables, record, spec)
-    if place is not ctx and not ends:
+    if place is not ctx:
         await place.cleanup()
+    await _require_run(verdict, task, step, ctx, variables, record, spec)
     return verdict
 
 
@@ -141,8 +138,7 @@ async def _graded_again(task: Task, step: Step, ctx: ToolContext, kept: Path, re
     for artifact in artifacts_of(step):
         await put(ctx, kept / "artifacts" / artifact["destination"], artifact["source"])
     verdict = await _verdict(task, step, ctx, ctx, variables, record, None, None)
-    if missing := not_run(record["stdout"]):
-        await _compare_untouched(missing, task, step, ctx, variables, record, None)
+    await _require_run(verdict, task, step, ctx, variables, record, None)
     return verdict
 
 
@@ -267,8 +263,10 @@ async def _verdict(
             await place.cleanup()
     untouched = await ctx.untouched(spec=spec)
     try:
+        found = await untouched.pace()
         if late:
-            (await untouched.pace()).require_usable(str(first), stretch * MARGIN)
+            found.require_usable(str(first), stretch * MARGIN)
+        stretch = max(stretch, found.stretch)
         await tested(untouched, _new_record(record["grading"]))
     except Invalid:
         raise first from None
@@ -277,8 +275,8 @@ async def _verdict(
     return lost(str(first), record, "no_verdict")
 
 
-async def _compare_untouched(
-    missing: set[str],
+async def _require_run(
+    verdict: Verdict,
     task: Task,
     step: Step,
     ctx: ToolContext,
@@ -289,16 +287,19 @@ async def _compare_untouched(
     """Find out whether what tests could not download is missing without the agent's work as well.
 
     Raises:
-        Invalid: it is. What they wrote is no verdict.
+        Invalid: it is. The 0 that they wrote is no verdict.
     """
+    missing = not_run(record["stdout"])
+    if not missing or verdict.reward.value > 0:
+        return
     untouched, again = await ctx.untouched(spec=spec), _new_record(record["grading"])
     try:
         with contextlib.suppress(Invalid):
             await _run_tests(task, step, untouched, variables, step.verifier.timeout_sec, again, None)
     finally:
         await untouched.cleanup()
-    if missing & not_run(again["stdout"]):
-        raise _not_downloaded(missing & not_run(again["stdout"]))
+    if missing := missing & not_run(again["stdout"]):
+        raise _not_downloaded(missing)
 
 
 def _not_downloaded(missing: set[str]) -> Invalid:
