@@ -24,8 +24,7 @@ Write a summary that replaces these turns, so that the assistant can go on witho
 done and with which tools, and what was found. Keep names, paths, numbers, errors and decisions that matter later. \
 Write plain prose in the past tense, without a heading, in at most {words} words. Answer with the summary only."""
 
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-_TAGS = re.compile(r"</?(?:tool_response|think)>")
+_TAGS = re.compile(r"</(?:tool_call|tool_response|think)>|<(?:tool_response|think)>")
 _NAMES: Final = {"system": "System", "human": "User", "gpt": "Assistant", "tool": "Tool result"}
 
 
@@ -120,7 +119,7 @@ def _shortened(text: str, longest: int) -> str:
 
 def _plain(text: str) -> str:
     """One line: the words without reasoning, and calls as they are written."""
-    said = _CALL.sub(lambda match: f"called {match[1]}", split_think(text)[1] or text)
+    said = (split_think(text)[1] or text).replace("<tool_call>", " called ")
     return " ".join(_TAGS.sub(" ", said).split())
 
 

@@ -72,9 +72,10 @@ class _Reader:
         thought = _THINK.match(value)
         if thought:
             value = value[thought.end() :]
-        blocks = list(_CALL.finditer(value))
+        closed = _end(value, "</tool_call>")
+        blocks = list(_CALL.finditer(value, 0, closed))
         calls = [self._call(index, block[1]) for block in blocks]
-        content = _CALL.sub("", value)
+        content = _CALL.sub("", value[:closed]) + value[closed:]
         if blocks:
             first = blocks[0].start()
             if not content[first:].strip():
@@ -90,8 +91,9 @@ class _Reader:
         self.messages.append(message)
 
     def tool(self, index: int, value: str) -> None:
-        payloads = [inside(payload) for payload in _RESULT.findall(value)]
-        if not payloads or _RESULT.sub("", value).strip():
+        closed = _end(value, "</tool_response>")
+        payloads = [inside(payload) for payload in _RESULT.findall(value, 0, closed)]
+        if not payloads or _RESULT.sub("", value[:closed]).strip() or value[closed:].strip():
             raise MalformedMessage("a tool turn with text outside of <tool_response>", index=index)
         for payload in payloads:
             result = _structured(payload)
@@ -131,6 +133,12 @@ class _Reader:
         call = self._open[place]
         del self._open[: place + 1]
         return call
+
+
+def _end(text: str, closing: str) -> int:
+    """Where the last block ends, with a newline: each tag that opens one after it would be sought an end in vain."""
+    place = text.rfind(closing)
+    return 0 if place < 0 else min(len(text), place + len(closing) + 1)
 
 
 def _structured(payload: str) -> dict[str, Any] | None:

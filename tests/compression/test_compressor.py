@@ -26,6 +26,7 @@ from lachesis.inference.conversation_tokens import ConversationTokens
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.testing.fake_server.tokenizer import fake_tokenizer
 from lachesis.trajectories import (
+    MalformedMessage,
     from_sharegpt,
     tools_from_sharegpt,
     validate_messages,
@@ -248,3 +249,18 @@ def test_messages_and_turns_say_the_same() -> None:
     spoken = [Conversation.read(agent_entry(5, form)).texts for form in ("dataset", "messages")]
     assert len(spoken[0]) == len(spoken[1])
     assert all("cat 0" in texts[2] and "output 0" in texts[3] for texts in spoken)
+
+
+@pytest.mark.parametrize("text", ["<tool_call>" * 40_000, "<tool_call>" + " " * 20_000])
+def test_text_of_unclosed_calls_costs_no_more_than_other_text(text: str) -> None:
+    """A pattern that looks for the end of each call takes hours."""
+    said = extractive_summary([Passage("tool", text)], 60, COUNTER.text)
+    assert said.startswith("Tool result: called")
+
+
+def test_a_turn_of_unclosed_tags_is_read_at_once() -> None:
+    call = {"from": "gpt", "value": '<tool_call>{"name": "a"}</tool_call>\n' + "<tool_call>" * 100_000}
+    assert from_sharegpt({"conversations": [call]})[0]["content"] == "<tool_call>" * 100_000
+    result = {"from": "tool", "value": "<tool_response>a</tool_response>" + "<tool_response>" * 100_000}
+    with pytest.raises(MalformedMessage, match="outside of"):
+        from_sharegpt({"conversations": [{**call, "value": call["value"][:36]}, result]})
