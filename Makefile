@@ -46,7 +46,7 @@ demo: $(READY)
 # The first rooms touch nothing that is shared; the others start sandboxes, and look for what these leave. Both of their
 # sets take about the same time.
 SHARING := tests/tool_call_parsers tests/trajectories tests/inference tests/testing tests/endpoint tests/evaluation
-SANDBOXES := tests/backends tests/agent tests/environments
+SANDBOXES := tests/backends tests/environments
 OTHERS := $(filter-out $(SHARING) $(SANDBOXES) tests/support tests/torch tests/vllm tests/programs tests/__init__.py tests/conftest.py tests/__pycache__, $(wildcard tests/*))
 test: lint
 	@scripts/atropos-environments.sh $(BIN)/python >/dev/null || \
