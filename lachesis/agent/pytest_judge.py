@@ -255,7 +255,7 @@ class PytestJudge:
         self, sandbox: Sandbox, *, ended: list[str], args: list[str], expected: list[str], timeout: float
     ) -> _Run:
         secret = secrets.token_hex(16)
-        args = ["--tb=native", "--assert=plain", *args, "--maxfail=0"]  # half of the tests fail: explaining it is slow
+        args = ["--tb=line", "--assert=plain", *args, "--maxfail=0"]  # half of the tests fail: explaining it is slow
         settings = {"secret": secret, "ended": ended, "args": args, "expected": expected}
         program = pkgutil.get_data("lachesis.agent", "pytest_reporter.py") or b""
         program += f"\n\nreport(**{settings!r})\n".encode()

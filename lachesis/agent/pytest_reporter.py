@@ -23,6 +23,7 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
     os.dup2(2, 1)
     import pytest
 
+    wanted = frozenset(expected)
     write, dumps = os.write, json.dumps  # a test may replace them while it runs
 
     def say(**record: object) -> None:
@@ -36,8 +37,8 @@ def report(secret: str, ended: list, args: list, expected: list) -> None:  # typ
 
         @pytest.hookimpl(trylast=True)
         def pytest_collection_modifyitems(self, config: Any, items: Any) -> None:
-            left = [item for item in items if item.nodeid not in expected]
-            items[:] = [item for item in items if item.nodeid in expected]
+            left = [item for item in items if item.nodeid not in wanted]
+            items[:] = [item for item in items if item.nodeid in wanted]
             if left:
                 config.hook.pytest_deselected(items=left)
             for item in items:
