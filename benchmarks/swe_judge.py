@@ -87,14 +87,16 @@ async def main() -> int:
     parser.add_argument("--times", type=int, default=3)
     parser.add_argument("--backend", default="local")
     parser.add_argument("--options", type=json.loads, default={})
+    parser.add_argument("--disk_bytes", type=int, help="0: no limit, for engines whose storage has none")
     parser.add_argument("--image", help="an image that has the tree, in place of the task's")
     options = parser.parse_args()
     backend = create_backend(options.backend, **options.options)
+    spec = SandboxSpec(image=options.image, disk_bytes=options.disk_bytes)
     print("| task | solution | nothing | forged by | pytest s | grading s | more |")
     print("| --- |" + " --- |" * 6)
     sound = True
     for folder in find_tasks(options.tasks):
-        sound &= await measure(read_task(folder), backend, SandboxSpec(image=options.image), options)
+        sound &= await measure(read_task(folder), backend, spec, options)
     return 0 if sound else 1
 
 
