@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lachesis.errors import LachesisError
@@ -16,6 +18,23 @@ class OtherSettings(RunFolderError):
     """The folder is of a run with other settings."""
 
     exit_code = 2
+
+
+def settings_of(groups: Path) -> dict[str, Any]:
+    """The settings that the manifest beside a groups file has; none where there is no manifest.
+
+    Raises:
+        RunFolderError: it cannot be read.
+    """
+    manifest = groups.with_suffix(".run.json")
+    try:
+        return dict(json.loads(manifest.read_bytes())["settings"])
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunFolderError(
+            f"{manifest}: no manifest of a run ({error!r}); bring it back, or move it away to do without its settings"
+        ) from error
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

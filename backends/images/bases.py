@@ -44,6 +44,22 @@ _NEWEST = "trixie"
 _TERMINAL_BENCH = re.compile(r"ghcr\.io/laude-institute/t-bench/(ubuntu|python)-(\d+)-(\d+)(:[\w.-]+)?")
 """Its own bases are these, with tmux and asciinema, which no task asks for; the latter brings Ubuntu a Python."""
 _PYTHON = ("python3", "python3-pip", "python3-venv", "python3-dev")
+_CURL = ("curl", "gnupg", "netbase", "tzdata", "wget")
+_SCM = (*_CURL, "git", "mercurial", "openssh-client", "procps", "subversion")
+_BUILDPACK = {
+    "curl": _CURL,
+    "scm": _SCM,
+    "": (
+        *_SCM,
+        *("autoconf", "automake", "bzip2", "default-libmysqlclient-dev", "dpkg-dev", "file", "g++", "gcc"),
+        *("libbz2-dev", "libc6-dev", "libcurl4-openssl-dev", "libdb-dev", "libevent-dev", "libffi-dev"),
+        *("libgdbm-dev", "libglib2.0-dev", "libgmp-dev", "libjpeg-dev", "libkrb5-dev", "liblzma-dev"),
+        *("libmaxminddb-dev", "libncurses-dev", "libpng-dev", "libpq-dev"),
+        *("libreadline-dev", "libsqlite3-dev", "libssl-dev", "libtool", "libwebp-dev", "libxml2-dev", "libxslt1-dev"),
+        *("libyaml-dev", "make", "patch", "unzip", "xz-utils", "zlib1g-dev"),
+    ),
+}
+"""By the end of its tag, what buildpack-deps puts on Debian, but ImageMagick: debootstrap cannot order its packages."""
 _VERSION = "1"
 """To be raised when a root is made otherwise: it is part of the key."""
 _MIRROR = "http://deb.debian.org/debian"
@@ -147,6 +163,15 @@ def base_of(name: str, at: Instruction, bases: Mapping[str, str]) -> Base:
         suite = _UBUNTU.get(tag.partition("-")[0], _NEWEST)
         packages = ("python3",) if _TERMINAL_BENCH.match(wanted) else ()
         return Base(suite, packages, said=f"Debian {_SUITES[suite][0]} ({suite}) stands in for {wanted}")
+    elif image == "buildpack-deps":
+        kind = next(each for each in _BUILDPACK if tag.endswith(each))
+        named = tag.removesuffix(kind).rstrip("-")
+        release = {**_UBUNTU, **dict.fromkeys(("", "latest", "stable", "24.04", "noble"), _NEWEST)}.get(named, named)
+        if release in _SUITES:
+            without = "" if kind else " but ImageMagick"
+            made = f"Debian {_SUITES[release][0]} ({release}) with the packages of {image}{without}"
+            said = f"{made} stands in for {wanted}"
+            return Base(release, _BUILDPACK[kind], said=said)
     elif image == "python":
         match = re.fullmatch(r"(3(?:\.\d+)?)?(?:\.\d+)?(?:latest)?(?:-?slim)?(?:-?(bullseye|bookworm|trixie))?", tag)
         version = (match[1] if match else None) or ("3" if match else tag)

@@ -64,6 +64,8 @@ class Player:
         self._context, self._given, self._table, self._tell = context, given, table, tell
         self._file: Dockerfile = parse(text, name)
         self._state = State()
+        self._said = ""
+        """How the base differs from what FROM names."""
         self._early = {
             **{f"{kind}PLATFORM": _PLATFORM for kind in ("TARGET", "BUILD")},
             **{f"{kind}OS": "linux" for kind in ("TARGET", "BUILD")},
@@ -151,6 +153,7 @@ class Player:
             await store.layer(self._state.key, {"parent": "", "instruction": "FROM scratch"}, _empty)
             return
         base = bases.base_of(words[0], at, self._table)
+        self._said = base.said
         if base.said:
             self._tell(f"{at.where}: {base.said}")
         self._state.key = await bases.have(base, at, self._tell, left)
@@ -273,9 +276,10 @@ class Player:
             )
             if code != 0:
                 said = "\n".join(last)
+                base = f" ({self._said}, with other versions of packages)" if self._said else ""
                 raise ImageError(
-                    f"{at.where}: exit code {code}. Next step: correct the command or what it needs; its last lines:\n"
-                    f"{said}"
+                    f"{at.where}: exit code {code}{base}. Next step: correct the command or what it needs; its last "
+                    f"lines:\n{said}"
                 )
             await asyncio.to_thread(_commit, parent, upper, folder / "root", before)
 

@@ -11,9 +11,11 @@ talks: sandboxes of one machine have nothing in common but its kernel and proces
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import json
+import os
 import pkgutil
 import posixpath
 import random
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from backends import Sandbox
+from backends.host.folders import cache_folder
 from lachesis.agent.changed_tests import ENDED, Change, Found, TestFile, found_test
 from lachesis.agent.file_copies import members
 from lachesis.agent.pace import MARGIN, Pace, pace
@@ -377,17 +380,28 @@ class _Plan:
         return made
 
 
-_SECRET = secrets.token_bytes(32)
+@functools.cache
+def _secret() -> bytes:
+    """The key of all processes of this user that grade at the same time. Who grades alone makes a new one."""
+    file = os.open(cache_folder() / "judge.key", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)  # and stays open
+    key = b""
+    while len(key) != 32:  # else who made the file was killed before it had written
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.pwrite(file, secrets.token_bytes(32), 0)
+        fcntl.flock(file, fcntl.LOCK_SH)  # nobody changes the key as long as this process lives
+        key = os.pread(file, 32, 0)
+    return key
 
 
 def _steady(file: TestFile, function: Found) -> random.Random:
-    """What a test is changed to is the same in all gradings of this process, and nobody inside can compute it.
+    """What a test is changed to is the same in all gradings that can meet, and nobody inside can compute it.
 
     Code of several gradings can talk, for sandboxes of one machine have a kernel in common. If it saw several changes
     of a test, it would know the text that comes again for the right one.
     """
     text = b"" if function is None else file.text(function)
-    return random.Random(hashlib.blake2b(text, key=_SECRET).digest())
+    return random.Random(hashlib.blake2b(text, key=_secret()).digest())
 
 
 _GOOD: tuple[Collection[str], Collection[str]] = (("passed",), ("failed", "error"))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from backends import create_backend
 from lachesis.cli.subcommands import check
 from lachesis.errors import SettingsError
 from lachesis.evaluation import mean_over_items, paired
+from lachesis.run_folder import settings_of
 from lachesis.runs.flags import accepts
 from lachesis.trajectories.exports import GroupRecord, read_groups
 from lachesis.trajectories.jsonl import JsonlWriter
@@ -53,8 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     arguments = parser.parse_args(argv)
     path = _groups_file(arguments.data)
-    manifest = path.with_suffix(".run.json")
-    settings = json.loads(manifest.read_bytes())["settings"] if manifest.is_file() else {}
+    settings = settings_of(path)
     given = {name: settings[name] for name in _OF_THE_RUN if name in settings} | {
         name: value for name, value in vars(arguments).items() if name in HarborEnvConfig.model_fields
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import traceback
 from collections import Counter
@@ -17,6 +16,7 @@ import yaml
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import UnknownPlugin
+from lachesis.run_folder import settings_of
 from lachesis.trajectories.exports import (
     EXPORTS,
     Export,
@@ -99,9 +99,7 @@ def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[Gro
     from lachesis.environments.harbor.jobs import write_job
 
     load_export("atif", options)  # the options are those of the trajectories
-    manifest = groups.with_suffix(".run.json")
-    settings = json.loads(manifest.read_bytes())["settings"] if manifest.is_file() else {}
-    return partial(write_job, data=groups.parent, settings=settings, **options)
+    return partial(write_job, data=groups.parent, settings=settings_of(groups), **options)
 
 
 def _load(name: str, options: dict[str, Any]) -> Export:

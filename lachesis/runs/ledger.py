@@ -161,6 +161,7 @@ class Ledger:
     def _read_manifest(self, *, required: bool) -> dict[str, Any]:
         try:
             manifest = dict(orjson.loads(self._manifest.read_bytes()))
+            set(manifest.get("items", ()))  # raises TypeError for what is no list of keys
             return {**manifest, "settings": dict(manifest["settings"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             if not required:

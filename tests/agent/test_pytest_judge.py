@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import sys
 import threading
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from backends import SandboxSpec, create_backend
+from backends.host.folders import cache_folder
 from lachesis.agent import pytest_judge
 from lachesis.agent.changed_tests import ENDED, INVERTED, VALUE, TestFile
 from lachesis.agent.pace import MachineOverloaded, pace
@@ -231,6 +233,39 @@ def test_a_test_is_changed_to_the_same_in_every_grading() -> None:
     ]
     assert len({tuple(plan.changes[id].shown for id in IDS) for plan in plans}) == 1
     assert len({frozenset(plan.first) for plan in plans}) > 1, "in which run is drawn for each"
+
+
+KEY = "from lachesis.agent import pytest_judge; print(pytest_judge._secret().hex(), flush=True); input()"
+
+
+async def test_processes_that_grade_at_once_have_one_key_that_no_sandbox_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    keys = []
+    for _ in range(2):
+        graders = [
+            await asyncio.create_subprocess_exec(
+                *(sys.executable, "-c", KEY), stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+            )
+            for _ in range(3)
+        ]
+        said = [await grader.stdout.readline() for grader in graders if grader.stdout is not None]
+        keys.append({line.decode().strip() for line in said})
+        assert len(keys[-1]) == 1
+        graders[0].kill()
+        await asyncio.gather(*(grader.communicate(b"\n") for grader in graders))
+    path = tmp_path / "cache/lachesis/judge.key"
+    assert keys[0] != keys[1] == {path.read_bytes().hex()}, "a new one after the last has ended"
+    assert path.stat().st_mode & 0o777 == 0o600
+    monkeypatch.undo()
+    pytest_judge._secret()
+    path = cache_folder() / "judge.key"
+    assert path.exists()
+    async with ToolSessions(create_backend("local", mounts=[str(VENV)])) as sessions:
+        sandbox = await sessions.open("code").sandbox()
+        done = await sandbox.exec(f"cat {path} || find / -name judge.key 2>/dev/null", timeout=60)
+    assert done.stdout == b"" and b"No such file" in done.stderr
 
 
 async def test_what_is_no_pass_does_not_count(judge: Judge) -> None:

@@ -20,7 +20,7 @@ from sandbox_watch import opened, output
 
 from backends import Backend, BackendError, SandboxSpec, create_backend
 from backends.images import Build, BuiltImage, ImageError, image_for, listed, prune, store
-from backends.images.bases import _PYTHON, base_of
+from backends.images.bases import _BUILDPACK, _PYTHON, base_of
 from backends.images.dockerfile import Instruction
 from tests.support.root_images import full_root
 
@@ -188,6 +188,7 @@ async def test_what_cannot_be_played_is_refused(build: Builder, text: str, said:
         ("python:3.12-slim", r"Debian has no Python for python:3.12-slim \(its own are 3.9, 3.11, 3.13\)"),
         ("python:3.12-slim", r'write "python:3.12-slim" = "python:3.13" into'),
         ("debian@sha256:abc", "by digest"),
+        ("buildpack-deps:sid", "is not in the table of bases"),
         ("missing", "does not exist"),
         ("circle", "in a circle"),
     ],
@@ -207,13 +208,31 @@ async def test_an_unknown_base_is_refused_with_what_to_do(build: Builder, name: 
         ("python:3.13-slim-bookworm@sha256:abc", "trixie", _PYTHON, True),
         ("python:3.11-slim-bookworm", "bookworm", _PYTHON, True),
         ("debian:12-slim@sha256:abc", "bookworm", [], True),
+        ("buildpack-deps", "trixie", _BUILDPACK[""], True),
+        ("buildpack-deps:bookworm-scm", "bookworm", _BUILDPACK["scm"], True),
+        ("docker.io/library/buildpack-deps:jammy-curl", "bookworm", _BUILDPACK["curl"], True),
         ("debian:12-slim", "bookworm", [], False),
     ],
 )
 def test_a_base_that_another_stands_in_for_says_so(name: str, suite: str, packages: Any, said: bool) -> None:
     base = base_of(name, Instruction(1, "FROM", name, "Dockerfile:1"), {})
     assert (base.suite, list(base.packages)) == (suite, list(packages))
-    assert base.said.endswith(f"stands in for {name}") if said else not base.said
+    assert base.said.endswith(f"stands in for {name.removeprefix('docker.io/library/')}") if said else not base.said
+
+
+async def test_the_error_of_a_command_says_that_another_base_stands_in(build: Builder) -> None:
+    base = base_of("ubuntu:24.04", Instruction(1, "FROM", "", "Dockerfile:1"), {})
+
+    async def make(folder: Path) -> None:
+        await asyncio.to_thread(subprocess.run, ["cp", "-a", build.bases["full"], folder / "root"], check=True)
+
+    await store.layer(base.key, {"parent": "", "instruction": "FROM trixie"}, make)
+    build.folder.mkdir()
+    (build.folder / "Dockerfile").write_text("FROM ubuntu:24.04\nRUN echo no such version; exit 100\n")
+    with pytest.raises(
+        ImageError, match=r"exit code 100 \(Debian 13 \(trixie\) stands in for ubuntu:24.04, with other"
+    ):
+        await image_for(Build(build.folder), build.backend)
 
 
 async def test_a_base_by_argument_and_from_scratch(build: Builder) -> None:

@@ -273,6 +273,18 @@ async def test_what_cannot_be_had_has_a_cause(tmp_path: Path, played: Played, to
         assert raised.value.cause is CAUSES[cause] and not raised.value.cause.valid
 
 
+async def test_an_image_that_cannot_be_made_is_the_cause_in_the_record_and_in_a_job(tmp_path: Path) -> None:
+    task_at(tmp_path / "task", **{"environment/Dockerfile": "FROM nowhere.invalid/unknown:1\n"})
+    result, (record,) = await evaluated(tmp_path, tmp_path / "task", agent="oracle", task_images=True)
+    assert (record["outcome"], record["reward"], record["attempts"]) == ("infra_error", None, 1)
+    assert record["verifier"] == {"cause": "image_failed"} and "not in the table of bases" in record["reason"]
+    assert "tampered" not in record["metrics"]
+    failed = result.files.groups.with_name("samples.failed.jsonl")
+    assert main(["export", str(failed), "--format", "harbor", "--out", str(tmp_path / "job")]) == 0
+    (trial,) = (tmp_path / "job").glob("*/result.json")
+    assert json.loads(trial.read_text())["exception_info"]["exception_type"] == "SandboxBuildFailedError"
+
+
 async def test_root_is_who_owns_the_sandbox(tmp_path: Path, played: Played) -> None:
     toml = '[agent]\nuser = "agent"\n[verifier]\nuser = "root"'
     assert (await played.trial(read_task(task_at(tmp_path / "task", toml)))).reward.value == 1.0

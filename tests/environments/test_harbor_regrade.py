@@ -110,7 +110,11 @@ def test_what_cannot_be_graded_anew_is_refused_before_the_first_sandbox(
     (task / "task.toml").write_text(toml.replace('"/app/answer.txt"', '"/app/answer.txt", "/app/other.txt"'))
     refused("declares /app/other.txt, which the run did not keep")
     (task / "task.toml").write_text(toml)
-    next(data.rglob("manifest.json")).unlink()
+    manifest = next(data.rglob("manifest.json"))
+    for wrong in ("5", '["/app/answer.txt"]', "[{}]", "["):
+        manifest.write_text(wrong)
+        refused("manifest.json is no list of artifacts")
+    manifest.unlink()
     refused("manifest.json does not exist")
     shutil.rmtree(data / "artifacts")
     refused("its artifacts are missing")
@@ -125,6 +129,11 @@ def test_a_folder_without_a_run_and_a_wrong_setting_are_named(
     assert regrade(tmp_path) == 2
     assert "name the folder of a finished run" in capsys.readouterr().err
     (tmp_path / "samples.jsonl").touch()
+    for wrong in ("5", "{}", '{"settings": 5}', "{"):
+        (tmp_path / "samples.run.json").write_text(wrong)
+        assert regrade(tmp_path) == 1
+        assert "samples.run.json: no manifest of a run" in capsys.readouterr().err
+    (tmp_path / "samples.run.json").unlink()
     assert regrade(tmp_path) == 1
     assert "nothing can be graded anew" in capsys.readouterr().err
     assert regrade(tmp_path, "--env.terminal_memory", "much") == 2

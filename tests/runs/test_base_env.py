@@ -244,9 +244,9 @@ async def test_a_late_reward_on_an_overloaded_machine_is_no_score(tmp_path: Path
             done = ctx.terminal("python3 -c 'import time\nwhile time.process_time() < 1: pass'", timeout=300)
             return float(done["exit_code"] == 0)
 
-    with busy_machine(24):
+    with busy_machine(14):
         settings = {"total_steps": 1, "group_size": 1, "max_infra_retries": 0, "max_failed_groups": 2}
-        result = await process(Works, tmp_path, does_nothing, reward_timeout=3, **settings)
+        result = await process(Works, tmp_path, sorts, reward_timeout=2, **settings)
     (late,) = rollouts(result.files.failures)
     assert late["reward"] is None and late["outcome"] == "infra_error" and "overloaded" in str(late)
 

@@ -6,6 +6,7 @@ import errno
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -132,6 +133,15 @@ async def test_a_run_of_an_older_version_is_continued_as_it_was(tmp_path: Path) 
     assert (result.played, result.files.samples.name) == (1, "trajectory_samples.jsonl")
     assert len(lines(result.files.samples)) == 4
     assert not any("number" in group for group in lines(result.files.groups))
+
+
+@pytest.mark.parametrize("wrong", [{"items": 5}, {"items": [{}]}, {"items": None}, {"settings": 5}])
+async def test_a_manifest_that_is_none_is_named(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    await process(SortWords, tmp_path, total_steps=1)
+    path = tmp_path / "groups.run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
+    with pytest.raises(RunFolderError, match=r"groups.run.json beside it cannot be read .*choose another path"):
+        await process(SortWords, tmp_path, total_steps=2)
 
 
 @pytest.mark.parametrize("name", ["trajectory_samples.jsonl", "failed_trajectories.jsonl", "other.failed.jsonl"])

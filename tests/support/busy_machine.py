@@ -7,15 +7,21 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 _SPIN = "import time; end = time.monotonic() + 120\nwhile time.monotonic() < end: pass"
 
 
 @contextlib.contextmanager
-def busy_machine(each: int = 5) -> Iterator[None]:
-    """`each` processes for every processor, in sessions of their own: the kernel shares time out among sessions."""
+def busy_machine(each: int = 3) -> Iterator[None]:
+    """This process, and what it starts, have one processor only, which `each` other processes keep busy.
+
+    These have sessions of their own: the kernel shares time out among sessions.
+    """
+    before = os.sched_getaffinity(0)
+    _pin({min(before)})
     command = [sys.executable, "-S", "-c", _SPIN]
-    spinning = [subprocess.Popen(command, start_new_session=True) for _ in range(each * len(os.sched_getaffinity(0)))]
+    spinning = [subprocess.Popen(command, start_new_session=True) for _ in range(each)]
     try:
         yield
     finally:
@@ -23,3 +29,19 @@ def busy_machine(each: int = 5) -> Iterator[None]:
             process.kill()
         for process in spinning:
             process.wait()
+        _pin(before)
+
+
+def _pin(processors: set[int]) -> None:
+    for thread in _threads(os.getpid()):
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, processors)
+
+
+def _threads(process: int) -> Iterator[int]:
+    """Of a process and its descendants."""
+    with contextlib.suppress(OSError):  # it has ended
+        for task in Path(f"/proc/{process}/task").iterdir():
+            yield int(task.name)
+            for child in (task / "children").read_text().split():
+                yield from _threads(int(child))

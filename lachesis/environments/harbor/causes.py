@@ -62,7 +62,7 @@ class Invalid(BackendError):
 
     def __init__(self, cause: str, detail: str) -> None:
         self.cause = CAUSES[cause]
-        self.record: dict[str, Any] = {}
+        self.record: dict[str, Any] = {"cause": cause}
         """For `"verifier"` of the rollout's record."""
         self.may_pass = self.cause.retry
         super().__init__(f"{self.cause.meaning} ({cause}): {detail}")

@@ -180,8 +180,10 @@ class HarborEnv(HermesAgentBaseEnv):
         try:
             await self.places(self.tasks[item["task"]])
         except BackendError as error:
-            broken = Outcome.INFRA_ERROR
-            return Rollout(uuid.uuid4().hex, item_key, index, broken, str(error), None, None, error=error)
+            broken, why = Outcome.INFRA_ERROR, str(error)
+            result = _result((), broken, why)
+            result.verifier = error.record if isinstance(error, Invalid) else None
+            return Rollout(uuid.uuid4().hex, item_key, index, broken, why, None, result, error=error)
         rollout = await super().play_rollout(item, item_key, index, tools, evaluation=evaluation)
         await in_own_thread(self._file, rollout)
         return rollout
@@ -249,9 +251,9 @@ class HarborEnv(HermesAgentBaseEnv):
         return verdict.reward
 
     def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
-        """The share of rollouts that were caught cheating."""
-        record = result.verifier
-        return {} if record is None else {"tampered": float(record.get("cause") == "tampered")}
+        """The share of the rollouts with a grading that were caught cheating."""
+        record = result.verifier or {}
+        return {"tampered": float(record.get("cause") == "tampered")} if "grading" in record else {}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -275,7 +277,7 @@ class TaskAgent:
             result = _result(messages, Outcome.INFRA_ERROR, str(error))
             result.error = error
         if isinstance(result.error, Invalid):
-            result.verifier = {**result.error.record, "cause": result.error.cause.name}
+            result.verifier = result.error.record
         result.verdict = self.trial
         return result
 

@@ -118,6 +118,8 @@ def _problem(kept: Kept, config: HarborEnvConfig) -> str:
             listed = {entry["source"] for entry in json.loads((folder / "manifest.json").read_bytes())}
         except FileNotFoundError:
             return f"{folder / 'manifest.json'} does not exist. Next step: bring it back"
+        except (ValueError, KeyError, TypeError) as error:
+            return f"{folder / 'manifest.json'} is no list of artifacts ({error!r}). Next step: play it again"
         if missing := [artifact["source"] for artifact in artifacts_of(step) if artifact["source"] not in listed]:
             return f"today's task declares {', '.join(missing)}, which the run did not keep. Next step: play it again"
     return ""
@@ -157,7 +159,7 @@ async def regrade(
                 except Invalid as invalid:
                     if not invalid.cause.grade:
                         raise
-                    found = Graded(None, {**invalid.record, "cause": invalid.cause.name}, str(invalid))
+                    found = Graded(None, invalid.record, str(invalid))
                 except _NotPlayed as error:
                     found = Graded(None, {**kept.before, "rewards": {}, "cause": "not_reached"}, str(error))
             graded()
