@@ -19,7 +19,7 @@ from types import GenericAlias, NoneType
 from typing import Annotated, Any, Literal, NotRequired, Required
 from weakref import WeakValueDictionary
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, StrictBool, StrictFloat, StrictInt, StrictStr, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from lachesis.agent.call_scope import outside_scopes
@@ -140,12 +140,12 @@ class Judge:
 def _form(schema: Any) -> tuple[TypeAdapter[Any], dict[str, Any]]:
     """What reads an answer, and the JSON schema that the server gets."""
     if isinstance(schema, Mapping):
-        return TypeAdapter(_type_of(schema, "schema"), config=ConfigDict(strict=True)), dict(schema)
+        return TypeAdapter(_type_of(schema, "schema")), dict(schema)
     adapter: TypeAdapter[Any] = TypeAdapter(schema)
     return adapter, adapter.json_schema()
 
 
-_KINDS = {"string": str, "integer": int, "number": float, "boolean": bool, "null": NoneType}
+_KINDS = {"string": StrictStr, "integer": StrictInt, "number": StrictFloat, "boolean": StrictBool, "null": NoneType}
 _LIMITS = {
     "minimum": "ge",
     "maximum": "le",
@@ -182,7 +182,7 @@ def _type_of(schema: Mapping[str, Any], place: str) -> Any:
         extra = given.pop("additionalProperties") if given.get("additionalProperties") in (True, False) else True
         make: Any = TypedDict
         found = make(place, fields)
-        found.__pydantic_config__ = ConfigDict(extra="allow" if extra else "forbid", strict=True)
+        found.__pydantic_config__ = ConfigDict(extra="allow" if extra else "forbid")
     elif kind in _KINDS or kind is None:
         found = _KINDS[kind] if kind else Any
     else:

@@ -62,7 +62,7 @@ async def test_files_and_set_up_are_there_in_serve(tmp_path: Path, run_api: Stoc
     use = '<tool_call>\n{"name": "terminal", "arguments": {"command": "./there/tool.sh"}}\n</tool_call>'
     async with run_api.wiped() as api, FakeServer(Scripted(use, "Done.", by_turn=True)) as model:
         same = {"ensure_scores_are_not_same": False, "max_token_length": 200}
-        env = serving(tmp_path, api, with_tokens(model, tmp_path), Prepared, **same)  # type: ignore[arg-type]
+        env = serving(tmp_path, api, with_tokens(model, tmp_path), Prepared, **same)
         env.config.data_path_to_save_groups = str(tmp_path / "groups.jsonl")
         trainer = await trained(env, api, groups=2, steps=1)
     assert {tuple(group["scores"]) for group in trainer.groups} == {(1.0, 1.0)}
@@ -121,7 +121,7 @@ class WithoutAwait(SortWords):
 
 
 class FailedCommand(SortWords):
-    def setup_sandbox(self, item: Any, ctx: Any) -> None:  # type: ignore[override]
+    def setup_sandbox(self, item: Any, ctx: Any) -> None:
         ctx.terminal("echo no such package; exit 3", check=True)
 
 
