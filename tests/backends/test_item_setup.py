@@ -32,5 +32,5 @@ async def test_files_and_set_up_are_in_the_workspace_and_a_path_out_of_it_is_ref
         found = await call_tool("terminal", {"command": "cat copy.txt && test -x tree/deep/tool.sh"}, session)
         assert "pear fig" in found.content and found.error is None
         for path in ("../out.txt", "~/out.txt", "/etc/out.txt"):
-            with pytest.raises(SetUpFailed, match="outside the workspace .*write it in setup_sandbox"):
+            with pytest.raises(SetUpFailed, match=r"outside the workspace .*write it in setup_sandbox"):
                 await scorer.set_up({path: "x"}, sessions.open(path), BUILTIN_TOOLS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import runpy
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,8 @@ from lachesis import Reward, reward
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.results import print_result
 from tests.support.report_pages import groups
-from tests.support.small_envs import SortWords, does_nothing, lines, process, rollouts
+from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.small_envs import ROOT, SortWords, does_nothing, lines, process, rollouts
 
 
 class Named(SortWords):
@@ -119,17 +123,17 @@ async def test_the_time_limit_is_that_of_all_rewards_together(tmp_path: Path) ->
     class Slow(Named):
         @reward
         async def first(self, item: Any, result: Any, ctx: Any) -> float:
-            await ctx.terminal("sleep 3", timeout=10)
+            await asyncio.sleep(1.5)
             return 1.0
 
         @reward
         async def second(self, item: Any, result: Any, ctx: Any) -> float:
-            await ctx.terminal("sleep 3", timeout=10)
+            await asyncio.sleep(1.5)
             return 1.0
 
-    result = await process(Slow, tmp_path, total_steps=1, group_size=1, reward_timeout=5)
-    (rollout,) = rollouts(result.files.groups)
-    assert "of reward_timeout = 5 s" in rollout["agent_fault"], "most of the time passed inside"
+    result = await process(Slow, tmp_path, total_steps=1, group_size=1, reward_timeout=2)
+    (rollout,) = rollouts(result.files.failures)
+    assert "the reward took longer than reward_timeout = 2 s" in rollout["traceback"]
 
 
 async def test_a_reward_of_the_group_replaces_the_score_and_keeps_named_components(tmp_path: Path) -> None:
@@ -180,3 +184,27 @@ def test_an_environment_without_any_reward_is_abstract() -> None:
 
     with pytest.raises(TypeError, match="abstract"):
         Removed(Removed.env_config_cls(), [])
+
+
+async def test_the_environment_of_the_page_plays(tmp_path: Path) -> None:
+    (code,) = (
+        text.partition("```")[0]
+        for text in (ROOT / "docs" / "environments.md").read_text().split("```python\n")[1:]
+        if "FixAndExplain.cli()" in text.partition("```")[0]
+    )
+    (tmp_path / "fix_and_explain.py").write_text(code)
+    kind = runpy.run_path(str(tmp_path / "fix_and_explain.py"))["FixAndExplain"]
+
+    def corrects(request: dict[str, Any]) -> Any:
+        if request["messages"][-1]["role"] == "tool":
+            return say("It added x three times.")
+        return call(("terminal", {"command": "sed -i 's/x + x + x/2 * x/' task.py"}))
+
+    async with ScriptedServer(lambda _: say(json.dumps({"clear": "partly"}))) as judge:
+        at = {"base_url": judge.base_url, "model_name": "scripted"}
+        result = await process(kind, tmp_path, corrects, total_steps=1, group_size=1, judge_server=at)
+        (asked,) = judge.requests
+    assert "It added x three times." in asked["messages"][0]["content"]
+    (rollout,) = rollouts(result.files.groups)
+    assert rollout["reward"] == pytest.approx(0.9)
+    assert rollout["metrics"] == {"reward/right": 1.0, "reward/explained": 0.5, "reward/changed_lines": 1.0}
