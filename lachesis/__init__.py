@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lachesis.agent.loop import HermesAgentLoop
     from lachesis.agent.outcome import Outcome
     from lachesis.agent.result import AgentResult
-    from lachesis.agent.reward import Reward
+    from lachesis.agent.reward import Reward, reward
     from lachesis.agent.tool_context import ToolContext
     from lachesis.base_env import HermesAgentBaseEnv
     from lachesis.environments.agent_program import AgentProgramEnv
@@ -40,7 +40,7 @@ else:
             "lachesis.agent.loop": ["HermesAgentLoop"],
             "lachesis.agent.outcome": ["Outcome"],
             "lachesis.agent.result": ["AgentResult"],
-            "lachesis.agent.reward": ["Reward"],
+            "lachesis.agent.reward": ["Reward", "reward"],
             "lachesis.agent.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
             "lachesis.environments.agent_program": ["AgentProgramEnv"],
@@ -79,5 +79,6 @@ __all__ = [
     "ToolResult",
     "ToolSession",
     "load_rows",
+    "reward",
     "tool",
 ]

@@ -3,7 +3,7 @@
     setup()                              load the dataset
     get_next_item()                      the next row, None when there are no more
     format_prompt(item)                  the task, as the agent reads it
-    compute_reward(item, result, ctx)    the score of a rollout; `async def`, or plain `def`
+    compute_reward(item, result, ctx)    the score of a rollout; `async def`, or plain `def`; or methods with `@reward`
 
 Everything else has a default: `evaluate`, `config_init`, tools, sandboxes, model servers, and the commands
 `serve | process | evaluate` of `YourEnv.cli()`. The code that runs environments is in `lachesis.runs`.
@@ -16,12 +16,15 @@ import sys
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, cast
 
 from pydantic import BaseModel
 from rich.console import Console
 
 from lachesis import inference
+from lachesis.agent.reward import reward_weights
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.atropos_base import AtroposBase
 from lachesis.runs.class_settings import apply_class_settings, is_of_a_script
@@ -38,10 +41,12 @@ if TYPE_CHECKING:
     from lachesis.agent.result import AgentResult
     from lachesis.agent.reward import Reward
     from lachesis.agent.rollout import Rollout, RolloutPlayer
+    from lachesis.agent.scorer import Scorer
     from lachesis.collecting.collector import Collector
     from lachesis.collecting.recorded_server import RecordedServer
     from lachesis.runs.group_player import PlayedGroup
     from lachesis.runs.item_keys import ItemKeys
+    from lachesis.runs.judge import Judge
     from lachesis.runs.results import RunResult, ServeResult
     from lachesis.testing.reference_server import Policy
     from lachesis.training.rollout_api import Registration
@@ -61,11 +66,15 @@ class HermesAgentBaseEnv(AtroposBase):
 
     toolsets: ClassVar[Sequence[str] | None]
     max_turns: ClassVar[int]
+    image: ClassVar[str | None]
     system_prompt: ClassVar[str | None]
     """A class attribute with the name of a setting is its default in this environment; see `class_settings`."""
 
     needs_sandboxes: ClassVar[bool | None] = None
     """Whether rollouts use sandboxes: a run then checks first that they can be made. None: if the agent gets tools."""
+
+    _reward_weights: ClassVar[Mapping[str, float]] = {}
+    """Of the methods with `@reward`, by name."""
 
     _class_error: ClassVar[SettingsError | None] = None
     """What is wrong with the class attributes of a script's environment: its commands report it in one line."""
@@ -100,6 +109,7 @@ class HermesAgentBaseEnv(AtroposBase):
         self._current_group_tools: tuple[list[dict[str, Any]], set[str]] | None = None
         self._server: inference.Router | inference.TokenServer | None = None
         self._player: RolloutPlayer | None = None
+        self._judge: Judge | None = None
         self._recorded: RecordedServer | None = None
         self._collector: Collector | None = None
         self.tracker = Tracker()
@@ -116,9 +126,13 @@ class HermesAgentBaseEnv(AtroposBase):
             if not is_of_a_script(cls):
                 raise error.with_traceback(None) from None
             cls._class_error = error
-        if cls.compute_group_reward is not None and getattr(cls.compute_reward, "__isabstractmethod__", False):
-            cls.compute_reward = _scored_with_its_group  # type: ignore[method-assign]
-        elif cls.compute_group_reward is None and cls.compute_reward is _scored_with_its_group:
+        cls._reward_weights = reward_weights(cls)
+        if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):
+            raise TypeError(f"{cls.__name__}: @reward is for rewards beside compute_reward and compute_group_reward")
+        others = cls.compute_group_reward is not None or bool(cls._reward_weights)
+        if others and getattr(cls.compute_reward, "__isabstractmethod__", False):
+            cls.compute_reward = _scored_otherwise  # type: ignore[method-assign]
+        elif not others and cls.compute_reward is _scored_otherwise:
             cls.compute_reward = HermesAgentBaseEnv.compute_reward  # type: ignore[method-assign]
 
     # Methods that a subclass writes.
@@ -169,6 +183,19 @@ class HermesAgentBaseEnv(AtroposBase):
         """The sandbox for the rollouts of one item: `spec`, that of the run, or a copy with another image."""
         return spec
 
+    def sandbox_files(self, item: Any) -> Mapping[str, str | bytes | Path]:
+        """Files that the agent finds in the workspace: by path their text, bytes, or a file or folder of this machine.
+
+        Paths lead into the workspace. They are written before `setup_sandbox`.
+        """
+        return {}
+
+    async def setup_sandbox(self, item: Any, ctx: Any) -> None:
+        """Make the sandbox of a rollout ready, before the agent's first turn and anew in each attempt.
+
+        `ctx` is a `ToolContext`. An exception is the environment's: the rollout has no score and is not tried again.
+        """
+
     def reference_policy(self) -> Policy | None:
         """A scripted policy for `--openai.model_name reference`; None when the environment has none."""
         return None
@@ -177,7 +204,50 @@ class HermesAgentBaseEnv(AtroposBase):
         """Further figures of one rollout; their means are shown and logged."""
         return {}
 
+    # For rewards.
+
+    def judge(self, prompt: str, schema: Any) -> Any:
+        """The answer of the model at the setting `judge_server` to `prompt`, as a value of `schema`.
+
+        `schema` is a type that pydantic reads (a model, `bool`, `Literal["yes", "no"]`) or a JSON schema. It is awaited
+        in an `async def`, and blocks in a plain `def`. Equal questions of a run have one answer.
+
+        Raises:
+            JudgeFailed: it gave no such answer. This and any failed request leave the rollout unscored.
+            NotRunning: there is no `judge_server`, or no run.
+        """
+        from lachesis.agent.blocking_calls import result_of
+        from lachesis.agent.call_scope import current_scope
+
+        if self._judge is None:
+            raise NotRunning(
+                f"{self.run_name}: judge() asks a second model server, in a run; name it with --env.judge_server "
+                "'{base_url: URL, model_name: NAME}'"
+            )
+        return result_of("self.judge", partial(self._judge.ask, prompt, schema), self._judge.loop, current_scope())
+
     # The parts of a run.
+
+    @property
+    def prepares_sandboxes(self) -> bool:
+        """Whether there is something to do in a sandbox before its agent begins."""
+        return overrides(self, "sandbox_files", "setup_sandbox")
+
+    def scorer(self) -> Scorer:
+        """What calls the methods of this environment that score rollouts and set up sandboxes."""
+        from lachesis.agent.scorer import Scorer
+
+        others = type(self).compute_reward is _scored_otherwise
+        return Scorer(
+            self.run_name,
+            None if others else self.compute_reward,
+            self.compute_group_reward,
+            timeout=self.config.reward_timeout,
+            named={name: (weight, getattr(self, name)) for name, weight in self._reward_weights.items()},
+            sandbox_files=self.sandbox_files if self.prepares_sandboxes else None,
+            setup_sandbox=self.setup_sandbox if self.prepares_sandboxes else None,
+            setup_timeout=self.config.setup_timeout,
+        )
 
     @property
     def run_name(self) -> str:
@@ -299,7 +369,7 @@ class HermesAgentBaseEnv(AtroposBase):
         from lachesis.runs.resources import run_resources
 
         given = self._server
-        async with run_resources(self, given, training=training) as (server, player):
+        async with run_resources(self, given, training=training) as (server, player, self._judge):
             self._server, self._player = server, player
             self.note_uncalled(type(self), HermesAgentBaseEnv)
             if self.collects:
@@ -310,7 +380,7 @@ class HermesAgentBaseEnv(AtroposBase):
                 yield
             finally:
                 self._server, self._player = given, None
-                self._recorded = self._collector = None
+                self._judge = self._recorded = self._collector = None
 
     def use_server(self, server: inference.Router | inference.TokenServer) -> None:
         """Take completions from `server` in place of those that `server_configs` name. The next run closes it."""
@@ -464,8 +534,8 @@ class HermesAgentBaseEnv(AtroposBase):
             self.tracker.log(self.perf_stats(metrics), self.curr_step, prefix=self.wandb_prepend)
 
 
-async def _scored_with_its_group(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:
-    """`compute_reward` of an environment that scores whole groups only: it scores nothing and leaves nothing out."""
+async def _scored_otherwise(self: HermesAgentBaseEnv, item: Any, result: AgentResult, ctx: Any) -> float:
+    """`compute_reward` of an environment that has other rewards only: it scores nothing and leaves nothing out."""
     return 0.0
 
 

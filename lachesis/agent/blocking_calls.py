@@ -57,7 +57,7 @@ def result_of(
     """The result of `make()`, or what the caller's caller awaits for it.
 
     Args:
-        method: its name, as the environment calls it.
+        method: what the environment calls, `ctx.terminal` for example.
         loop: where it has to run; None is the running one.
         scope: what the call belongs to.
 
@@ -79,7 +79,7 @@ def result_of(
 
 
 def _where(method: str, frame: FrameType) -> str:
-    return f"ctx.{method}() at {frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{method}() at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

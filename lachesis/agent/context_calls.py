@@ -68,9 +68,9 @@ def answering(
             scope = self._scope()
             scopes = (scope,) if scope is not None else () if running_loop() is not None else scopes_of_a_thread()
             make = functools.partial(_noted, function, self, scopes, args, kwargs)
-            plain = scope is not None and scope.plain
+            plain = (scope is not None and scope.plain) or self._shared.before_agent
             try:
-                result: Any = result_of(function.__name__, make, self._loop, scope)
+                result: Any = result_of(f"ctx.{function.__name__}", make, self._loop, scope)
             except OSError as error:
                 if failed is None or plain or isinstance(error, TimeoutError):
                     raise
@@ -105,6 +105,8 @@ async def _noted(
         except (OSError, SandboxExhausted) as error:
             whose = blamed(method, error, local_path(method, args, kwargs), own=own)
             if isinstance(whose, AgentFault):
+                if self._shared.before_agent:
+                    raise
                 whose.method, whose.place = method, self._shared
             if whose is error:
                 raise
@@ -136,6 +138,8 @@ class SharedState:
     repeated: bool = False
     """The reward of the group is called again, without a rollout at fault: `seal` gives what it gave before."""
     sessions: list[ToolSession] = field(default_factory=list)
+    before_agent: bool = False
+    """The agent has not been there yet: nothing is its fault, and every error is raised, with and without `await`."""
     _active: int = 0
     _since: float = 0.0
     _busy: float = 0.0

@@ -1,11 +1,13 @@
-"""What a reward function returns, and the check of it."""
+"""Rewards of an environment: the decorator of named ones, what a reward function returns, and the check of it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,52 @@ class Reward:
     """Parts of the value by name. Each becomes the metric `reward/NAME`: a column of the report, a key of W&B."""
     turn_rewards: Sequence[float] | None = None
     """One number for every turn of the rollout (`result.turns_used`). They travel with the rollout to the trainer."""
+
+
+_WEIGHT = "_reward_weight"
+
+
+@overload
+def reward(method: F, /) -> F: ...
+@overload
+def reward(*, weight: float) -> Callable[[F], F]: ...
+def reward(method: Any = None, /, *, weight: float = 1.0) -> Any:
+    """Make a method of an environment a named reward: `method(self, item, result, ctx)`, `async def` or plain `def`.
+
+    It returns a finite number, or None to leave the rollout out. The score of a rollout is the sum of its named
+    rewards, each times its `weight`, and of `compute_reward`, where there is one. Each is a component of the score, by
+    the name of the method and without its weight; with `weight=0` it is that alone.
+
+    Raises:
+        TypeError: the weight is no finite number, or the method cannot be called.
+    """
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+        raise TypeError(f"the weight of a reward is a finite number, not {weight!r}")
+    if method is None:
+        return lambda method: _named(method, float(weight))
+    return _named(method, float(weight))
+
+
+def _named(method: Any, weight: float) -> Any:
+    if not callable(method):
+        raise TypeError(f"@reward decorates a method, not {method!r}; a weight is written @reward(weight=0.5)")
+    setattr(method, _WEIGHT, weight)
+    return method
+
+
+def reward_weights(cls: type) -> dict[str, float]:
+    """The named rewards of a class with their weights, in the order of definition, those of base classes first.
+
+    A method that replaces one without the decorator keeps its weight; None in its place removes it.
+    """
+    found: dict[str, float] = {}
+    for base in reversed(cls.__mro__):
+        for name, value in vars(base).items():
+            if value is None:
+                found.pop(name, None)
+            elif isinstance(weight := getattr(value, _WEIGHT, None), float):
+                found[name] = weight
+    return found
 
 
 class RewardError(Exception):

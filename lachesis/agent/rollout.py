@@ -23,7 +23,7 @@ from backends import BackendError, SandboxSpec
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
-from lachesis.agent.scorer import Scored, Scorer
+from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
 from lachesis.inference import InferenceError, RequestRejected, Router, TokenServer
@@ -89,7 +89,7 @@ class Rollout:
     reward: float | None
     """None when the rollout is left out: the infrastructure failed, the reward raised, or a setting says so."""
     result: AgentResult | None
-    """None when not even the agent's first request could be made."""
+    """None when not even the agent's first request could be made, or its sandbox could not be set up."""
     traceback: str | None = None
     """Of an exception in the environment's own code that left no reward."""
     metrics_traceback: str | None = None
@@ -164,7 +164,7 @@ class Rollout:
         """Why it has no reward, in one line."""
         if self.traceback is not None:
             return self.traceback.strip().rpartition("\n")[2]
-        return self.left_out or ("compute_reward returned None" if self.outcome.scored else self.reason)
+        return self.left_out or ("a reward returned None" if self.outcome.scored else self.reason)
 
     def rewarded(self, reward: Reward | None) -> Rollout:
         """The rollout with `reward` in place of an earlier one."""
@@ -277,11 +277,15 @@ class RolloutPlayer:
                     execute=SessionCalls(session, self.registry, names, self.budget),
                     split=split,
                 )
+                with failed_requests() as failed:
+                    await self.scorer.set_up(item, session, self.registry)
+                for request in failed.values():
+                    raise request
                 with failed_requests():  # the outcome tells of these
                     result = await loop.run(messages)
                 outcome, reason, error = result.outcome, result.reason, result.error
                 if isinstance(error, ToolCrashed):
-                    scored = Scored(traceback="".join(traceback.format_exception(error)))
+                    scored = Scored(error=error)
                 elif outcome is Outcome.AGENT_FAULT:
                     scored = Scored(faults={0: reason})
                 elif outcome.scored and not self._is_fixed(outcome):
@@ -301,14 +305,18 @@ class RolloutPlayer:
                         held = HeldSandbox(context, release)
                         if (of_group := _held.get()) is not None:
                             of_group.append(held)
-            except BackendError as broken:
+            except (BackendError, InferenceError) as broken:
                 outcome, reason, error = Outcome.INFRA_ERROR, str(broken), broken
+            except SetUpFailed as broken:
+                error = next(iter(failed.values()), None)  # a request of the environment's
+                scored = Scored(error=broken.__cause__ if error is None else None)
+                outcome, reason = Outcome.INFRA_ERROR, str(error or broken)
             finally:
                 if held is None:
                     await release()
             if outcome is not Outcome.INFRA_ERROR or attempts > self.max_infra_retries:
                 break
-            if isinstance(error, ToolCrashed) or _repeats(error):
+            if scored.error is not None or _repeats(error):
                 break
             retried_after.append(reason)
             lost_completion_tokens += result.tokens.completion_tokens if result is not None else 0

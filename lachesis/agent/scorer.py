@@ -1,23 +1,28 @@
-"""Calls the rewards of an environment: within a time limit, and on a thread where they are plain functions."""
+"""Calls an environment's own code for a rollout, its rewards and the set-up of its sandbox: within a time limit, and on
+a thread where they are plain functions."""
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from backends import BackendError
+from backends import BackendError, SandboxExhausted
 from lachesis.agent.agent_fault import AgentFault, agent_faults
 from lachesis.agent.call_scope import CallScope
+from lachesis.agent.context_calls import SharedState
 from lachesis.agent.driven import Driven
 from lachesis.agent.result import AgentResult
-from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward
+from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
 from lachesis.tasks import cancel_requests
+from lachesis.tools import ToolRegistry, ToolSession
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -28,10 +33,14 @@ class Scored(Generic[T_co]):
     """What a reward function came to: a value, or why there is none."""
 
     value: T_co | None = None
-    traceback: str | None = None
-    """Of the environment's error."""
+    error: BaseException | None = None
+    """The environment's."""
     faults: Mapping[int, str] = field(default_factory=dict)
     """By the place of the context: what the agent did that kept the function from its value."""
+
+    @property
+    def traceback(self) -> str | None:
+        return None if self.error is None else "".join(traceback.format_exception(self.error))
 
 
 REWARD_THREADS = 64
@@ -41,19 +50,81 @@ RewardFunction = Callable[..., Any]
 """`async def`, or plain `def`, which runs on a thread."""
 
 
+class SetUpFailed(Exception):
+    """The environment's own code could not set up a sandbox. `__cause__` is its error."""
+
+
+@dataclass(slots=True)
+class _Limit:
+    """The time of one or more calls."""
+
+    what: str
+    setting: str
+    seconds: float
+    contexts: Sequence[ToolContext | None]
+    agents: bool = True
+    """Whether agents have been in these sandboxes."""
+    ends: float = field(init=False)
+    """On the clock of the event loop."""
+    inside_before: Sequence[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.ends = asyncio.get_running_loop().time() + self.seconds
+        self.inside_before = [context.seconds_inside if context is not None else 0.0 for context in self.contexts]
+
+
 @dataclass(slots=True)
 class Scorer:
-    """The rewards of one environment."""
+    """The rewards of one environment, and the set-up of its sandboxes."""
 
     environment: str
     """Its name, for messages."""
-    compute_reward: RewardFunction
-    """`(item, result, ctx)`"""
+    compute_reward: RewardFunction | None
+    """`(item, result, ctx)`; None where there are other rewards."""
     compute_group_reward: RewardFunction | None = None
     """`(item, results, ctxs)`; None where rollouts are scored one by one only."""
     timeout: float = 300.0
-    """Seconds for one call."""
+    """Seconds for all rewards of a rollout, and again for those of a group."""
+    named: Mapping[str, tuple[float, RewardFunction]] = field(default_factory=dict)
+    """By name the weights and the functions of further rewards, `(item, result, ctx)`. They run before
+    `compute_reward`, which may end the sandbox."""
+    sandbox_files: Callable[..., Any] | None = None
+    """`(item)`; None where the environment has no files, and no `setup_sandbox`."""
+    setup_sandbox: Callable[..., Any] | None = None
+    """`(item, ctx)`"""
+    setup_timeout: float = 300.0
     threads: RewardThreads = field(default_factory=lambda: RewardThreads(REWARD_THREADS))
+
+    async def set_up(self, item: Any, session: ToolSession, registry: ToolRegistry) -> None:
+        """Make the sandbox ready for the agent.
+
+        Raises:
+            SetUpFailed: an error of the environment.
+            BackendError: the sandbox failed.
+        """
+        if self.sandbox_files is None or self.setup_sandbox is None:
+            return
+        context = ToolContext(session, registry, shared=SharedState(before_agent=True))
+        limit = _Limit("the set-up of the sandbox", "setup_timeout", self.setup_timeout, [context], agents=False)
+        await self._prepare(limit, self.sandbox_files, item, then=partial(_put, session, context))
+        await self._prepare(limit, self.setup_sandbox, item, context)
+
+    async def _prepare(
+        self, limit: _Limit, function: RewardFunction, *arguments: Any, then: Callable[..., Any] | None = None
+    ) -> None:
+        scope = CallScope(f"{self.environment}: {function.__name__}", plain=_is_plain(function))
+
+        async def call() -> None:
+            given = await self._call(scope, function, *arguments)
+            if then is not None:
+                await then(given, scope.name)
+
+        try:
+            error = (await self._guarded(call, limit, scope)).error
+        except SandboxExhausted as exhausted:  # by the environment's own commands
+            error = exhausted
+        if error is not None:
+            raise SetUpFailed(f"{scope.name}: {type(error).__name__}: {error}") from error
 
     async def score(self, item: Any, result: AgentResult, context: ToolContext) -> Scored[Reward | None]:
         """The reward of one rollout.
@@ -61,14 +132,39 @@ class Scorer:
         Raises:
             BackendError: the sandbox failed during the reward, even if the reward caught that.
         """
-        source = f"{self.environment}: compute_reward"
-        scope = CallScope(source, plain=_is_plain(self.compute_reward))
+        limit = _Limit("the reward", "reward_timeout", self.timeout, [context])
+        total, parts = 0.0, dict[str, float]()
+        for name, (weight, function) in self.named.items():
+            scored = await self._score(name, function, limit, item, result, context)
+            if scored.value is None:
+                return scored
+            parts[name] = scored.value.value
+            total += weight * scored.value.value
+        if self.compute_reward is None:
+            return Scored(Reward(total, parts))
+        scored = await self._score("compute_reward", self.compute_reward, limit, item, result, context)
+        if scored.value is None or not parts:
+            return scored
+        own = scored.value
+        parts["compute_reward"] = own.value
+        if twice := parts.keys() & own.components.keys():
+            problem = f"{self.environment}: compute_reward returned a component {min(twice)!r}, the name of another one"
+            return Scored(error=RewardError(f"{problem}; rename it"))
+        return Scored(Reward(total + own.value, {**parts, **own.components}, own.turn_rewards))
+
+    async def _score(
+        self, name: str, function: RewardFunction, limit: _Limit, item: Any, result: AgentResult, context: ToolContext
+    ) -> Scored[Reward | None]:
+        source = f"{self.environment}: {name}"
+        scope = CallScope(source, plain=_is_plain(function))
 
         async def call() -> Reward | None:
-            given = await self._call(scope, self.compute_reward, item, result, context)
+            given = await self._call(scope, function, item, result, context)
+            if name in self.named and given is not None:
+                given = finite_number(given, f"{source} returned")
             return checked_reward(given, turns=result.turns_used, source=source)
 
-        return await self._guarded(call, [context], scope)
+        return await self._guarded(call, limit, scope)
 
     async def score_group(
         self, item: Any, results: Sequence[AgentResult], contexts: Sequence[ToolContext | None]
@@ -85,20 +181,22 @@ class Scorer:
             given = await self._call(scope, function, item, list(results), list(contexts))
             return checked_group(given, turns=turns, source=source)
 
-        return await self._guarded(call, contexts, scope)
+        limit = _Limit("the reward", "reward_timeout", self.timeout, contexts)
+        scored = await self._guarded(call, limit, scope)
+        if scored.value is None or not self.named:
+            return scored
+        before = [result.reward.components if result.reward is not None else {} for result in results]
+        return Scored([_with_named(*pair, self.named) for pair in zip(scored.value, before, strict=True)])
 
-    async def _guarded(
-        self, call: Callable[[], Coroutine[Any, Any, T]], contexts: Sequence[ToolContext | None], scope: CallScope
-    ) -> Scored[T]:
-        before = cancel_requests()
-        inside_before = [context.seconds_inside if context is not None else 0.0 for context in contexts]
+    async def _guarded(self, call: Callable[[], Coroutine[Any, Any, T]], limit: _Limit, scope: CallScope) -> Scored[T]:
+        before, contexts = cancel_requests(), limit.contexts
         for context in contexts:
             if context is not None:
                 context.enter(scope)
         # A task, since a TaskGroup in a reward may leave a request to cancel with the task that it runs in.
         running = asyncio.ensure_future(_attempt(call, scope))
         try:
-            async with asyncio.timeout(self.timeout) as limit:
+            async with asyncio.timeout_at(limit.ends) as time:
                 given, error = await running
         except TimeoutError:  # it ran out when the reward had ended, and nobody had taken its value
             given, error = running.result()
@@ -108,9 +206,9 @@ class Scorer:
         if isinstance(error, BackendError):
             raise error
         faults: dict[int, str] = {}
-        if limit.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
-            error = RewardError(f"the reward took longer than reward_timeout = {self.timeout:g} s")
-            faults = self._late(contexts, inside_before)
+        if time.expired() and (error is None or isinstance(error, (TimeoutError, asyncio.CancelledError))):
+            error = RewardError(f"{limit.what} took longer than {limit.setting} = {limit.seconds:g} s")
+            faults = self._late(limit) if limit.agents else {}
             for at in faults:
                 context = contexts[at]
                 found = await context.pace_without_agent() if context is not None else None
@@ -128,18 +226,16 @@ class Scorer:
                 raise failure
         if faults:
             return Scored(faults=faults)
-        if error is not None:
-            return Scored(traceback="".join(traceback.format_exception(error)))
-        return Scored(given)
+        return Scored(error=error) if error is not None else Scored(given)
 
-    def _late(self, contexts: Sequence[ToolContext | None], before: Sequence[float]) -> dict[int, str]:
+    def _late(self, limit: _Limit) -> dict[int, str]:
         """Whose commands used up the time of a reward that was late; empty where it was the reward's own work.
 
         What runs inside is the agent's code, which else could keep a reward from its end by sleeping.
         """
         taken = {
             at: context.seconds_inside - begun
-            for at, (context, begun) in enumerate(zip(contexts, before, strict=True))
+            for at, (context, begun) in enumerate(zip(limit.contexts, limit.inside_before, strict=True))
             if context is not None
         }
         if sum(taken.values()) < self.timeout / 2:
@@ -169,6 +265,33 @@ def _at_fault(faults: Sequence[AgentFault], contexts: Sequence[ToolContext | Non
             return {}
         found.setdefault(places[0], str(fault))
     return found
+
+
+async def _put(session: ToolSession, context: ToolContext, files: Any, source: str) -> None:
+    """Write what `sandbox_files` returned. Raises RewardError for what is no file of the workspace."""
+    if not isinstance(files, Mapping):
+        raise RewardError(f"{source} returned {files!r}; it has to be a mapping of paths to text, bytes or a Path")
+    workspace = (await session.sandbox()).workdir.rstrip("/") + "/"
+    for path, content in files.items():
+        if not isinstance(path, str) or not isinstance(content, str | bytes | Path):
+            raise RewardError(f"{source}: {path!r} is {type(content).__name__}; a path has text, bytes or a Path")
+        inside = await session.path(path)
+        if not f"{inside}/".startswith(workspace):
+            raise RewardError(
+                f"{source}: {path!r} is {inside}, outside the workspace {workspace}; write it in setup_sandbox"
+            )
+        if isinstance(content, Path):
+            await (context.upload_dir if content.is_dir() else context.upload_file)(content, inside)
+        else:
+            await context.write_file(inside, content)
+
+
+def _with_named(reward: Reward | None, before: Mapping[str, float], named: Collection[str]) -> Reward | None:
+    """The reward of a group with the components of the rollout's named ones, which it does not replace."""
+    if reward is None:
+        return None
+    kept = {name: value for name, value in before.items() if name in named}
+    return replace(reward, components={**kept, **reward.components})
 
 
 def _is_plain(function: RewardFunction) -> bool:

@@ -22,6 +22,7 @@ from lachesis.agent.open_runs import OpenRun, open_run
 from lachesis.agent.pace import Pace, pace
 from lachesis.agent.placing import placed
 from lachesis.agent.pytest_judge import Judgement, PytestJudge
+from lachesis.agent.reward import RewardError
 from lachesis.agent.sealing import MAX_ARTIFACT, Sealed, taken
 from lachesis.tasks import in_own_thread
 from lachesis.tools import BUILTIN_TOOLS, ToolRegistry, ToolResult, ToolSession, call_tool
@@ -80,7 +81,7 @@ class ToolContext:
         self._shared = shared or self._session.state(SharedState)
         if self._session not in self._shared.sessions:
             self._shared.sessions.append(self._session)
-        self._is_verifier = shared is not None
+        self._is_verifier = shared is not None and not shared.before_agent
         self._has_run = False
         if (scope := current_scope() or self._shared.scope) is not None:
             self.enter(scope)
@@ -131,12 +132,15 @@ class ToolContext:
         return None if left and running_loop() is not None else scope
 
     @context_method
-    async def terminal(self, command: str, timeout: float = 180, *, env: Mapping[str, str] | None = None) -> Reply:
+    async def terminal(
+        self, command: str, timeout: float = 180, *, env: Mapping[str, str] | None = None, check: bool = False
+    ) -> Reply:
         """Run `command` in the workspace; `{"output", "exit_code", "error"}`, stdout before stderr in `output`.
 
         Every call starts in the workspace with the sandbox' first variables and those of `env`, wherever the agent's
         own `cd` went and whatever it exported. A command that takes longer than `timeout` seconds is killed and has
         exit code 124 and an `error`; so has output of more than `MAX_TERMINAL_OUTPUT` bytes, whose middle is missing.
+        With `check`, an exit code other than 0 is a `RewardError`, an error of the environment: for its own commands.
         """
         _require_characters(command, "command")
         sandbox = await self._sandbox()
@@ -144,11 +148,12 @@ class ToolContext:
         problems = [f"the command took longer than {timeout:g} s"] if done.timed_out else []
         for stream, elided in (("stdout", done.stdout_elided), ("stderr", done.stderr_elided)):
             problems += [f"{elided} bytes are missing in the middle of {stream}"] if elided else []
-        return Reply(
-            output=(done.stdout + done.stderr).decode(errors="replace"),
-            exit_code=done.exit_code,
-            error="; ".join(problems) or None,
-        )
+        output = (done.stdout + done.stderr).decode(errors="replace")
+        if check and done.exit_code != 0:
+            raise RewardError(
+                f"{command!r} ended with exit code {done.exit_code}: {'; '.join(problems)}{output[-500:]}"
+            )
+        return Reply(output=output, exit_code=done.exit_code, error="; ".join(problems) or None)
 
     @context_method
     async def read_file(self, path: str, default: str | None = "") -> FileText:

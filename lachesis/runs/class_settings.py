@@ -5,7 +5,7 @@
         max_turns = 8
         group_size = 2
 
-An attribute with the name of a setting (or `toolsets`, `max_turns`) becomes the default of that setting in the
+An attribute with the name of a setting (or `toolsets`, `max_turns`, `image`) becomes the default of that setting in the
 environment's settings class, so that `--help`, YAML and flags know it. Read from the class it is the default, read from
 an environment it is the value in force.
 
@@ -185,7 +185,7 @@ def _check_name(env_cls: Any, name: str) -> None:
     if not near:
         return
     meant = known[near[0]]
-    if meant in OTHER_NAMES and _squashed(name) == near[0] + "s":
+    if meant in (*OTHER_NAMES, "image") and _squashed(name) == near[0] + "s":
         return  # `temperatures` of cities, for example
     hint = f"the setting is {OTHER_NAMES[meant]}" if meant in OTHER_NAMES else f"did you mean {meant}?"
     raise SettingsError(

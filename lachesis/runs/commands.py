@@ -423,7 +423,6 @@ def longest_group(config: HermesAgentEnvConfig) -> float:
     """Seconds that a group may take if each of its rollouts ends itself in time, replays included; -1 for any."""
     if config.worker_timeout <= 0:
         return -1.0
-    rollouts = (3 * config.worker_timeout + config.reward_timeout) * (
-        1 + config.max_infra_retries
-    )  # see `RolloutClock`
+    own = 3 * config.worker_timeout + config.setup_timeout + config.reward_timeout  # see `RolloutClock`
+    rollouts = own * (1 + config.max_infra_retries)
     return float(rollouts + config.reward_timeout)  # the group's own reward comes last

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 
-from pydantic import ValidationError
-
 from lachesis.agent.context_compression import ContextCompression, NotCompressed, Summarise
 from lachesis.compression.conversation import PREFIX, Conversation
 from lachesis.compression.summary import (
@@ -20,13 +18,11 @@ from lachesis.compression.summary import (
 )
 from lachesis.inference import Router
 from lachesis.inference.parse_thread import LONG_TEXT, parse
-from lachesis.runs.model_servers import start_servers
-from lachesis.runs.server_settings import EMBEDDED, ServerConfig, ServerConfigError, describe, needs_start
+from lachesis.runs.model_servers import start_another
+from lachesis.runs.server_settings import describe
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.trajectories import Message
 
-_SECONDS = 120.0
-"""For one summary of another server, unless its settings have a timeout."""
 _TEMPERATURE = 0.3
 
 
@@ -47,29 +43,14 @@ async def context_compression(config: HermesAgentEnvConfig, stack: AsyncExitStac
             numbers.at, numbers.to, numbers.keep, partial(_extract, numbers.summary_tokens), "extractive"
         )
     assert isinstance(writer, dict)
-    try:
-        # Its tokens are not trained, so it is asked as a chat, whatever kind of server it is.
-        server_config = ServerConfig(**{**writer, "server_type": "openai", "engine": "auto"})
-    except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ServerConfigError(
-            f"env.compress_context_with: {where}: {problem['msg']}; it takes the settings of openai.*"
-        ) from None
-    if not server_config.base_url and not needs_start(server_config):
-        raise ServerConfigError(
-            f"env.compress_context_with: model {server_config.model_name!r} has no server; add base_url, or name the "
-            f"model {EMBEDDED}"
-        )
-    server = await start_servers([server_config], settings=config, policy=None, stack=stack)
-    assert isinstance(server, Router)
+    server, server_config = await start_another(writer, "compress_context_with", settings=config, stack=stack)
     return ContextCompression(
         numbers.at,
         numbers.to,
         numbers.keep,
         _asking(server, numbers.summary_tokens),
         describe([server_config]),
-        timeout=float(writer.get("timeout", _SECONDS)),
+        timeout=float(server_config.timeout),
     )
 
 

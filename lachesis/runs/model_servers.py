@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+
+from pydantic import ValidationError
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
 from lachesis.inference.chat_template import TemplateError, read_template
@@ -21,6 +23,7 @@ from lachesis.runs.server_settings import (
     ServerConfigError,
     is_local_model,
     key_for,
+    needs_start,
     token_engine,
 )
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
@@ -117,6 +120,32 @@ async def start_servers(
         raise ServerConfigError(str(error)) from error
     server = await asyncio.to_thread(token_server, engines, _naming_tokenizer(configs), settings, files[0])
     return await stack.enter_async_context(server)
+
+
+async def start_another(
+    given: Mapping[str, Any], setting: str, *, settings: HermesAgentEnvConfig, stack: AsyncExitStack
+) -> tuple[Router, ServerConfig]:
+    """A server beside the policy's, which a setting of the environment describes, with 120 s for a request.
+
+    Raises:
+        ServerConfigError: it cannot be used.
+    """
+    try:
+        # Its tokens are not trained, so it is asked as a chat, whatever kind of server it is.
+        config = ServerConfig(**{"timeout": 120, **given, "server_type": "openai", "engine": "auto"})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        where = ".".join(map(str, problem["loc"]))
+        raise ServerConfigError(
+            f"env.{setting}: {where}: {problem['msg']}; it takes the settings of openai.*"
+        ) from None
+    if not config.base_url and not needs_start(config):
+        raise ServerConfigError(
+            f"env.{setting}: model {config.model_name!r} has no server; add base_url, or name the model {EMBEDDED}"
+        )
+    server = await start_servers([config], settings=settings, policy=None, stack=stack)
+    assert isinstance(server, Router)
+    return server, config
 
 
 def _embedded(config: ServerConfig) -> EmbeddedServer:

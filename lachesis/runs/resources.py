@@ -17,13 +17,13 @@ from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
-from lachesis.agent.scorer import Scorer
 from lachesis.inference import Router, ServerUnavailable, TokenServer
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
 from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
+from lachesis.runs.judge import Judge, start_judge
 from lachesis.runs.model_servers import start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
@@ -42,7 +42,7 @@ class UnusableBackendSettings(BackendUnavailable):
 @asynccontextmanager
 async def run_resources(
     env: Environment, server: Router | TokenServer | None, *, training: bool
-) -> AsyncIterator[tuple[Router | TokenServer, RolloutPlayer]]:
+) -> AsyncIterator[tuple[Router | TokenServer, RolloutPlayer, Judge | None]]:
     """Start everything, in the order in which failures are cheapest, and end it again.
 
     Args:
@@ -67,7 +67,7 @@ async def run_resources(
         except ValueError as error:
             raise UnusableBackendSettings(f"the settings of the sandboxes: {_with_settings(error)}") from error
         tools = _tools(env)
-        if env.needs_sandboxes or (env.needs_sandboxes is None and tools):
+        if env.needs_sandboxes or (env.needs_sandboxes is None and (tools or env.prepares_sandboxes)):
             await _check_backend(backend, spec)
         sessions = ToolSessions(backend, spec, terminal_timeout=float(config.terminal_timeout))
         stack.push_async_callback(sessions.close_all)
@@ -100,19 +100,20 @@ async def run_resources(
                 await _prove_tokenizer(env, server)
             await _check_template(env, server)
         compression = await context_compression(config, stack)
+        judge = await start_judge(env, stack, training=training)
         player = RolloutPlayer(
             make_loop=_loop_of_run(config, limits, compression),
             max_infra_retries=config.max_infra_retries,
             server=server,
             sessions=sessions,
             registry=env.tools,
-            scorer=Scorer(env.run_name, env.compute_reward, env.compute_group_reward, timeout=config.reward_timeout),
+            scorer=env.scorer(),
             budget=config.build_budget_config(),
             score_of_timeout=config.score_of_timeout,
             score_of_agent_fault=config.score_of_agent_fault,
         )
         own_process.started()
-        yield server, player
+        yield server, player, judge
 
 
 def _tools(env: Environment) -> list[dict[str, Any]]:
@@ -234,7 +235,7 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
     """
     own = float(config.terminal_lifetime)
     if config.rollout_timeout is None or limits.max_seconds is None:
-        return own + 2 * (limits.max_waiting or 0.0)
+        return own + 2 * (limits.max_waiting or 0.0) + config.setup_timeout
     needed = limits.max_seconds + config.reward_timeout
     if own < needed:
         log.warning(
@@ -243,7 +244,8 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
             *(own, limits.max_seconds, config.reward_timeout, needed),
         )
     # Twice the reward's time: that of the group comes after it.
-    return max(own, limits.max_seconds + 2 * (limits.max_waiting or 0.0) + 2 * config.reward_timeout + 60.0)
+    others = 2 * config.reward_timeout + config.setup_timeout
+    return max(own, limits.max_seconds + 2 * (limits.max_waiting or 0.0) + others + 60.0)
 
 
 async def _models(env: Environment, server: Router | TokenServer, *, wait: bool) -> list[list[str]]:

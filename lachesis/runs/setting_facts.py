@@ -33,7 +33,7 @@ class Facts:
     """The names of a registry of plug-ins; `package.module:Class` is possible as well."""
 
 
-SHORT = {"toolsets": "enabled_toolsets", "max_turns": "max_agent_turns"}
+SHORT = {"toolsets": "enabled_toolsets", "max_turns": "max_agent_turns", "image": "terminal_image"}
 """Class attribute of an environment -> the setting that it is short for."""
 _OF_SERVER = "openai.{}, of the model server"
 OTHER_NAMES = {

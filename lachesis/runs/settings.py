@@ -105,7 +105,15 @@ class HermesAgentEnvConfig(RemovedSettings):
         gt=0,
         description="Seconds of the agent's own time per rollout: commands and answered completions.",
     )
-    reward_timeout: float = Field(default=300.0, gt=0, description="Wall-clock seconds for one reward.")
+    setup_timeout: Annotated[float, HOW] = Field(
+        default=300.0, gt=0, description="Wall-clock seconds for the files and the set-up of a rollout's sandbox."
+    )
+    reward_timeout: float = Field(default=300.0, gt=0, description="Wall-clock seconds for the rewards of a rollout.")
+    judge_server: Annotated[dict[str, Any] | None, Facts(secret=True)] = Field(
+        default=None,
+        description="Model server that `self.judge` asks, as '{base_url: URL, model_name: NAME}', with any setting of "
+        "openai.*.",
+    )
     score_of_timeout: Literal["reward", "leave_out"] | FiniteFloat = Field(
         default="reward",
         description="Score of a rollout that used up rollout_timeout: reward (of the sandbox as it stands), a number, "
@@ -448,7 +456,10 @@ class HermesAgentEnvConfig(RemovedSettings):
         """The settings that decide what a run writes, as JSON: a second start has to have the same."""
         deciding = {"always", "evaluation" if evaluation else "training"}
         others = {name for name in type(self).model_fields if facts_of(type(self), name).content not in deciding}
-        return _without_values(self.model_dump(mode="json", exclude=others))
+        found = _without_values(self.model_dump(mode="json", exclude=others))
+        if self.judge_server is not None:  # its address says nothing about its answers
+            found["judge_server"].pop("base_url", None)
+        return found
 
     def public(self) -> dict[str, Any]:
         """The settings that others may read, as JSON."""
@@ -520,9 +531,9 @@ def _without_values(settings: dict[str, Any]) -> dict[str, Any]:
         for field in ("terminal_env", "extra_body")
         if settings.get(field)
     }
-    if isinstance(writer := settings.get("compress_context_with"), dict):
-        shown = {name: _without_login(value) for name, value in writer.items() if name != "api_key"}
-        digested["compress_context_with"] = shown
+    for field in ("compress_context_with", "judge_server"):
+        if isinstance(server := settings.get(field), dict):
+            digested[field] = {name: _without_login(value) for name, value in server.items() if name != "api_key"}
     return {**{name: _without_login(value) for name, value in settings.items()}, **digested}
 
 

@@ -43,7 +43,7 @@ class Device:
 
     def get(self, value: Any, seconds: float = 0.01) -> Any:
         make = functools.partial(self._get, value, seconds)
-        return result_of("get", make, self.loop, current_scope() or self.scope)
+        return result_of("ctx.get", make, self.loop, current_scope() or self.scope)
 
     async def _get(self, value: Any, seconds: float) -> Any:
         self.at_once += 1

@@ -226,11 +226,11 @@ async def test_a_reward_that_gives_no_score_is_not_taken_for_broken_infrastructu
 
     async with run_api.wiped() as api, FakeServer("No.") as model, trainer_at(api):
         env = make(Unsure, tmp_path, api, model, tokenizer, max_num_workers=1, max_infra_retries=0)
-        with pytest.raises(RunStopped, match=r"3 groups in a row without .*: compute_reward returned None"):
+        with pytest.raises(RunStopped, match=r"3 groups in a row without .*: a reward returned None"):
             await asyncio.wait_for(env.env_manager(), LIVENESS)
     refused = lines(tmp_path / "spool" / "refused.jsonl")
     assert [line["reason"] for line in refused] == ["incomplete"] * 3
-    assert all("compute_reward returned None" in line["detail"] and line["tokens"] > 0 for line in refused)
+    assert all("a reward returned None" in line["detail"] and line["tokens"] > 0 for line in refused)
 
 
 UNSCORED = Rollout("r", "key", 0, Outcome.COMPLETED, "the model answered", reward=None, result=None)
@@ -242,7 +242,7 @@ REFUSED = replace(BROKEN, error=TemplateError("the chat template", "it takes one
 @pytest.mark.parametrize(
     ("rollout", "again", "message"),
     [
-        (UNSCORED, False, "compute_reward returned None"),
+        (UNSCORED, False, "a reward returned None"),
         (replace(UNSCORED, traceback="Traceback ...\nKeyError: 'answer'\n"), False, "KeyError: 'answer'"),
         (replace(BROKEN, traceback="Traceback ...\nTypeError: no prompt\n"), False, "TypeError: no prompt"),
         (REJECTED, False, "how it ended"),
