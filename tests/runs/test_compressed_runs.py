@@ -18,6 +18,7 @@ from lachesis.tools import BUILTIN_TOOLS, tool
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import verify
 from lachesis.trajectories.jsonl import read_lines
+from tests.support import report_pages
 from tests.support.own_api import OwnApi, own_api
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.summarising import SUMMARY, Summarises
@@ -68,6 +69,17 @@ async def test_process_compresses_contexts_and_loses_no_token(tmp_path: Path, ph
         assert f"[CONTEXT SUMMARY]: {SUMMARY}" in [message["content"] for message in messages]
     assert result.summary.discarded == 0, "nothing was taken back"
     assert dict(result.rows())["contexts"] == f"{policy.asked} compressed, 0 times in vain"
+    (shown,) = report_pages.groups((tmp_path / "groups.html").read_text())
+    for each, rollout in zip(edits, shown["rollouts"], strict=True):
+        for edit, line in zip(each, rollout["edits"], strict=True):
+            end = edit["at"] + edit["messages"] - 1
+            assert line == (
+                f"after turn {edit['turn']}: a summary by policy replaced messages {edit['at']} to {end}; "
+                f"{edit['tokens_before']} tokens before, {edit['tokens_after']} after"
+            )
+            assert [f"replacement of messages {edit['at']} to {end}", True] in [
+                [reason, is_edit] for reason, _, is_edit in rollout["discarded"]
+            ]
     if phase == 1:
         assert not group["samples"]
         return
@@ -157,7 +169,9 @@ async def test_without_a_summary_the_rollout_goes_on_and_a_full_context_is_no_sc
         assert first["messages"] == 0 and "503" in first["error"] and first["tokens_before"] >= 700
         assert rollout["turns"] > first["turn"], "it went on with its whole context"
         assert all(edit["tokens_before"] > 1.25 * first["tokens_before"] - 1 for edit in later)
+        assert first["at"] is None
     assert any("stayed as it was" in warning and "503" in warning for warning in result.warnings())
+    assert "not compressed: notes: " in report_pages.everything((tmp_path / "groups.html").read_text())
 
 
 @pytest.mark.parametrize(
