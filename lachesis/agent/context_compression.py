@@ -154,20 +154,9 @@ class LiveCompression:
                 self.size.replace(region.start, region.stop, tokens, message)
         after = self.size.total if error is None else before
         self._from = max(self.settings.at, after * (_AFTER if error is None else _LATER))
-        done = region if error is None else None
+        start, count = (region.start, len(region)) if region is not None and error is None else (None, 0)
         seconds = time.monotonic() - started
-        self.edits.append(
-            ContextEdit(
-                turn,
-                self.settings.by,
-                before,
-                after,
-                len(done or ()),
-                seconds,
-                error,
-                None if done is None else done.start,
-            )
-        )
+        self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error, start))
 
     async def _summary(self, region: range) -> tuple[str, int | None]:
         """The text, and its tokens where they are known. Raises NotCompressed."""
