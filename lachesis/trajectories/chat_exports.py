@@ -287,7 +287,7 @@ def _messages(
                 new["tool_calls"] = [_call(call, warnings, arguments) for call in calls]
                 if parts and content is None:
                     new["content"] = None
-            if thought := message.get("reasoning"):
+            if (thought := message.get("reasoning") or "").strip():
                 _add_reasoning(new, valid_text(thought, warnings), reasoning, warnings)
             if not parts or place in chat.not_sampled:
                 new["weight"] = int(place not in chat.not_sampled)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import TypeAdapter
@@ -24,12 +26,15 @@ from lachesis.trajectories import (
     to_dataset_entry,
 )
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
-from lachesis.trajectories.entry_files import digest
+from lachesis.trajectories.entry_files import convert_entries, digest, read_entries
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import ExportTotals, export_group, load_export, write_export
-from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of
-from lachesis.trajectories.parquet import read_rows
+from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of, read_chat
+from lachesis.trajectories.markup import NotJson, load_json, think_block, write_json
+from lachesis.trajectories.parquet import ParquetWriter, parquet_row, read_rows
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
+from tests.support.token_trees import UNTIMED
+from tests.trajectories.conversation_strategies import conversations, hostile_text
 
 DATA = Path(__file__).parent / "data"
 ANSWERED = "<tool_response>\na\n</tool_response>"
@@ -392,6 +397,59 @@ def test_a_conversation_survives_each_format(messages: list[Any], through: str) 
     if through == "hermes":  # without its generated prompt it has no tools
         start, _ = to_dataset_entry(messages, [])
     assert converter("sharegpt-tools").convert(between, set()) == start
+
+
+def told(messages: Sequence[Any]) -> list[Any]:
+    """What a conversation holds in any format: roles, texts, calls with arguments, and the call of each result."""
+    calls: dict[str, int] = {}
+    found = []
+    for message in messages:
+        text, thought = message.get("content") or "", message.get("reasoning") or ""
+        if message["role"] == "tool":
+            with suppress(NotJson):  # its spacing is not kept
+                text = write_json(load_json(text, unique_keys=True)) if text.startswith(("{", "[")) else text
+            found.append(["tool", calls[message["tool_call_id"]], text])
+            continue
+        asked = [(each["id"], each["function"]) for each in message.get("tool_calls") or ()]
+        calls |= {call_id: len(calls) + place for place, (call_id, _) in enumerate(asked)}
+        if message["role"] == "assistant":
+            text = ((think_block(thought) if thought.strip() else "") + text).strip()
+        given = [(function["name"], json.loads(function["arguments"])) for _, function in asked]
+        found.append([message["role"], text, given])
+    return found
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("hermes", {"system": "actual"}),
+    ("sharegpt-tools", {}),
+    ("openai", {"reasoning": "think"}),
+    ("trl", {}),
+    ("trl", {"arguments": "text", "reasoning": "thinking"}),
+    ("trl", {"columns": "prompt-completion", "reasoning": "think"}),
+    ("parquet", {}),
+]
+untagged = hostile_text.filter(lambda text: not re.search("</?(think|REASONING_SCRATCHPAD)>", text))
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@UNTIMED
+@given(messages=conversations(text=untagged))
+def test_no_message_call_or_result_is_lost_on_the_way_through_a_format(
+    name: str, options: dict[str, Any], messages: list[Any]
+) -> None:
+    start = parquet_row(Chat(messages, [TERMINAL, SEARCH]), set())
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "source.parquet", Path(folder) / f"out{'.parquet' if name == 'parquet' else ''}"
+        with ParquetWriter(source) as writer:
+            writer.write(start)
+        totals = convert_entries(read_entries([source]), out, converter(name, options))
+        (line,) = read_entries([out])
+    assert totals.warnings.keys() <= {"text_escaped"}
+    assert validate_entry(line.entry) == [] and format_of(line.entry) == name
+    chat = read_chat(line.entry)
+    assert told(chat.messages) == told(messages)
+    if name != "hermes":  # without the generated prompt it has no place for tools
+        assert chat.tools == [TERMINAL, SEARCH]
 
 
 # The libraries that load them.
