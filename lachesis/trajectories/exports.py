@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import islice
 from math import isfinite
 from pathlib import Path
@@ -76,7 +76,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
         "openai": "lachesis.trajectories.chat_exports:openai",
         "trl": "lachesis.trajectories.chat_exports:trl",
         "dpo": "lachesis.trajectories.chat_exports:Preferences",
-        "parquet": "lachesis.trajectories.parquet:ParquetExport",
+        "parquet": "lachesis.trajectories.parquet:parquet",
         "samples": "lachesis.trajectories.builtin_exports:token_samples",
         "atif": "lachesis.trajectories.atif:atif",
         "trajectory": "lachesis.trajectories.builtin_exports:trajectory",  # the earlier name of hermes
@@ -122,7 +122,7 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
     plugin = EXPORTS.load(name)
     given = checked_options(f"export {name!r}", plugin, options, 0 if isinstance(plugin, type) else 1)
     if not isinstance(plugin, type):
-        return partial(plugin, **given)
+        return update_wrapper(partial(plugin, **given), plugin)  # its attributes say how it is called
     try:
         made: Export = plugin(**given)
     except LachesisError:
@@ -273,6 +273,13 @@ def not_sampled(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -
 def has_other_branches(rollout: RolloutRecord) -> bool:
     """Whether the conversation was written anew, so that its messages lack answers that were acted upon."""
     return any(dropped.get("edit") for dropped in rollout.get("discarded") or ())
+
+
+def is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """An agent program need not send the results of its last calls; anywhere else they are missing."""
+    return bool(rollout["completed"]) and (
+        "program" in rollout or not any(each.get("tool_calls") for each in messages[-1:])
+    )
 
 
 def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:

@@ -70,6 +70,12 @@ LOOKED_UP: list[dict[str, Any]] = [
     {"role": "tool", "tool_call_id": "call_1", "content": "[1, 2"},
     {"role": "assistant", "content": "Nobody knows."},
 ]
+DOTTED: list[dict[str, Any]] = [
+    {"role": "user", "content": "What does it say?"},
+    {"role": "assistant", "content": "", "tool_calls": [call("files.read", '{"path": "a.txt"}')]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "Hello."},
+    {"role": "assistant", "content": "Hello."},
+]
 PLAIN: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
 
 
@@ -144,11 +150,10 @@ def test_the_documented_messages_are_an_openai_line_byte_for_byte() -> None:
         '{"role": "assistant", "content": "Here\'s what I found..."}]}'
     )
     messages = json.loads(text)["messages"]
-    assert json.dumps(openai_line(Chat(messages, []), set())) == text
+    assert json.dumps(openai_line(Chat(messages, []))) == text
     with_reasoning = [*messages[:-1], {**messages[-1], "reasoning": "Let me think about this step by step..."}]
-    warnings: set[str] = set()
-    assert json.dumps(openai_line(Chat(with_reasoning, []), warnings)) == text
-    assert warnings == {"reasoning_dropped"}
+    assert json.dumps(openai_line(chat := Chat(with_reasoning, []))) == text
+    assert chat.warnings == {"reasoning_dropped"}
 
 
 def test_the_documented_batch_entry_has_its_keys_in_their_order_and_is_valid() -> None:
@@ -205,7 +210,9 @@ def test_the_documented_batch_entry_has_its_keys_in_their_order_and_is_valid() -
         ("openai", {"messages": [*LOOKED_UP[:3], LOOKED_UP[4]]}, "no result for 'call_1'"),
         ("openai", {"messages": [PLAIN[0], {**PLAIN[1], "weight": 2}]}, "weight is 2"),
         ("openai", {"messages": [PLAIN[0], {**PLAIN[1], "tool_calls": [call("a", "{")]}]}, "not the text of a JSON"),
-        ("openai", {"tools": [tool("no spaces")]}, "tools[0] is no function"),
+        ("openai", {"tools": [tool("no spaces")]}, "no tool called 'no spaces'"),
+        ("openai", {"messages": [*SHELL[:1], *DOTTED[1:]]}, "no tool called 'files.read'"),
+        ("trl", {"tools": json.dumps([tool("")])}, "tools[0] is no function with a name"),
         ("trl", {"messages": [3]}, "messages[0] is int"),
         ("dpo", {"chosen": []}, "chosen is not a list of messages"),
         ("dpo", {"score_chosen": "high"}, "score_chosen is str"),
@@ -369,16 +376,42 @@ def test_the_samples_of_a_prompt_are_one_group_of_pairs(of: dict[str, Any], tmp_
 def test_text_that_no_file_can_hold_is_replaced_and_counted() -> None:
     odd = [{"role": "user", "content": "a\ud83d"}, {"role": "assistant", "content": "b", "reasoning": "\udc00"}]
     for line in (openai_line, trl_line):
-        warnings: set[str] = set()
-        json.dumps(line(Chat(odd, []), warnings), ensure_ascii=False).encode()
-        assert "character_replaced" in warnings
+        json.dumps(line(chat := Chat(odd, [])), ensure_ascii=False).encode()
+        assert "character_replaced" in chat.warnings
     escaped = [PLAIN[0], {"role": "assistant", "content": "", "tool_calls": [call("a", '{"x": "\\ud83d"}')]},
                {"role": "tool", "tool_call_id": "call_1", "content": ""}, PLAIN[1]]  # fmt: skip
-    json.dumps(trl_line(Chat(escaped, []), set()), ensure_ascii=False).encode()
+    json.dumps(trl_line(Chat(escaped, [])), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("name", [name for name in VALIDATORS if name != "samples"])
+def test_a_tool_has_any_name_but_at_openai(name: str) -> None:
+    named = group(0, DOTTED, [tool("files.read", path={"type": "string"})])
+    lines = list(export_group(load_export(name), named, totals := ExportTotals()))
+    assert [validate_entry(line.content, name) for line in lines] == [[]] * len(lines)
+    reasons = {"OpenAI takes names of tools of 1 to 64 letters, digits, _ and - only": 2} if name == "openai" else {}
+    assert (bool(lines), totals.left_out) == (name != "openai", reasons)
+
+
+def test_tools_that_are_bare_functions_are_read() -> None:
+    entry, _ = to_dataset_entry(SHELL, [TERMINAL])
+    bare = {**entry, "tools": json.dumps([TERMINAL["function"]])}
+    for to in ("openai", "trl", "sharegpt-tools"):
+        assert converter(to).convert(bare, set()) == converter(to).convert(entry, set())
+
+
+def test_a_conversion_leaves_out_what_its_options_do_not_want() -> None:
+    (row, other) = lines_of("parquet", [group(0, SHELL, [TERMINAL], (1.0, 0.25))])
+    wanting = converter("trl", {"min_reward": 0.5, "completed_only": True})
+    assert wanting.convert(row, set())["messages"]
+    with pytest.raises(Unsuitable, match=r"reward below 0\.5"):
+        wanting.convert(other, set())
+    with pytest.raises(Unsuitable, match="not completed"):
+        wanting.convert({**row, "completed": False}, set())
+    assert converter("trl").convert({**row, "completed": False}, set())["messages"]
 
 
 def test_a_system_message_that_gives_way_to_the_generated_one_is_counted() -> None:
-    line = openai_line(Chat(LOOKED_UP, [SEARCH]), set())
+    line = openai_line(Chat(LOOKED_UP, [SEARCH]))
     warnings: set[str] = set()
     entry = converter("hermes").convert(line, warnings)
     assert warnings == {"system_replaced"}
@@ -437,7 +470,7 @@ untagged = hostile_text.filter(lambda text: not re.search("</?(think|REASONING_S
 def test_no_message_call_or_result_is_lost_on_the_way_through_a_format(
     name: str, options: dict[str, Any], messages: list[Any]
 ) -> None:
-    start = parquet_row(Chat(messages, [TERMINAL, SEARCH]), set())
+    start = parquet_row(Chat(messages, [TERMINAL, SEARCH]))
     with tempfile.TemporaryDirectory() as folder:
         source, out = Path(folder) / "source.parquet", Path(folder) / f"out{'.parquet' if name == 'parquet' else ''}"
         with ParquetWriter(source) as writer:
@@ -541,7 +574,10 @@ def test_templates_of_trl_write_every_part_of_its_columns(name: str, load: Any, 
     if name not in known:
         pytest.skip("trl is not installed")
     options = {"deepseekv3": {"arguments": "text"}, "gptoss": {"reasoning": "thinking"}}.get(name, {})
-    loaded = load(files_of_different_toolsets("trl", tmp_path, **options))
+    dotted = exported(
+        "trl", [group(3, DOTTED, [tool("files.read", path={"type": "string"})])], tmp_path / "3", **options
+    )
+    loaded = load([*files_of_different_toolsets("trl", tmp_path, **options), dotted])
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
