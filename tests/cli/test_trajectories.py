@@ -176,7 +176,7 @@ def test_an_entry_that_a_format_cannot_hold_is_named_or_counted(file: Path, caps
     assert not out.exists()
     assert run("convert", file, "--to", "openai", "--skip-invalid", "--out", out) == 0
     printed = capsys.readouterr().out
-    assert "left out: 1, UnknownRole" in printed
+    assert "left out: 1, no valid conversation (UnknownRole)" in printed
     assert "left out: 1, it is a group of a run, which `lachesis export` converts" in printed
     assert run("convert", file, "--to", "dpo", "--out", out) == 2
     assert "`lachesis export` writes the other formats" in capsys.readouterr().err
