@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        options = _mapping(arguments.options)
+        options = options_of(arguments.options)
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
@@ -113,7 +113,8 @@ def _load(name: str, options: dict[str, Any]) -> Export:
         raise
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def options_of(text: str) -> dict[str, Any]:
+    """The value of `--options`. Raises ExportOptionsError."""
     try:
         options = yaml.safe_load(text) or {}
     except yaml.YAMLError:

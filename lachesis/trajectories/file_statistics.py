@@ -13,6 +13,7 @@ from lachesis.trajectories.formats import REASONING, format_of
 NAMES = 1000
 """Distinct names that a count keeps; all further ones are counted together."""
 OTHERS = "(others)"
+SPREADS = ("turns_per_entry", "characters_per_entry", "reward")
 _CALL = re.compile(r'<tool_call>\s*\{"name": ?"((?:[^"\\]|\\.)*)"')
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -60,7 +61,7 @@ class FileStatistics:
         self.completed: Counter[str] = Counter()
         names = ("format", "turns", "tool_calls", "outcome", "model", "environment", "toolsets")
         self.counts: dict[str, Counter[str]] = {name: Counter() for name in names}
-        self.turns, self.characters, self.reward = Spread(), Spread(), Spread()
+        self.spreads = {name: Spread() for name in SPREADS}
 
     def add(self, entry: Mapping[str, Any]) -> None:
         self.entries += 1
@@ -76,7 +77,7 @@ class FileStatistics:
             self._count("toolsets", str(toolset))
         reward = facts.get("reward")
         if isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward):
-            self.reward.add(float(reward))
+            self.spreads["reward"].add(float(reward))
         turns = calls = size = answers = thoughts = 0
         for turn in _turns(entry):
             role, text, names, thought = _figures(turn)
@@ -93,8 +94,8 @@ class FileStatistics:
         self.entries_without_reasoning += bool(turns and not thoughts)
         self.entries_with_calls += bool(calls)
         if turns:
-            self.turns.add(turns)
-            self.characters.add(size)
+            self.spreads["turns_per_entry"].add(turns)
+            self.spreads["characters_per_entry"].add(size)
 
     def to_json(self) -> dict[str, Any]:
         """All figures, by name."""
@@ -105,9 +106,7 @@ class FileStatistics:
             "answers_with_reasoning": self.answers_with_reasoning,
             "entries_without_reasoning": self.entries_without_reasoning,
             "entries_with_calls": self.entries_with_calls,
-            "turns_per_entry": self.turns.to_json(),
-            "characters_per_entry": self.characters.to_json(),
-            "reward": self.reward.to_json(),
+            **{name: spread.to_json() for name, spread in self.spreads.items()},
             **{name: dict(count.most_common()) for name, count in self.counts.items()},
         }
 
