@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import traceback
 from collections import Counter
@@ -33,6 +34,9 @@ from lachesis.trajectories.jsonl import has_torn_tail
 
 JOB = "harbor"
 """The format that is a folder: the trajectories as `atif` writes them, with all that Harbor's viewer shows."""
+
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LachesisError) else 1
     print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
-    _show("left out", totals.left_out, "rollouts")
-    _show("changed", totals.warnings, "lines")
+    print_counts("left out", totals.left_out, " rollouts")
+    print_counts("changed", totals.warnings, " lines")
     return 0
 
 
@@ -124,6 +128,11 @@ def options_of(text: str) -> dict[str, Any]:
     return options
 
 
-def _show(title: str, counts: Counter[str], unit: str) -> None:
+def print_counts(title: str, counts: Counter[str], unit: str = "") -> None:
     for name, count in counts.most_common():
-        print(f"  {title}: {count} {unit}, {name}")
+        print(f"  {title}: {count}{unit}, {printable(name)}")
+
+
+def printable(text: str) -> str:
+    """Text without characters that control a terminal or turn it around."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

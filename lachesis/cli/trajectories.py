@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from lachesis.cli.export import options_of
+from lachesis.cli.export import options_of, print_counts, printable
 from lachesis.errors import LachesisError
 from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries
@@ -25,8 +24,6 @@ from lachesis.trajectories.file_statistics import SPREADS, FileStatistics
 from lachesis.trajectories.formats import CONVERTIBLE, converter, format_of, read_chat
 from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class TrajectoryFilesError(LachesisError):
@@ -101,7 +98,7 @@ def _print_figures(figures: Mapping[str, Any]) -> None:
             numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:.0f}" for key, each in value.items()}
             text = "mean {mean}, median {p50}, 90 % {p90}, most {max}".format(**numbers)
         elif isinstance(value, dict):
-            shown = [f"{_printable(key)} {times}" for key, times in list(value.items())[:12]]
+            shown = [f"{printable(key)} {times}" for key, times in list(value.items())[:12]]
             text = ", ".join(shown + [f"{len(value) - 12} more"] * (len(value) > 12))
         else:
             text = "" if value is None else str(value)
@@ -118,7 +115,7 @@ def _validate(arguments: argparse.Namespace) -> int:
         nonlocal shown, wrong
         wrong += 1
         for problem in problems[: max(0, arguments.show - shown)]:
-            print(_printable(f"{path}, line {line}: {problem}"))
+            print(printable(f"{path}, line {line}: {problem}"))
         shown += len(problems)
 
     def bad(error: JsonlError) -> None:
@@ -155,7 +152,7 @@ def _show(arguments: argparse.Namespace) -> int:
         raise TrajectoryFilesError(f"{line.path}, line {line.number}: {error}") from None
     tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in chat.tools)
     for name, value in {**chat.facts, "tools": tools}.items():
-        console.print(_printable(f"{name}: {value}"), style="dim")
+        console.print(printable(f"{name}: {value}"), style="dim")
     for message in chat.messages:
         console.rule(message["role"], align="left")
         parts = [f"[reasoning] {message['reasoning']}"] if message.get("reasoning") else []
@@ -163,7 +160,7 @@ def _show(arguments: argparse.Namespace) -> int:
         parts += [content if isinstance(content, str) else json.dumps(content)] if content else []
         for call in message.get("tool_calls") or ():
             parts.append(f"[call] {call['function']['name']} {call['function']['arguments']}")
-        text = _printable("\n".join(parts))
+        text = printable("\n".join(parts))
         cut = len(text) - arguments.width if arguments.width else 0
         console.print(text if cut <= 0 else f"{text[: arguments.width]}\n... {cut} more characters (--width 0: all)")
     return 0
@@ -187,8 +184,8 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Re
     with _lines(arguments.files, bad=_counted(unreadable) if skip else None) as lines:
         totals = write(lines)
     print(f"{totals.written} of {totals.read + unreadable.total()} entries: {arguments.out}")
-    _print_counts("left out", totals.left_out + unreadable)
-    _print_counts("changed", totals.warnings)
+    print_counts("left out", totals.left_out + unreadable)
+    print_counts("changed", totals.warnings)
     return 0
 
 
@@ -198,19 +195,9 @@ def _counted(unreadable: Counter[str]) -> OnBad:
     def bad(error: JsonlError) -> None:
         unreadable["not JSON"] += 1
         if unreadable.total() <= 5:
-            print(_printable(f"note: {error}"), file=sys.stderr)
+            print(printable(f"note: {error}"), file=sys.stderr)
 
     return bad
-
-
-def _print_counts(title: str, counts: Counter[str]) -> None:
-    for name, count in counts.most_common():
-        print(f"  {title}: {count}, {_printable(name)}")
-
-
-def _printable(text: str) -> str:
-    """Text without characters that control a terminal or turn it around."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @contextmanager

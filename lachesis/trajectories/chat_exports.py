@@ -233,6 +233,11 @@ def valid_text(text: str, warnings: set[str] | None = None) -> str:
     return valid
 
 
+def valid_json(value: Any, warnings: set[str]) -> Any:
+    """A copy of a JSON value with such text."""
+    return json.loads(valid_text(json.dumps(value, ensure_ascii=False), warnings))
+
+
 def plain_text(content: Any, warnings: set[str]) -> str:
     """The text of a content; a part that is not text becomes its type in brackets."""
     if content is None or isinstance(content, str):
@@ -267,7 +272,7 @@ def _messages(chat: Chat, *, arguments: Arguments, reasoning: str, parts: bool) 
         elif message.get("name"):
             new["name"] = message["name"]
         if parts and role == "user" and isinstance(content, list):
-            new["content"] = json.loads(valid_text(json.dumps(content, ensure_ascii=False), warnings))
+            new["content"] = valid_json(content, warnings)
         else:
             new["content"] = plain_text(content, warnings)
         if role == "assistant":
@@ -304,7 +309,7 @@ def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[
     if form == "text":
         given: Any = text if text.strip() else "{}"
     elif "\\u" in text:  # an escape may be half of a surrogate pair
-        given = json.loads(valid_text(json.dumps(arguments, ensure_ascii=False), warnings))
+        given = valid_json(arguments, warnings)
     else:
         given = arguments
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": given}}

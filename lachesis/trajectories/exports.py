@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import partial, update_wrapper
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import Registry
@@ -320,27 +321,18 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
     totals.left_out.update(missing.values())
 
 
-class LineWriter(Protocol):
-    """What the lines of an export are written with. It may raise OSError or JsonlError."""
-
-    def write(self, obj: Any, /) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: Any) -> object: ...
-
-
 def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -> ExportTotals:
     """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
 
-    An export that is no JSON Lines has a method `open(path)`, which returns its writer.
+    An export that is no JSON Lines has a method `open(path)`: its writer, a context manager with a method `write`, which
+    may raise OSError or JsonlError.
 
     Raises:
         ExportError: the export fails on a group, or the file cannot be written.
         JsonlError: `groups` reads a file that cannot be read.
     """
     totals = ExportTotals()
-    open_writer: Callable[[Path], LineWriter] = getattr(export, "open", JsonlWriter)
+    open_writer: Callable[[Path], AbstractContextManager[Any]] = getattr(export, "open", JsonlWriter)
     try:
         with replacing(path) as temporary, open_writer(temporary) as writer:
             for group in groups:

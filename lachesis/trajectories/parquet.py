@@ -70,18 +70,14 @@ def _call(call_id: str, function: Mapping[str, Any], warnings: set[str]) -> dict
 
 
 class ParquetWriter:
-    """Writes rows in row groups, so that memory does not grow with the file."""
+    """Writes rows in row groups, so that memory does not grow with the file. Raises OSError or JsonlError."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet
 
         self.path = path
         self._schema = schema()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("wb")
-        except OSError as error:
-            raise JsonlError(path, f"cannot open for writing ({error.strerror or error})") from error
+        self._file = path.open("wb")
         self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._size = 0
@@ -132,12 +128,10 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=200):
                 for row in batch.to_pylist():
-                    if isinstance(row.get("messages"), list):
-                        row["messages"] = [_without_nulls(message) for message in row["messages"]]
+                    messages = row.get("messages")
+                    for message in messages if isinstance(messages, list) else ():
+                        for name in [name for name, value in message.items() if value is None and name != "content"]:
+                            del message[name]
                     yield row
     except (OSError, pa.ArrowException) as error:
         raise JsonlError(path, f"cannot be read as Parquet ({error})") from error
-
-
-def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value is not None or name == "content"}
