@@ -324,7 +324,7 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
 def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -> ExportTotals:
     """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
 
-    An export that is no JSON Lines has a method `open(path)`: its writer, a context manager with a method `write`, which
+    An export that is no JSON Lines has a method `open(path)`: its writer, a context manager with `write`, which
     may raise OSError or JsonlError.
 
     Raises:

@@ -129,13 +129,14 @@ def _figures(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
     text = text if isinstance(text, str) else "" if text is None else str(text)
     if role != "assistant":
         return role, len(text), [], False
+    in_text = text.startswith("<think>") and not text[7:].lstrip().startswith("</think>")
+    if "value" in turn:
+        return role, len(text), _CALL.findall(text), in_text
     thoughts = [turn[key] for key in REASONING if isinstance(turn.get(key), str) and turn[key].strip()]
-    names = _CALL.findall(text) if "value" in turn else []
-    size = len(text) + sum(map(len, thoughts))
+    size, names = len(text) + sum(map(len, thoughts)), []
     for call in turn["tool_calls"] if isinstance(turn.get("tool_calls"), list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             names.append(str(function.get("name")))
             size += len(str(function.get("arguments", "")))
-    in_text = text.startswith("<think>") and not text[7:].lstrip().startswith("</think>")
     return role, size, names, in_text or bool(thoughts)
