@@ -87,6 +87,8 @@ class ContextEdit:
     seconds: float
     error: str | None = None
     """Why the conversation was not compressed."""
+    at: int | None = None
+    """The place of the first of them, and then of the summary."""
 
     def to_record(self) -> dict[str, Any]:
         return {**asdict(self), "seconds": round(self.seconds, 3)}
@@ -152,9 +154,9 @@ class LiveCompression:
                 self.size.replace(region.start, region.stop, tokens, message)
         after = self.size.total if error is None else before
         self._from = max(self.settings.at, after * (_AFTER if error is None else _LATER))
-        count = len(region) if region is not None and error is None else 0
+        start, count = (region.start, len(region)) if region is not None and error is None else (None, 0)
         seconds = time.monotonic() - started
-        self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error))
+        self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error, start))
 
     async def _summary(self, region: range) -> tuple[str, int | None]:
         """The text, and its tokens where they are known. Raises NotCompressed."""

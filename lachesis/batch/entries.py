@@ -8,9 +8,8 @@ from typing import Any
 
 from lachesis.batch.rows import IMAGE_FIELDS
 from lachesis.trajectories import MessageError
-from lachesis.trajectories.builtin_exports import is_complete
 from lachesis.trajectories.entries import to_batch_entry
-from lachesis.trajectories.exports import stored_messages
+from lachesis.trajectories.exports import is_complete, stored_messages
 from lachesis.trajectories.markup import EMPTY_THINK
 from lachesis.trajectories.sharegpt import SystemTurn
 

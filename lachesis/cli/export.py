@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import traceback
 from collections import Counter
@@ -35,6 +36,9 @@ JOB = "harbor"
 """The format that is a folder: the trajectories as `atif` writes them, with all that Harbor's viewer shows."""
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Write the file and print what it holds and what it leaves out; the exit code."""
     parser = argparse.ArgumentParser(prog="lachesis export", description=__doc__)
@@ -57,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     try:
-        options = _mapping(arguments.options)
+        options = options_of(arguments.options)
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
@@ -77,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LachesisError) else 1
     print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
-    _show("left out", totals.left_out, "rollouts")
-    _show("changed", totals.warnings, "lines")
+    print_counts("left out", totals.left_out, " rollouts")
+    print_counts("changed", totals.warnings, " lines")
     return 0
 
 
@@ -111,7 +115,8 @@ def _load(name: str, options: dict[str, Any]) -> Export:
         raise
 
 
-def _mapping(text: str) -> dict[str, Any]:
+def options_of(text: str) -> dict[str, Any]:
+    """The value of `--options`. Raises ExportOptionsError."""
     try:
         options = yaml.safe_load(text) or {}
     except yaml.YAMLError:
@@ -121,6 +126,11 @@ def _mapping(text: str) -> dict[str, Any]:
     return options
 
 
-def _show(title: str, counts: Counter[str], unit: str) -> None:
+def print_counts(title: str, counts: Counter[str], unit: str = "") -> None:
     for name, count in counts.most_common():
-        print(f"  {title}: {count} {unit}, {name}")
+        print(f"  {title}: {count}{unit}, {printable(name)}")
+
+
+def printable(text: str) -> str:
+    """Text without characters that control a terminal or turn it around."""
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from lachesis.cli.export import options_of, print_counts, printable
 from lachesis.errors import LachesisError
 from lachesis.trajectories.chat_exports import Unsuitable
-from lachesis.trajectories.entry_files import (
-    Line,
-    OnBad,
-    Rewritten,
-    convert_entries,
-    deduplicate,
-    read_entries,
-)
+from lachesis.trajectories.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.file_statistics import FileStatistics, Spread
+from lachesis.trajectories.file_statistics import SPREADS, FileStatistics
 from lachesis.trajectories.formats import CONVERTIBLE, converter, format_of, read_chat
 from lachesis.trajectories.jsonl import JsonlError, has_torn_tail
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
-
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 class TrajectoryFilesError(LachesisError):
@@ -95,69 +85,53 @@ def _stats(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(figures))
     else:
-        _print_figures(found)
-        _print_counts("unreadable lines", unreadable)
+        _print_figures(figures)
     return 0
 
 
-def _print_figures(found: FileStatistics) -> None:
+def _print_figures(figures: Mapping[str, Any]) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    share = f"{found.answers_with_reasoning} of {found.answers} answers"
-    rows = {
-        "entries": f"{found.entries}, {', '.join(f'{n} {name}' for name, n in found.completed.most_common())}",
-        "reasoning": f"{share}; {found.entries_without_reasoning} entries have none",
-        "turns an entry": _spread(found.turns),
-        "characters an entry": _spread(found.characters),
-        "reward": _spread(found.reward),
-        "entries with calls": str(found.entries_with_calls),
-    }
-    for name, count in found.counts.items():
-        shown = [f"{_printable(key)} {times}" for key, times in count.most_common(12)]
-        rows[name.replace("_", " ")] = ", ".join([*shown, *([f"{len(count) - 12} more"] if len(count) > 12 else [])])
-    for name, text in rows.items():
-        if text.strip(", "):
-            table.add_row(name, text.strip(", "))
+    for name, value in figures.items():
+        if value and name in SPREADS:
+            numbers = {key: f"{each:.4g}" if abs(each) < 1000 else f"{each:.0f}" for key, each in value.items()}
+            text = "mean {mean}, median {p50}, 90 % {p90}, most {max}".format(**numbers)
+        elif isinstance(value, dict):
+            shown = [f"{printable(key)} {times}" for key, times in list(value.items())[:12]]
+            text = ", ".join(shown + [f"{len(value) - 12} more"] * (len(value) > 12))
+        else:
+            text = "" if value is None else str(value)
+        if text:
+            table.add_row(name.replace("_", " "), text)
     Console(soft_wrap=True, markup=False, highlight=False).print(table)
 
 
-def _spread(spread: Spread) -> str:
-    if not spread.count:
-        return ""
-    numbers = (spread.sum / spread.count, spread.percentile(0.5), spread.percentile(0.9), spread.most)
-    mean, middle, high, most = (f"{number:.4g}" if abs(number) < 1000 else f"{number:.0f}" for number in numbers)
-    return f"mean {mean}, median {middle}, 90 % {high}, most {most}"
-
-
 def _validate(arguments: argparse.Namespace) -> int:
-    entries = wrong = shown = 0
-    formats: Counter[str] = Counter()
+    wrong = shown = 0
+    valid: Counter[str] = Counter()
 
-    def report(where: str, problems: Sequence[str]) -> None:
-        nonlocal shown
-        for problem in problems:
-            shown += 1
-            if shown <= arguments.show:
-                print(_printable(f"{where}: {problem}"))
+    def report(path: Path, line: int | None, problems: Sequence[str]) -> None:
+        nonlocal shown, wrong
+        wrong += 1
+        for problem in problems[: max(0, arguments.show - shown)]:
+            print(printable(f"{path}, line {line}: {problem}"))
+        shown += len(problems)
 
     def bad(error: JsonlError) -> None:
-        nonlocal wrong, entries
-        wrong, entries = wrong + 1, entries + 1
-        report(f"{error.path}, line {error.line}", [error.reason])
+        report(error.path, error.line, [error.reason])
 
     with _lines(arguments.files, bad=bad, torn_tail=False) as lines:
         for line in lines:
-            entries += 1
-            problems = validate_entry(line.entry, arguments.format)
-            wrong += bool(problems)
-            report(f"{line.path}, line {line.number}", problems)
-            if not problems:
-                formats[arguments.format or format_of(line.entry)] += 1
+            if problems := validate_entry(line.entry, arguments.format):
+                report(line.path, line.number, problems)
+            else:
+                valid[arguments.format or format_of(line.entry)] += 1
     if shown > arguments.show:
         print(f"... {shown - arguments.show} more problems; --show N prints more")
-    valid = ", ".join(f"{times} {name}" for name, times in formats.most_common())
-    print(f"{entries} entries: {wrong} break the rules of their format{f'; valid: {valid}' if valid else ''}")
+    named = ", ".join(f"{times} {name}" for name, times in valid.most_common())
+    counted = f"{wrong + valid.total()} entries: {wrong} break the rules of their format"
+    print(f"{counted}; valid: {named}" if named else counted)
     return int(bool(wrong))
 
 
@@ -178,7 +152,7 @@ def _show(arguments: argparse.Namespace) -> int:
         raise TrajectoryFilesError(f"{line.path}, line {line.number}: {error}") from None
     tools = ", ".join(str(tool.get("function", {}).get("name")) for tool in chat.tools)
     for name, value in {**chat.facts, "tools": tools}.items():
-        console.print(_printable(f"{name}: {value}"), style="dim")
+        console.print(printable(f"{name}: {value}"), style="dim")
     for message in chat.messages:
         console.rule(message["role"], align="left")
         parts = [f"[reasoning] {message['reasoning']}"] if message.get("reasoning") else []
@@ -186,22 +160,14 @@ def _show(arguments: argparse.Namespace) -> int:
         parts += [content if isinstance(content, str) else json.dumps(content)] if content else []
         for call in message.get("tool_calls") or ():
             parts.append(f"[call] {call['function']['name']} {call['function']['arguments']}")
-        text = _printable("\n".join(parts))
+        text = printable("\n".join(parts))
         cut = len(text) - arguments.width if arguments.width else 0
         console.print(text if cut <= 0 else f"{text[: arguments.width]}\n... {cut} more characters (--width 0: all)")
     return 0
 
 
 def _convert(arguments: argparse.Namespace) -> int:
-    try:
-        options = yaml.safe_load(arguments.options) or {}
-    except yaml.YAMLError:
-        options = None
-    if not isinstance(options, dict):
-        raise TrajectoryFilesError(
-            f"--options takes a YAML mapping such as '{{reasoning: think}}', not {arguments.options!r}"
-        )
-    to = converter(arguments.to, options)
+    to = converter(arguments.to, options_of(arguments.options))
     return _rewrite(arguments, lambda lines: convert_entries(lines, arguments.out, to, skip=arguments.skip_invalid))
 
 
@@ -218,8 +184,8 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Re
     with _lines(arguments.files, bad=_counted(unreadable) if skip else None) as lines:
         totals = write(lines)
     print(f"{totals.written} of {totals.read + unreadable.total()} entries: {arguments.out}")
-    _print_counts("left out", totals.left_out + unreadable)
-    _print_counts("changed", totals.warnings)
+    print_counts("left out", totals.left_out + unreadable)
+    print_counts("changed", totals.warnings)
     return 0
 
 
@@ -229,19 +195,9 @@ def _counted(unreadable: Counter[str]) -> OnBad:
     def bad(error: JsonlError) -> None:
         unreadable["not JSON"] += 1
         if unreadable.total() <= 5:
-            print(_printable(f"note: {error}"), file=sys.stderr)
+            print(printable(f"note: {error}"), file=sys.stderr)
 
     return bad
-
-
-def _print_counts(title: str, counts: Counter[str]) -> None:
-    for name, count in counts.most_common():
-        print(f"  {title}: {count}, {_printable(name)}")
-
-
-def _printable(text: str) -> str:
-    """Text without characters that control a terminal or turn it around."""
-    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @contextmanager

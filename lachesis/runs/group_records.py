@@ -18,7 +18,8 @@ from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import plain
 from lachesis.trajectories import ChatResponse
-from lachesis.trajectories.builtin_exports import NO_ANSWER, trajectory
+from lachesis.trajectories.builtin_exports import trajectory
+from lachesis.trajectories.chat_exports import NO_ANSWER
 from lachesis.trajectories.exports import ExportLine
 from lachesis.trajectories.images import image_data
 from lachesis.trajectories.nodes import Discarded

@@ -312,12 +312,23 @@ def _rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> dict[
         "fault": rollout.get("agent_fault", ""),
         "metrics": _written(rollout.get("metrics")),
         "verifier": verifier and {**verifier, "rewards": _written(verifier.get("rewards"))},
+        "edits": [_edit_line(edit) for edit in rollout.get("context_edits", ())],
         "messages": [_message_view(message) for message in stored_messages(group, rollout)],
         "discarded": [
-            [dropped["reason"], [_message_view(message) for message in dropped["messages"]]]
+            [dropped["reason"], [_message_view(message) for message in dropped["messages"]], bool(dropped.get("edit"))]
             for dropped in rollout["discarded"]
         ],
     }
+
+
+def _edit_line(edit: Mapping[str, Any]) -> str:
+    """A compression of the context, or the attempt at one, in a line."""
+    if edit["error"] is not None:
+        return f"after turn {edit['turn']}: context of {edit['tokens_before']} tokens not compressed: {edit['error']}"
+    count, start = edit["messages"], edit.get("at")
+    replaced = f"{count} messages" if start is None else f"messages {start} to {start + count - 1}"
+    sizes = f"{edit['tokens_before']} tokens before, {edit['tokens_after']} after"
+    return f"after turn {edit['turn']}: a summary by {edit['by']} replaced {replaced}; {sizes}"
 
 
 def _written(values: Mapping[str, float] | None) -> dict[str, str]:

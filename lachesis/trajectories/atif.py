@@ -7,12 +7,12 @@ of a step are those of the completion that the record names for its message (`me
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import mimetypes
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
+from lachesis.trajectories.chat_exports import valid_json
 from lachesis.trajectories.exports import (
     BRANCHES_OMITTED,
     ExportLine,
@@ -26,7 +26,6 @@ from lachesis.trajectories.exports import (
 from lachesis.trajectories.images import image_urls
 from lachesis.trajectories.markup import NotJson, load_json
 from lachesis.trajectories.sharegpt import WarningKind
-from lachesis.utf8 import without_lone_surrogates
 
 SCHEMA = "ATIF-v1.7"
 
@@ -49,7 +48,7 @@ def atif(group: GroupRecord, *, token_ids: TokenIds = "all") -> Iterator[ExportL
             continue
         warnings: set[str] = set()
         turns = message_turns(rollout, messages)
-        content = _valid_text(_trajectory(group, rollout, messages, turns, warnings), warnings)
+        content = valid_json(_trajectory(group, rollout, messages, turns, warnings), warnings)
         if token_ids != "none":
             _add_tokens(content, group, rollout, turns, warnings, prompts=token_ids == "all")
         yield ExportLine(content, (rollout["rollout_id"],), tuple(sorted(warnings)))
@@ -206,13 +205,3 @@ def _add_tokens(
         warnings.add(BRANCHES_OMITTED)
         extra = trajectory["final_metrics"].setdefault("extra", {})
         extra["tokens_of_other_branches"] = sum(span["end"] - span["start"] for _, span in spans.values())
-
-
-def _valid_text(content: dict[str, Any], warnings: set[str]) -> dict[str, Any]:
-    """Without halves of surrogate pairs, which no UTF-8 file can hold."""
-    text = json.dumps(content, ensure_ascii=False)
-    valid = without_lone_surrogates(text)
-    if valid != text:
-        warnings.add(WarningKind.CHARACTER_REPLACED)
-    read: dict[str, Any] = json.loads(valid)
-    return read

@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import Any
 
+from lachesis.trajectories.chat_exports import NO_ANSWER, Chat, Unsuitable, check_wanted, of_rollouts
 from lachesis.trajectories.entries import ConvertedEntry, to_batch_entry, to_dataset_entry, to_trajectory_entry
-from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import (
     BRANCHES_OMITTED,
     NOT_SAMPLED,
     ExportLine,
     GroupRecord,
     LeftOut,
-    RolloutRecord,
-    has_other_branches,
-    not_sampled,
     rollout_samples,
-    stored_messages,
 )
 from lachesis.trajectories.sharegpt import SystemTurn, WarningKind
 
-NO_ANSWER = "no answer by the model"
-"""Why a rollout has no line where the model said nothing."""
 
-
-def trajectory(group: GroupRecord, *, system: SystemTurn = "generated") -> Iterator[ExportLine | LeftOut]:
-    """A line for each rollout with an answer, as `process` writes them to `trajectory_samples.jsonl`."""
-    for rollout, messages in _answered(group):
-        if messages is None:
-            yield LeftOut(rollout["rollout_id"], NO_ANSWER)
-            continue
-        yield _converted(
-            to_trajectory_entry,
-            rollout,
-            messages,
-            group["tools"],
-            model=group["model"],
-            completed=is_complete(rollout, messages),
-            timestamp=group["timestamp"],
+def trajectory_line(
+    chat: Chat, *, system: SystemTurn = "generated", model: str = "unknown", timestamp: str = ""
+) -> dict[str, Any]:
+    """A conversation with an answer, as `process` writes it. `model` and `timestamp` are for one that does not know."""
+    facts = dict(chat.facts)
+    return _written(
+        chat,
+        to_trajectory_entry(
+            _answered(chat),
+            chat.tools,
+            model=str(facts.pop("model", None) or model),
+            completed=facts.pop("completed", True) is not False,
+            timestamp=facts.pop("timestamp", None) or timestamp or None,
             system=system,
-            **_provenance(group, rollout),
-        )
+            of_program=chat.of_program,
+            **facts,
+        ),
+    )
+
+
+def dataset_line(
+    chat: Chat, *, source: str = "hermes-agent", min_reward: float | None = None, completed_only: bool = True
+) -> dict[str, Any]:
+    """`{conversations, tools, source}`."""
+    check_wanted(chat, min_reward, completed_only)
+    converted = to_dataset_entry(
+        _answered(chat),
+        chat.tools,
+        completed=chat.facts.get("completed", True),
+        source=source,
+        of_program=chat.of_program,
+    )
+    if any(warning.kind is WarningKind.ARGUMENTS_REPLACED for warning in converted.warnings):
+        raise Unsuitable("arguments that are not a JSON object")
+    return _written(chat, converted)
+
+
+trajectory = of_rollouts(trajectory_line)
+dataset = of_rollouts(dataset_line)
 
 
 class Batch:
@@ -55,51 +70,36 @@ class Batch:
 
     def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
         place = next(self.numbers)
-        for rollout, messages in _answered(group):
-            if messages is None:
-                yield LeftOut(rollout["rollout_id"], NO_ANSWER)
-                continue
-            completed = is_complete(rollout, messages)
-            yield _converted(
-                to_batch_entry,
-                rollout,
-                messages,
-                group["tools"],
-                prompt_index=group.get("prompt_index", place),
-                metadata=_provenance(group, rollout),
-                completed=completed,
-                partial=not completed,
-                api_calls=rollout["api_calls"],
-                toolsets_used=self.toolsets or group.get("toolsets") or (),
-                tool_stats=rollout["tool_stats"],
-                all_tools=[tool["function"]["name"] for tool in group["tools"]],
-                system=self.system,
+        rollouts = {rollout["rollout_id"]: rollout for rollout in group["rollouts"]}
+
+        def line(chat: Chat) -> dict[str, Any]:
+            metadata = {name: value for name, value in chat.facts.items() if name not in ("model", "timestamp")}
+            completed, rollout = metadata.pop("completed"), rollouts[chat.facts["rollout_id"]]
+            return _written(
+                chat,
+                to_batch_entry(
+                    _answered(chat),
+                    chat.tools,
+                    prompt_index=group.get("prompt_index", place),
+                    metadata=metadata,
+                    completed=completed,
+                    of_program=chat.of_program,
+                    partial=not completed,
+                    api_calls=rollout["api_calls"],
+                    toolsets_used=self.toolsets or group.get("toolsets") or (),
+                    tool_stats=rollout["tool_stats"],
+                    all_tools=[tool["function"]["name"] for tool in chat.tools],
+                    system=self.system,
+                ),
             )
 
-
-def dataset(
-    group: GroupRecord, *, source: str = "hermes-agent", min_reward: float | None = None
-) -> Iterator[ExportLine | LeftOut]:
-    """`{conversations, tools, source}` of the completed rollouts, with `min_reward` of those that reach it."""
-    for rollout in group["rollouts"]:
-        reward = rollout["reward"]
-        if not rollout["completed"]:
-            yield LeftOut(rollout["rollout_id"], "not completed")
-            continue
-        if min_reward is not None and (reward is None or reward < min_reward):
-            yield LeftOut(rollout["rollout_id"], f"reward below {min_reward:g}")
-            continue
-        messages = stored_messages(group, rollout)
-        line = _converted(to_dataset_entry, rollout, messages, group["tools"], source=source)
-        if isinstance(line, ExportLine) and str(WarningKind.ARGUMENTS_REPLACED) in line.warnings:
-            yield LeftOut(rollout["rollout_id"], "arguments that are not a JSON object")
-        else:
-            yield line
+        yield from of_rollouts(line)(group)
 
 
 def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
     """A line for each token sample, with the reward of its rollout, which says nothing about a discarded attempt: None.
     `lachesis verify` reads the file."""
+    own = {name: group[name] for name in ("run", "evaluation", "environment", "item_key") if name in group}
     for rollout in group["rollouts"]:
         found = rollout_samples(group, rollout)
         if not found:
@@ -107,39 +107,17 @@ def token_samples(group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
             yield LeftOut(rollout["rollout_id"], reason)
         for sample in found:
             reward = None if sample.get("discarded") else rollout["reward"]
-            yield ExportLine({**sample, **_of_group(group), "reward": reward}, (rollout["rollout_id"],))
+            yield ExportLine({**sample, **own, "reward": reward}, (rollout["rollout_id"],))
 
 
-def _answered(group: GroupRecord) -> Iterable[tuple[RolloutRecord, list[dict[str, Any]] | None]]:
-    """Each rollout with its messages; None where the model said nothing."""
-    for rollout in group["rollouts"]:
-        messages = stored_messages(group, rollout)
-        yield rollout, messages if any(message["role"] == "assistant" for message in messages) else None
+def _answered(chat: Chat) -> Sequence[Any]:
+    """Its messages. Raises Unsuitable where the model said nothing."""
+    if not any(message["role"] == "assistant" for message in chat.messages):
+        raise Unsuitable(NO_ANSWER)
+    return chat.messages
 
 
-def is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """An agent program need not send the results of its last calls; anywhere else they are missing."""
-    return bool(rollout["completed"]) and ("program" in rollout or not messages[-1].get("tool_calls"))
-
-
-def _provenance(group: GroupRecord, rollout: RolloutRecord) -> dict[str, Any]:
-    return _of_group(group) | {key: rollout[key] for key in ("rollout_id", "outcome", "reward")}
-
-
-def _of_group(group: GroupRecord) -> dict[str, Any]:
-    """Which run a group is of, and whether it was an evaluation. Older records do not say."""
-    return {key: group[key] for key in ("run", "evaluation", "environment", "item_key") if key in group}
-
-
-def _converted(
-    convert: Callable[..., ConvertedEntry], rollout: RolloutRecord, *conversation: Any, **settings: Any
-) -> ExportLine | LeftOut:
-    """The line of a rollout. What agent programs and foreign environments send may break the rules of the format."""
-    try:
-        converted = convert(*conversation, of_program="program" in rollout, **settings)
-    except MessageError as error:
-        return LeftOut(rollout["rollout_id"], f"no valid conversation ({type(error).__name__})")
-    warnings = [str(warning.kind) for warning in converted.warnings]
-    warnings += [NOT_SAMPLED] if not_sampled(rollout, conversation[0]) else []
-    warnings += [BRANCHES_OMITTED] if has_other_branches(rollout) else []
-    return ExportLine(converted.entry, (rollout["rollout_id"],), tuple(warnings))
+def _written(chat: Chat, converted: ConvertedEntry) -> dict[str, Any]:
+    chat.warnings.update(str(warning.kind) for warning in converted.warnings)
+    chat.warnings.update([NOT_SAMPLED] if chat.not_sampled else [], [BRANCHES_OMITTED] if chat.branches_omitted else [])
+    return converted.entry

@@ -7,9 +7,10 @@ place, such as an example in the prompt.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Literal, TypeAlias
 
 from lachesis.trajectories.errors import MessageError
@@ -21,6 +22,7 @@ from lachesis.trajectories.exports import (
     LeftOut,
     RolloutRecord,
     has_other_branches,
+    is_complete,
     not_sampled,
     stored_messages,
 )
@@ -33,9 +35,12 @@ Arguments: TypeAlias = Literal["object", "text"]
 Columns: TypeAlias = Literal["messages", "prompt-completion"]
 OpenAIReasoning: TypeAlias = Literal["drop", "think"]
 
+NO_ANSWER = "no answer by the model"
+OPENAI_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+"""The tools that OpenAI's API takes. Chat templates and trainers that read ShareGPT or TRL's columns take any name."""
 REASONING_DROPPED = "reasoning_dropped"
 RULE = "highest and lowest reward of the group; of equal ones the first"
-_FACTS = ("run", "evaluation", "environment", "item_key")
+_FACTS = ("run", "evaluation", "environment", "item_key", "model", "timestamp")
 
 
 class Unsuitable(ValueError):
@@ -57,23 +62,77 @@ class Chat:
     """Then system messages may be anywhere."""
     branches_omitted: bool = False
     """Whether answers that the model sampled are missing: those before a compaction or an edit."""
+    warnings: set[str] = field(default_factory=set)
+    """Kinds of changes that a format forced on it."""
 
 
-def openai_line(chat: Chat, warnings: set[str], *, reasoning: OpenAIReasoning = "drop") -> dict[str, Any]:
+def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
+    """The conversation of a rollout."""
+    messages = stored_messages(group, rollout)
+    facts = {name: group[name] for name in _FACTS if name in group}
+    facts |= {"rollout_id": rollout["rollout_id"], "outcome": rollout["outcome"]}
+    facts |= {"completed": is_complete(rollout, messages), "reward": rollout["reward"]}
+    unsampled, omitted = not_sampled(rollout, messages), has_other_branches(rollout)
+    return Chat(messages, group["tools"], facts, unsampled, "program" in rollout, omitted)
+
+
+def of_rollouts(line: Callable[..., dict[str, Any]]) -> Callable[..., Iterator[ExportLine | LeftOut]]:
+    """The export that writes a `line` of the conversation of each rollout, with the same options."""
+
+    @wraps(line)
+    def export(group: GroupRecord, **options: Any) -> Iterator[ExportLine | LeftOut]:
+        for rollout in group["rollouts"]:
+            chat = chat_of(group, rollout)
+            try:
+                content = line(chat, **options)
+            except (Unsuitable, MessageError) as error:
+                yield LeftOut(rollout["rollout_id"], reason_of(error))
+            else:
+                yield ExportLine(content, (rollout["rollout_id"],), tuple(sorted(chat.warnings)))
+
+    return export
+
+
+def reason_of(error: Unsuitable | MessageError) -> str:
+    """Why a conversation is left out, in words that many share."""
+    return str(error) if isinstance(error, Unsuitable) else f"no valid conversation ({type(error).__name__})"
+
+
+def check_wanted(chat: Chat, min_reward: float | None, completed_only: bool) -> None:
+    """Raises Unsuitable for a conversation that is not wanted."""
+    if completed_only and not chat.facts.get("completed", True):
+        raise Unsuitable("not completed")
+    reward = chat.facts.get("reward")
+    if min_reward is not None and (reward is None or reward < min_reward):
+        raise Unsuitable(f"reward below {min_reward:g}")
+
+
+def openai_line(
+    chat: Chat,
+    *,
+    min_reward: float | None = None,
+    completed_only: bool = True,
+    reasoning: OpenAIReasoning = "drop",
+) -> dict[str, Any]:
     """`{messages, tools}` by the rules of OpenAI's fine-tuning API, which knows no reasoning.
 
     Source: OpenAI's guide to supervised fine-tuning, and the request types of its Python package 3.54.
     """
-    messages = _messages(chat, warnings, arguments="text", reasoning=reasoning, parts=True)
+    check_wanted(chat, min_reward, completed_only)
+    messages = _messages(chat, arguments="text", reasoning=reasoning, parts=True)
     if messages[-1]["role"] != "assistant":
         raise Unsuitable("it does not end with an answer by the model")
+    called = [call for message in messages for call in message.get("tool_calls", ())]
+    if not all(OPENAI_NAME.fullmatch(each["function"]["name"]) for each in (*chat.tools, *called)):
+        raise Unsuitable("OpenAI takes names of tools of 1 to 64 letters, digits, _ and - only")
     return {"messages": messages, **({"tools": list(chat.tools)} if chat.tools else {})}
 
 
 def trl_line(
     chat: Chat,
-    warnings: set[str],
     *,
+    min_reward: float | None = None,
+    completed_only: bool = True,
     columns: Columns = "messages",
     arguments: Arguments = "object",
     reasoning: str = "reasoning_content",
@@ -83,11 +142,12 @@ def trl_line(
     Every assistant message has a `weight`. TRL does not read it (`warnings` says so where one is 0). It makes the keys
     of messages differ, and `datasets` then keeps messages as they are instead of giving each of them the keys of all.
     """
-    messages = _messages(chat, warnings, arguments=arguments, reasoning=reasoning, parts=False)
+    check_wanted(chat, min_reward, completed_only)
+    messages = _messages(chat, arguments=arguments, reasoning=reasoning, parts=False)
     start = _start(messages)
-    if _has_untrained(messages if columns == "messages" else messages[start:]):
-        warnings.add(NOT_SAMPLED)
     parted = {"prompt": messages[:start], "completion": messages[start:]}
+    if _has_untrained(messages if columns == "messages" else messages[start:]):
+        chat.warnings.add(NOT_SAMPLED)
     return {
         **({"messages": messages} if columns == "messages" else parted),
         "tools": tools_text(chat.tools),
@@ -95,30 +155,8 @@ def trl_line(
     }
 
 
-def openai(
-    group: GroupRecord,
-    *,
-    min_reward: float | None = None,
-    completed_only: bool = True,
-    reasoning: OpenAIReasoning = "drop",
-) -> Iterator[ExportLine | LeftOut]:
-    """A line for each rollout."""
-    yield from _lines(group, min_reward, completed_only, partial(openai_line, reasoning=reasoning))
-
-
-def trl(
-    group: GroupRecord,
-    *,
-    min_reward: float | None = None,
-    completed_only: bool = True,
-    columns: Columns = "messages",
-    arguments: Arguments = "object",
-    reasoning: str = "reasoning_content",
-) -> Iterator[ExportLine | LeftOut]:
-    """A line for each rollout."""
-
-    line = partial(trl_line, columns=columns, arguments=arguments, reasoning=reasoning)
-    yield from _lines(group, min_reward, completed_only, line)
+openai = of_rollouts(openai_line)
+trl = of_rollouts(trl_line)
 
 
 class Preferences:
@@ -139,13 +177,13 @@ class Preferences:
     def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
         found: list[tuple[RolloutRecord, list[dict[str, Any]], set[str]]] = []
         for rollout in group["rollouts"]:
-            warnings: set[str] = set()
+            chat = chat_of(group, rollout)
             try:
                 if rollout["reward"] is None:
                     raise Unsuitable("not scored")
-                found.append((rollout, self._messages(chat_of(group, rollout), warnings), warnings))
-            except Unsuitable as error:
-                yield LeftOut(rollout["rollout_id"], str(error))
+                found.append((rollout, self._messages(chat), chat.warnings))
+            except (Unsuitable, MessageError) as error:
+                yield LeftOut(rollout["rollout_id"], reason_of(error))
         if not found:
             return
         best, chosen, changed = max(found, key=lambda each: each[0]["reward"])
@@ -161,7 +199,7 @@ class Preferences:
             reason = "the best and the worst are the same"
         else:
             used = (best["rollout_id"], worst["rollout_id"])
-            untrained = _has_untrained([*chosen[start:], *rejected[start:]])
+            untrained = {NOT_SAMPLED} if _has_untrained([*chosen[start:], *rejected[start:]]) else set()
             content = {
                 "prompt": chosen[:start],
                 "chosen": chosen[start:],
@@ -174,25 +212,10 @@ class Preferences:
                 "chosen_id": used[0],
                 "rejected_id": used[1],
             }
-            yield ExportLine(content, used, tuple(changed | changed_too | ({NOT_SAMPLED} if untrained else set())))
+            yield ExportLine(content, used, tuple(sorted(changed | changed_too | untrained)))
         for rollout, _, _ in found:
             if rollout["rollout_id"] not in used:
                 yield LeftOut(rollout["rollout_id"], reason)
-
-
-def chat_of(group: GroupRecord, rollout: RolloutRecord) -> Chat:
-    """The conversation of a rollout."""
-    messages = stored_messages(group, rollout)
-    facts = {name: group[name] for name in (*_FACTS, "model", "timestamp") if name in group}
-    facts |= {name: rollout[name] for name in ("rollout_id", "outcome", "completed", "reward")}
-    return Chat(
-        messages,
-        group["tools"],
-        facts,
-        not_sampled(rollout, messages),
-        of_program="program" in rollout,
-        branches_omitted=has_other_branches(rollout),
-    )
 
 
 def tools_text(tools: Sequence[Mapping[str, Any]]) -> str:
@@ -210,6 +233,11 @@ def valid_text(text: str, warnings: set[str] | None = None) -> str:
     return valid
 
 
+def valid_json(value: Any, warnings: set[str]) -> Any:
+    """A copy of a JSON value with such text."""
+    return json.loads(valid_text(json.dumps(value, ensure_ascii=False), warnings))
+
+
 def plain_text(content: Any, warnings: set[str]) -> str:
     """The text of a content; a part that is not text becomes its type in brackets."""
     if content is None or isinstance(content, str):
@@ -223,47 +251,13 @@ def plain_text(content: Any, warnings: set[str]) -> str:
     return valid_text("".join(texts), warnings)
 
 
-def _lines(
-    group: GroupRecord,
-    min_reward: float | None,
-    completed_only: bool,
-    line: Callable[[Chat, set[str]], dict[str, Any]],
-) -> Iterator[ExportLine | LeftOut]:
-    for rollout in group["rollouts"]:
-        warnings: set[str] = set()
-        try:
-            check_rollout(rollout, min_reward, completed_only)
-            content = line(chat_of(group, rollout), warnings)
-        except Unsuitable as error:
-            yield LeftOut(rollout["rollout_id"], str(error))
-        else:
-            yield ExportLine(content, (rollout["rollout_id"],), tuple(sorted(warnings)))
-
-
-def check_rollout(facts: Mapping[str, Any], min_reward: float | None, completed_only: bool) -> None:
-    """Raises Unsuitable for a rollout that is not wanted."""
-    if completed_only and not facts["completed"]:
-        raise Unsuitable("not completed")
-    reward = facts["reward"]
-    if min_reward is not None and (reward is None or reward < min_reward):
-        raise Unsuitable(f"reward below {min_reward:g}")
-
-
-def _messages(
-    chat: Chat, warnings: set[str], *, arguments: Arguments, reasoning: str, parts: bool
-) -> list[dict[str, Any]]:
+def _messages(chat: Chat, *, arguments: Arguments, reasoning: str, parts: bool) -> list[dict[str, Any]]:
     """New messages with the keys of the format. `parts`: content may be a list of parts, and null beside calls.
 
-    Raises Unsuitable where the messages break the rules of a conversation.
+    Raises MessageError where the messages break the rules of a conversation.
     """
-    try:
-        validate_messages(chat.messages, late_system=chat.of_program)
-    except MessageError as error:
-        raise Unsuitable(f"no valid conversation ({type(error).__name__})") from None
-    if not any(
-        message["role"] == "assistant" and place not in chat.not_sampled for place, message in enumerate(chat.messages)
-    ):
-        raise Unsuitable("no answer by the model")
+    validate_messages(chat.messages, late_system=chat.of_program)
+    warnings = chat.warnings
     if chat.branches_omitted:
         warnings.add(BRANCHES_OMITTED)
     names: dict[str, str] = {}
@@ -278,7 +272,7 @@ def _messages(
         elif message.get("name"):
             new["name"] = message["name"]
         if parts and role == "user" and isinstance(content, list):
-            new["content"] = json.loads(valid_text(json.dumps(content, ensure_ascii=False), warnings))
+            new["content"] = valid_json(content, warnings)
         else:
             new["content"] = plain_text(content, warnings)
         if role == "assistant":
@@ -287,21 +281,20 @@ def _messages(
                 new["tool_calls"] = [_call(call, warnings, arguments) for call in calls]
                 if parts and content is None:
                     new["content"] = None
-            if thought := message.get("reasoning"):
-                _add_reasoning(new, valid_text(thought, warnings), reasoning, warnings)
+            if (thought := message.get("reasoning") or "").strip():
+                thought = valid_text(thought, warnings)
+                if reasoning == "drop":
+                    warnings.add(REASONING_DROPPED)
+                elif reasoning == "think":
+                    new["content"] = think_block(thought) + (new["content"] or "")
+                else:
+                    new[reasoning] = thought
             if not parts or place in chat.not_sampled:
                 new["weight"] = int(place not in chat.not_sampled)
         written.append(new)
+    if all(message["role"] != "assistant" or message.get("weight") == 0 for message in written):
+        raise Unsuitable(NO_ANSWER)
     return written
-
-
-def _add_reasoning(message: dict[str, Any], thought: str, form: str, warnings: set[str]) -> None:
-    if form == "drop":
-        warnings.add(REASONING_DROPPED)
-    elif form == "think":
-        message["content"] = think_block(thought) + (message["content"] or "")
-    else:
-        message[form] = thought
 
 
 def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[str, Any]:
@@ -316,7 +309,7 @@ def _call(call: Mapping[str, Any], warnings: set[str], form: Arguments) -> dict[
     if form == "text":
         given: Any = text if text.strip() else "{}"
     elif "\\u" in text:  # an escape may be half of a surrogate pair
-        given = json.loads(valid_text(json.dumps(arguments, ensure_ascii=False), warnings))
+        given = valid_json(arguments, warnings)
     else:
         given = arguments
     return {"id": call["id"], "type": "function", "function": {"name": function["name"], "arguments": given}}

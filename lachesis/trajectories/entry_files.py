@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from lachesis.trajectories.chat_exports import Unsuitable
+from lachesis.trajectories.chat_exports import Unsuitable, reason_of
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.formats import Converter
-from lachesis.trajectories.jsonl import JsonlError, JsonlWriter, StrPath, json_text, replacing
+from lachesis.trajectories.jsonl import JsonlError, StrPath, json_text, replacing
 from lachesis.trajectories.markup import READ_UNIQUE
 from lachesis.trajectories.parquet import ParquetWriter, read_rows
 
@@ -27,8 +27,6 @@ Same: TypeAlias = Literal["conversation", "prompt"]
 PROMPT_ROLES = ("system", "human", "user")
 _CALL_ID = re.compile(r'(<tool_response>\s*\{)"tool_call_id": ?"[^"]*", ?')
 _GZIP = b"\x1f\x8b"
-_BATCH = 64
-"""Lines that are written at once."""
 
 
 class Line(NamedTuple):
@@ -108,7 +106,7 @@ def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *
             too, which names file and line, unless `skip` leaves it out.
     """
     totals = Rewritten()
-    open_writer = ParquetWriter if converter.to == "parquet" else _Buffered
+    open_writer = ParquetWriter if converter.to == "parquet" else _LineFile
     with replacing(out) as temporary, open_writer(temporary) as writer:
         for line in lines:
             totals.read += 1
@@ -118,7 +116,7 @@ def convert_entries(lines: Iterable[Line], out: StrPath, converter: Converter, *
             except (Unsuitable, MessageError) as error:
                 if not skip:
                     raise JsonlError(line.path, str(error), line=line.number) from error
-                totals.left_out[str(error) if isinstance(error, Unsuitable) else type(error).__name__] += 1
+                totals.left_out[reason_of(error)] += 1
                 continue
             writer.write(content)
             totals.written += 1
@@ -139,7 +137,7 @@ def deduplicate(lines: Iterable[Line], out: StrPath, *, by: Same = "conversation
             seen.execute(f"PRAGMA {pragma}")
         seen.execute("CREATE TABLE seen (digest BLOB PRIMARY KEY) WITHOUT ROWID")
         seen.execute("BEGIN")
-        with replacing(out) as temporary, _Buffered(temporary) as writer:
+        with replacing(out) as temporary, _LineFile(temporary) as writer:
             for line in lines:
                 totals.read += 1
                 try:
@@ -149,7 +147,7 @@ def deduplicate(lines: Iterable[Line], out: StrPath, *, by: Same = "conversation
                 except sqlite3.Error as error:
                     raise JsonlError(out, f"the database of what was seen cannot be written ({error})") from error
                 if added:
-                    writer.write_raw(line)
+                    writer.copy(line)
                     totals.written += 1
                 else:
                     totals.left_out[f"the same {by} as an earlier entry"] += 1
@@ -188,49 +186,33 @@ def digest(entry: Mapping[str, Any], by: Same) -> bytes:
 
 def _without_ids(message: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in message.items() if name not in ("tool_call_id", "role")}
-    if isinstance(kept.get("tool_calls"), list):
-        kept["tool_calls"] = [
-            {name: value for name, value in call.items() if name != "id"} if isinstance(call, dict) else call
-            for call in kept["tool_calls"]
-        ]
+    if isinstance(calls := kept.get("tool_calls"), list):
+        kept["tool_calls"] = [{**call, "id": None} if isinstance(call, dict) else call for call in calls]
     return kept
 
 
-class _Buffered(JsonlWriter):
-    """Writes some lines at once: nobody else writes the file."""
+class _LineFile:
+    """A JSON Lines file that nobody else writes or reads yet."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._lines: list[bytes] = []
-        self._size = 0
+        self._path = path
+        self._file = path.open("wb", buffering=1 << 20)
 
     def write(self, obj: Any) -> None:
-        self._add(self.encode(obj))
-
-    def encode(self, obj: Any) -> bytes:
-        # At once: nothing else runs in this process that would have to wait.
         try:
-            return json_text(obj) + b"\n"
+            self._file.write(json_text(obj) + b"\n")
         except (TypeError, ValueError, RecursionError) as error:
-            raise JsonlError(self.path, f"the entry cannot become JSON: {error}") from error
+            raise JsonlError(self._path, f"the entry cannot become JSON: {error}") from error
 
-    def write_raw(self, line: Line) -> None:
-        raw = line.raw.removeprefix(b"\xef\xbb\xbf")
-        self._add(raw if raw.endswith(b"\n") else raw + b"\n" if raw else self.encode(line.entry))
+    def copy(self, line: Line) -> None:
+        """Write the line as it is."""
+        if line.raw:
+            self._file.write(line.raw.removeprefix(b"\xef\xbb\xbf").removesuffix(b"\n") + b"\n")
+        else:
+            self.write(line.entry)
 
-    def close(self) -> None:
-        try:
-            self._flush()
-        finally:
-            super().close()
+    def __enter__(self) -> Self:
+        return self
 
-    def _add(self, line: bytes) -> None:
-        self._lines.append(line)
-        self._size += len(line)
-        if len(self._lines) >= _BATCH or self._size > 1 << 20:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._lines:
-            lines, self._lines, self._size = self._lines, [], 0
-            self.write_line(b"".join(lines))
+    def __exit__(self, *exception: Any) -> None:
+        self._file.close()

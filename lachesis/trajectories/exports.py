@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, update_wrapper
 from itertools import islice
 from math import isfinite
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import Registry
@@ -76,7 +77,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
         "openai": "lachesis.trajectories.chat_exports:openai",
         "trl": "lachesis.trajectories.chat_exports:trl",
         "dpo": "lachesis.trajectories.chat_exports:Preferences",
-        "parquet": "lachesis.trajectories.parquet:ParquetExport",
+        "parquet": "lachesis.trajectories.parquet:parquet",
         "samples": "lachesis.trajectories.builtin_exports:token_samples",
         "atif": "lachesis.trajectories.atif:atif",
         "trajectory": "lachesis.trajectories.builtin_exports:trajectory",  # the earlier name of hermes
@@ -122,7 +123,7 @@ def load_export(name: str, options: Mapping[str, Any] | None = None) -> Export:
     plugin = EXPORTS.load(name)
     given = checked_options(f"export {name!r}", plugin, options, 0 if isinstance(plugin, type) else 1)
     if not isinstance(plugin, type):
-        return partial(plugin, **given)
+        return update_wrapper(partial(plugin, **given), plugin)  # its attributes say how it is called
     try:
         made: Export = plugin(**given)
     except LachesisError:
@@ -275,6 +276,13 @@ def has_other_branches(rollout: RolloutRecord) -> bool:
     return any(dropped.get("edit") for dropped in rollout.get("discarded") or ())
 
 
+def is_complete(rollout: RolloutRecord, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """An agent program need not send the results of its last calls; anywhere else they are missing."""
+    return bool(rollout["completed"]) and (
+        "program" in rollout or not any(each.get("tool_calls") for each in messages[-1:])
+    )
+
+
 def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str, Any]]:
     """The token samples of one of the group's rollouts; none in Phase 1 and for a rollout without a reward.
 
@@ -313,27 +321,18 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
     totals.left_out.update(missing.values())
 
 
-class LineWriter(Protocol):
-    """What the lines of an export are written with. It may raise OSError or JsonlError."""
-
-    def write(self, obj: Any, /) -> None: ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *exception: Any) -> object: ...
-
-
 def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -> ExportTotals:
     """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
 
-    An export that is no JSON Lines has a method `open(path)`, which returns its writer.
+    An export that is no JSON Lines has a method `open(path)`: its writer, a context manager with `write`, which
+    may raise OSError or JsonlError.
 
     Raises:
         ExportError: the export fails on a group, or the file cannot be written.
         JsonlError: `groups` reads a file that cannot be read.
     """
     totals = ExportTotals()
-    open_writer: Callable[[Path], LineWriter] = getattr(export, "open", JsonlWriter)
+    open_writer: Callable[[Path], AbstractContextManager[Any]] = getattr(export, "open", JsonlWriter)
     try:
         with replacing(path) as temporary, open_writer(temporary) as writer:
             for group in groups:

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lachesis.trajectories.formats import format_of
+from lachesis.trajectories.formats import REASONING, format_of
 
 NAMES = 1000
 """Distinct names that a count keeps; all further ones are counted together."""
 OTHERS = "(others)"
+SPREADS = ("turns_per_entry", "characters_per_entry", "reward")
 _CALL = re.compile(r'<tool_call>\s*\{"name": ?"((?:[^"\\]|\\.)*)"')
 _ROLES = {"human": "user", "gpt": "assistant"}
 
@@ -25,22 +26,19 @@ class Spread:
         self.sum = 0.0
         self.least = math.inf
         self.most = -math.inf
-        self._buckets: Counter[tuple[float, int]] = Counter()
+        self._buckets: Counter[str] = Counter()
+        """Numbers with two digits."""
 
     def add(self, value: float) -> None:
         self.count += 1
         self.sum += value
         self.least, self.most = min(self.least, value), max(self.most, value)
-        if abs(value) < 100 and value == int(value):
-            self._buckets[value, 0] += 1
-        elif value:
-            power = math.floor(math.log10(abs(value))) - 1
-            self._buckets[round(value / 10.0**power, 0), power] += 1
+        self._buckets[f"{value:.1e}"] += 1
 
     def percentile(self, share: float) -> float:
         """The value at a share of the numbers, from 0 to 1."""
         left = math.ceil(share * self.count)
-        for value, times in sorted((digits * 10.0**power, times) for (digits, power), times in self._buckets.items()):
+        for value, times in sorted((float(digits), times) for digits, times in self._buckets.items()):
             left -= times
             if left <= 0:
                 return min(max(value, self.least), self.most)
@@ -49,32 +47,21 @@ class Spread:
     def to_json(self) -> dict[str, float] | None:
         if not self.count:
             return None
-        return {
-            "count": self.count,
-            "mean": self.sum / self.count,
-            "min": self.least,
-            "p50": self.percentile(0.5),
-            "p90": self.percentile(0.9),
-            "max": self.most,
-        }
+        middle, high = self.percentile(0.5), self.percentile(0.9)
+        found = {"mean": self.sum / self.count, "min": self.least, "p50": middle, "p90": high, "max": self.most}
+        return {"count": self.count, **found}
 
 
 class FileStatistics:
     """Counts over entries of any format."""
 
     def __init__(self) -> None:
-        self.entries = 0
+        self.entries = self.answers = self.answers_with_reasoning = 0
+        self.entries_without_reasoning = self.entries_with_calls = 0
         self.completed: Counter[str] = Counter()
-        self.counts: dict[str, Counter[str]] = {
-            name: Counter() for name in ("format", "turns", "tool_calls", "outcome", "model", "environment", "toolsets")
-        }
-        self.answers = 0
-        self.answers_with_reasoning = 0
-        self.entries_without_reasoning = 0
-        self.entries_with_calls = 0
-        self.turns = Spread()
-        self.characters = Spread()
-        self.reward = Spread()
+        names = ("format", "turns", "tool_calls", "outcome", "model", "environment", "toolsets")
+        self.counts: dict[str, Counter[str]] = {name: Counter() for name in names}
+        self.spreads = {name: Spread() for name in SPREADS}
 
     def add(self, entry: Mapping[str, Any]) -> None:
         self.entries += 1
@@ -90,24 +77,25 @@ class FileStatistics:
             self._count("toolsets", str(toolset))
         reward = facts.get("reward")
         if isinstance(reward, int | float) and not isinstance(reward, bool) and math.isfinite(reward):
-            self.reward.add(float(reward))
-        turns = calls = size = thoughts = 0
-        for role, text, names, thought in _turns(entry):
+            self.spreads["reward"].add(float(reward))
+        turns = calls = size = answers = thoughts = 0
+        for turn in _turns(entry):
+            role, text, names, thought = _figures(turn)
             turns += 1
             size += text
             calls += len(names)
+            answers += role == "assistant"
+            thoughts += thought
             self._count("turns", role)
             for name in names:
                 self._count("tool_calls", name)
-            if role == "assistant":
-                self.answers += 1
-                thoughts += thought
+        self.answers += answers
         self.answers_with_reasoning += thoughts
         self.entries_without_reasoning += bool(turns and not thoughts)
         self.entries_with_calls += bool(calls)
         if turns:
-            self.turns.add(turns)
-            self.characters.add(size)
+            self.spreads["turns_per_entry"].add(turns)
+            self.spreads["characters_per_entry"].add(size)
 
     def to_json(self) -> dict[str, Any]:
         """All figures, by name."""
@@ -118,9 +106,7 @@ class FileStatistics:
             "answers_with_reasoning": self.answers_with_reasoning,
             "entries_without_reasoning": self.entries_without_reasoning,
             "entries_with_calls": self.entries_with_calls,
-            "turns_per_entry": self.turns.to_json(),
-            "characters_per_entry": self.characters.to_json(),
-            "reward": self.reward.to_json(),
+            **{name: spread.to_json() for name, spread in self.spreads.items()},
             **{name: dict(count.most_common()) for name, count in self.counts.items()},
         }
 
@@ -129,32 +115,28 @@ class FileStatistics:
         count[name if name in count or len(count) < NAMES else OTHERS] += 1
 
 
-def _turns(entry: Mapping[str, Any]) -> Iterator[tuple[str, int, list[str], bool]]:
-    """Role, characters, names of called tools, and whether it has reasoning, of each turn."""
+def _turns(entry: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for key in ("conversations", "messages", "prompt", "completion", "chosen"):
         if isinstance(entry.get(key), list):
-            for turn in entry[key]:
-                if isinstance(turn, Mapping):
-                    yield _turn(turn)
+            yield from (turn for turn in entry[key] if isinstance(turn, Mapping))
 
 
-def _turn(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
+def _figures(turn: Mapping[str, Any]) -> tuple[str, int, list[str], bool]:
+    """Role, characters, names of called tools, and whether it has reasoning."""
     role = turn.get("from", turn.get("role"))
     role = _ROLES.get(role, role) if isinstance(role, str) else "unknown"
     text = turn.get("value", turn.get("content"))
     text = text if isinstance(text, str) else "" if text is None else str(text)
     if role != "assistant":
         return role, len(text), [], False
-    thought = text.startswith("<think>") and not text[7:].lstrip().startswith("</think>")
-    names = _CALL.findall(text) if "value" in turn else []
-    size = len(text)
+    in_text = text.startswith("<think>") and not text[7:].lstrip().startswith("</think>")
+    if "value" in turn:
+        return role, len(text), _CALL.findall(text), in_text
+    thoughts = [turn[key] for key in REASONING if isinstance(turn.get(key), str) and turn[key].strip()]
+    size, names = len(text) + sum(map(len, thoughts)), []
     for call in turn["tool_calls"] if isinstance(turn.get("tool_calls"), list) else ():
         function = call.get("function") if isinstance(call, Mapping) else None
         if isinstance(function, Mapping):
             names.append(str(function.get("name")))
             size += len(str(function.get("arguments", "")))
-    for key in ("reasoning", "reasoning_content", "thinking"):
-        if isinstance(turn.get(key), str) and turn[key].strip():
-            thought = True
-            size += len(turn[key])
-    return role, size, names, thought
+    return role, size, names, in_text or bool(thoughts)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lachesis.errors import LachesisError
+from lachesis.trajectories.builtin_exports import dataset_line, trajectory_line
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
-from lachesis.trajectories.entries import to_dataset_entry, to_trajectory_entry
 from lachesis.trajectories.errors import MessageError
-from lachesis.trajectories.exports import NOT_SAMPLED, checked_options
+from lachesis.trajectories.exports import checked_options
 from lachesis.trajectories.loading import from_sharegpt, tools_from_sharegpt
 from lachesis.trajectories.message_rules import validate_messages
 from lachesis.trajectories.parquet import TEXTS, parquet_row
-from lachesis.trajectories.sharegpt import ConversionWarning, SystemTurn, tool_function
+from lachesis.trajectories.sharegpt import tool_function
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -92,22 +92,20 @@ def read_chat(entry: Any) -> Chat:
     form = format_of(entry)
     if form in ("hermes", "batch", "sharegpt-tools"):
         metadata = entry["metadata"] if isinstance(entry.get("metadata"), Mapping) else {}
-        facts = _facts(metadata) | _facts(entry)
         if not all(isinstance(turn, Mapping) for turn in entry["conversations"]):
             raise Unsuitable("its conversations are not a list of turns")
         if not (messages := from_sharegpt(entry)):
             raise Unsuitable("it has no messages")
-        return Chat(messages, _tools(entry, tools_from_sharegpt), facts)
+        return Chat(messages, _tools(tools_from_sharegpt, entry), _facts(metadata) | _facts(entry), of_program=True)
     if form in ("openai", "trl", "parquet"):
         given = entry["messages"] if "messages" in entry else [*(entry.get("prompt") or ()), *entry["completion"]]
         messages = [plain_message(message, f"messages[{index}]") for index, message in enumerate(given)]
-        copied = {index for index, message in enumerate(messages) if message.get("weight") == 0}
+        copied = frozenset(index for index, message in enumerate(messages) if message.pop("weight", 1) == 0)
         for message in messages:
-            message.pop("weight", None)
             if message.get("role") == "tool":
                 message.pop("name", None)
         validate_messages(messages, complete=False, late_system=True)
-        return Chat(messages, _tools(entry, _tools_of_messages), _facts(entry), frozenset(copied))
+        return Chat(messages, _tools(_tools_of_messages, entry), _facts(entry), copied, of_program=True)
     if form:
         raise Unsuitable(f"{form} cannot be converted: `lachesis export` writes every format from the run's groups")
     if isinstance(entry, Mapping) and "rollouts" in entry:
@@ -121,14 +119,14 @@ def _facts(entry: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tools(entry: Mapping[str, Any], read: Callable[[Mapping[str, Any]], Any]) -> list[dict[str, Any]]:
+def _tools(read: Callable[[Mapping[str, Any]], Any], entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
-        tools = list(read(entry))
-        for tool in tools:
-            tool_function(tool)
-    except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+        return [
+            {"type": "function", **({"function": tool} if tool_function(tool) is tool else tool)}
+            for tool in read(entry)
+        ]
+    except SHAPE_ERRORS as error:
         raise Unsuitable(f"its tools cannot be read ({error})") from None
-    return tools
 
 
 def _tools_of_messages(entry: Mapping[str, Any]) -> Any:
@@ -146,65 +144,37 @@ class Converter:
     def convert(self, entry: Any, warnings: set[str]) -> dict[str, Any]:
         """The entry in the other format; `warnings` gets kinds of changes. Raises Unsuitable or MessageError."""
         try:
-            return _CONVERTERS[self.to](read_chat(entry), warnings, **self.options)
+            chat = read_chat(entry)
+            line = _LINES[self.to](chat, **self.options)
         except (Unsuitable, MessageError):
             raise
         except SHAPE_ERRORS as error:
             raise Unsuitable(f"it cannot be read as {format_of(entry)} ({type(error).__name__}: {error})") from error
+        warnings |= chat.warnings
+        if self.to == "hermes" and self.options.get("system") != "actual" and chat.messages[0]["role"] == "system":
+            warnings.add(SYSTEM_REPLACED)
+        return line
 
 
 def converter(to: str, options: Mapping[str, Any] | None = None) -> Converter:
     """What converts to the format `to`. Raises UnknownFormat or ExportOptionsError."""
-    if to not in _CONVERTERS:
+    if to not in _LINES:
         raise UnknownFormat(
-            f"conversations convert to {', '.join(_CONVERTERS)}, not to {to!r}; "
+            f"conversations convert to {', '.join(_LINES)}, not to {to!r}; "
             "`lachesis export` writes the other formats from the groups of a run"
         )
-    return Converter(to, checked_options(f"the format {to!r}", _CONVERTERS[to], options, 2))
+    given = checked_options(f"the format {to!r}", _LINES[to], options, 1)
+    return Converter(to, {"completed_only": False, **given} if to in ("sharegpt-tools", "openai", "trl") else given)
 
 
-def _to_hermes(
-    chat: Chat, warnings: set[str], *, model: str = "unknown", timestamp: str = "", system: SystemTurn = "generated"
-) -> dict[str, Any]:
-    facts = dict(chat.facts)
-    entry, found = to_trajectory_entry(
-        chat.messages,
-        chat.tools,
-        model=str(facts.pop("model", None) or model),
-        completed=facts.pop("completed", True) is not False,
-        timestamp=facts.pop("timestamp", None) or timestamp or None,
-        system=system,
-        of_program=True,
-        **facts,
-    )
-    _check_sharegpt(chat, found, warnings)
-    if system != "actual" and chat.messages[0]["role"] == "system":
-        warnings.add(SYSTEM_REPLACED)
-    return entry
-
-
-def _to_sharegpt_tools(chat: Chat, warnings: set[str], *, source: str = "hermes-agent") -> dict[str, Any]:
-    entry, found = to_dataset_entry(chat.messages, chat.tools, source=source, of_program=True)
-    _check_sharegpt(chat, found, warnings)
-    return entry
-
-
-def _check_sharegpt(chat: Chat, found: Sequence[ConversionWarning], warnings: set[str]) -> None:
-    if not any(message["role"] == "assistant" for message in chat.messages):
-        raise Unsuitable("no answer by the model")
-    warnings.update(str(warning.kind) for warning in found)
-    if chat.not_sampled:
-        warnings.add(NOT_SAMPLED)
-
-
-_CONVERTERS: dict[str, Callable[..., dict[str, Any]]] = {
-    "hermes": _to_hermes,
-    "sharegpt-tools": _to_sharegpt_tools,
+_LINES: dict[str, Callable[..., dict[str, Any]]] = {
+    "hermes": trajectory_line,
+    "sharegpt-tools": dataset_line,
     "openai": openai_line,
     "trl": trl_line,
     "parquet": parquet_row,
 }
-CONVERTIBLE: Sequence[str] = tuple(_CONVERTERS)
+CONVERTIBLE = tuple(_LINES)
 """The formats that a conversation can be written in."""
 
 
@@ -216,43 +186,30 @@ def dataset_features(format: str) -> Features:
     """
     from datasets import Features, Json, List, Value
 
-    text, flag, number, any_json = Value("string"), Value("bool"), Value("float64"), Json()
-    turns = List({"from": text, "value": text})
-    texts = dict.fromkeys(("run", "environment", "item_key", "rollout_id", "outcome"), text)
-    own = dict.fromkeys(("environment", "item_key"), text)
+    text, flag, number, whole, any_json = *map(Value, ("string", "bool", "float64", "int64")), Json()
+    turns, messages = List({"from": text, "value": text}), List(any_json)
+
+    def texts(names: str) -> dict[str, Any]:
+        return dict.fromkeys(names.split(), text)
+
+    hermes = {**texts("timestamp model"), "completed": flag, **texts("run environment item_key rollout_id outcome")}
+    batch = {"prompt_index": whole, "metadata": any_json, "completed": flag, "partial": flag, "api_calls": whole}
+    pairs = dict.fromkeys(("prompt", "chosen", "rejected"), messages)
     columns: dict[str, dict[str, Any]] = {
-        "hermes": {
-            "conversations": turns,
-            "timestamp": text,
-            "model": text,
-            "completed": flag,
-            **texts,
-            "evaluation": flag,
-            "reward": number,
-        },
-        "sharegpt-tools": {"conversations": turns, "tools": text, "source": text},
+        "hermes": {"conversations": turns, **hermes, "evaluation": flag, "reward": number},
+        "sharegpt-tools": {"conversations": turns, **texts("tools source")},
         "batch": {
-            "prompt_index": Value("int64"),
+            **batch,
             "conversations": turns,
-            "metadata": any_json,
-            "completed": flag,
-            "partial": flag,
-            "api_calls": Value("int64"),
             "toolsets_used": List(text),
-            "tool_stats": any_json,
-            "tool_error_counts": any_json,
+            **dict.fromkeys(("tool_stats", "tool_error_counts"), any_json),
         },
-        "openai": {"messages": List(any_json), "tools": List(any_json)},
-        "trl": {"messages": List(any_json), "tools": text, **own, "rollout_id": text},
+        "openai": {"messages": messages, "tools": messages},
+        "trl": {"messages": messages, **texts("tools environment item_key rollout_id")},
         "dpo": {
-            **dict.fromkeys(("prompt", "chosen", "rejected"), List(any_json)),
-            "tools": text,
-            "score_chosen": number,
-            "score_rejected": number,
-            "rule": text,
-            **own,
-            "chosen_id": text,
-            "rejected_id": text,
+            **pairs,
+            **dict.fromkeys(("score_chosen", "score_rejected"), number),
+            **texts("tools rule environment item_key chosen_id rejected_id"),
         },
     }
     if format not in columns:

@@ -10,8 +10,8 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from lachesis.trajectories.chat_exports import Chat, chat_of, plain_text, tools_text, valid_text
-from lachesis.trajectories.exports import BRANCHES_OMITTED, ExportLine, GroupRecord, LeftOut
+from lachesis.trajectories.chat_exports import Chat, Unsuitable, of_rollouts, plain_text, tools_text, valid_text
+from lachesis.trajectories.exports import BRANCHES_OMITTED
 from lachesis.trajectories.jsonl import JsonlError
 
 if TYPE_CHECKING:
@@ -26,47 +26,29 @@ def schema() -> pa.Schema:
     """The columns of the file."""
     import pyarrow as pa
 
-    call = pa.struct(
-        [
-            ("id", pa.string()),
-            ("type", pa.string()),
-            ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
-        ]
-    )
-    message = pa.struct(
-        [
-            ("role", pa.string()),
-            ("content", pa.string()),
-            ("reasoning", pa.string()),
-            ("tool_calls", pa.list_(call)),
-            ("tool_call_id", pa.string()),
-            ("weight", pa.int8()),
-        ]
-    )
-    return pa.schema(
-        [
-            ("messages", pa.list_(message)),
-            ("tools", pa.string()),
-            *((name, pa.string()) for name in TEXTS),
-            ("evaluation", pa.bool_()),
-            ("completed", pa.bool_()),
-            ("reward", pa.float64()),
-        ]
-    )
+    text = pa.string()
+    call = pa.struct({"id": text, "type": text, "function": pa.struct({"name": text, "arguments": text})})
+    texts = dict.fromkeys(("role", "content", "reasoning"), text)
+    message = pa.struct({**texts, "tool_calls": pa.list_(call), "tool_call_id": text, "weight": pa.int8()})
+    facts = {"evaluation": pa.bool_(), "completed": pa.bool_(), "reward": pa.float64()}
+    return pa.schema({"messages": pa.list_(message), "tools": text, **dict.fromkeys(TEXTS, text), **facts})
 
 
-def parquet_row(chat: Chat, warnings: set[str]) -> dict[str, Any]:
-    """A row of the schema. Absent keys are null there."""
-    facts = {name: chat.facts.get(name) for name in (*TEXTS, "evaluation", "completed", "reward")}
+def parquet_row(chat: Chat) -> dict[str, Any]:
+    """A row of the schema, of a failed rollout too. Absent keys are null there."""
+    if not chat.messages:
+        raise Unsuitable("no messages")
     if chat.branches_omitted:
-        warnings.add(BRANCHES_OMITTED)
+        chat.warnings.add(BRANCHES_OMITTED)
+    texts = {name: chat.facts.get(name) for name in TEXTS}
     return {
         "messages": [
-            _message(message, warnings) | ({"weight": 0} if place in chat.not_sampled else {})
+            _message(message, chat.warnings) | ({"weight": 0} if place in chat.not_sampled else {})
             for place, message in enumerate(chat.messages)
         ],
         "tools": tools_text(chat.tools),
-        **{name: value if name not in TEXTS or value is None else str(value) for name, value in facts.items()},
+        **{name: None if value is None else str(value) for name, value in texts.items()},
+        **{name: chat.facts.get(name) for name in ("evaluation", "completed", "reward")},
     }
 
 
@@ -76,35 +58,26 @@ def _message(message: Mapping[str, Any], warnings: set[str]) -> dict[str, Any]:
     if message.get("reasoning"):
         row["reasoning"] = valid_text(message["reasoning"], warnings)
     if calls := message.get("tool_calls"):
-        row["tool_calls"] = [
-            {
-                "id": call["id"],
-                "type": "function",
-                "function": {
-                    "name": call["function"]["name"],
-                    "arguments": valid_text(call["function"]["arguments"], warnings),
-                },
-            }
-            for call in calls
-        ]
+        row["tool_calls"] = [_call(call["id"], call["function"], warnings) for call in calls]
     if message.get("tool_call_id"):
         row["tool_call_id"] = message["tool_call_id"]
     return row
 
 
+def _call(call_id: str, function: Mapping[str, Any], warnings: set[str]) -> dict[str, Any]:
+    written = {"name": function["name"], "arguments": valid_text(function["arguments"], warnings)}
+    return {"id": call_id, "type": "function", "function": written}
+
+
 class ParquetWriter:
-    """Writes rows in row groups, so that memory does not grow with the file."""
+    """Writes rows in row groups, so that memory does not grow with the file. Raises OSError or JsonlError."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow.parquet
 
         self.path = path
         self._schema = schema()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("wb")
-        except OSError as error:
-            raise JsonlError(path, f"cannot open for writing ({error.strerror or error})") from error
+        self._file = path.open("wb")
         self._writer = pyarrow.parquet.ParquetWriter(self._file, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._size = 0
@@ -139,20 +112,8 @@ class ParquetWriter:
             self._rows, self._size = [], 0
 
 
-class ParquetExport:
-    """A row for each rollout with messages, failed ones included."""
-
-    open = ParquetWriter
-
-    def __call__(self, group: GroupRecord) -> Iterator[ExportLine | LeftOut]:
-        for rollout in group["rollouts"]:
-            chat = chat_of(group, rollout)
-            if not chat.messages:
-                yield LeftOut(rollout["rollout_id"], "no messages")
-                continue
-            warnings: set[str] = set()
-            row = parquet_row(chat, warnings)
-            yield ExportLine(row, (rollout["rollout_id"],), tuple(sorted(warnings)))
+parquet = of_rollouts(parquet_row)
+parquet.open = ParquetWriter  # type: ignore[attr-defined]
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
@@ -167,12 +128,10 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
         with pyarrow.parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=200):
                 for row in batch.to_pylist():
-                    if isinstance(row.get("messages"), list):
-                        row["messages"] = [_without_nulls(message) for message in row["messages"]]
+                    messages = row.get("messages")
+                    for message in messages if isinstance(messages, list) else ():
+                        for name in [name for name, value in message.items() if value is None and name != "content"]:
+                            del message[name]
                     yield row
     except (OSError, pa.ArrowException) as error:
         raise JsonlError(path, f"cannot be read as Parquet ({error})") from error
-
-
-def _without_nulls(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if value is not None or name == "content"}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from lachesis.trajectories.chat_exports import Unsuitable
+from lachesis.trajectories.chat_exports import OPENAI_NAME, Unsuitable
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.formats import SHAPE_ERRORS, UnknownFormat, format_of, keys_of, plain_message
 from lachesis.trajectories.loading import from_sharegpt
@@ -18,9 +17,14 @@ from lachesis.trajectories.verification import verify
 
 __all__ = ["VALIDATORS", "validate_entry", "validate_messages"]
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OPENAI_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "weight", "refusal", "audio"}
 _COUNTS = {"count", "success", "failure"}
+_BATCH = {
+    **dict.fromkeys(("prompt_index", "api_calls"), int),
+    **dict.fromkeys(("completed", "partial"), bool),
+    **dict.fromkeys(("metadata", "tool_stats", "tool_error_counts"), dict),
+    "toolsets_used": list,
+}
 
 
 def validate_entry(entry: Any, format: str = "") -> list[str]:
@@ -37,7 +41,9 @@ def validate_entry(entry: Any, format: str = "") -> list[str]:
         return [f"it is {type(entry).__name__}, not an object"]
     problems: list[str] = []
     try:
-        problems.extend(VALIDATORS[name](entry))
+        problems.extend(VALIDATORS[name](entry))  # those before an error are kept
+    except (Unsuitable, MessageError) as error:
+        problems.append(str(error))
     except SHAPE_ERRORS as error:  # a part of it is of another type
         problems.append(f"it does not have the form of {name} ({type(error).__name__}: {error})")
     return problems
@@ -53,26 +59,18 @@ def _is(entry: Mapping[str, Any], **types: type) -> Iterable[str]:
 
 
 def _sharegpt(entry: Mapping[str, Any], *, think: bool) -> Iterable[str]:
-    turns = entry.get("conversations")
-    if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
-        yield "conversations is not a list of turns"
-        return
+    turns = entry["conversations"]
     for index, turn in enumerate(turns):
         if set(turn) != {"from", "value"}:
             yield f"turn {index}: its keys are {', '.join(map(repr, turn))}, not 'from' and 'value'"
             return
-    try:
-        messages = from_sharegpt(entry)
-        validate_messages(messages, complete=False, late_system=True)
-    except MessageError as error:
-        yield str(error)
-        return
-    if not any(turn["from"] == "gpt" for turn in turns):
+    validate_messages(from_sharegpt(entry), complete=False, late_system=True)
+    answers = [(index, turn["value"]) for index, turn in enumerate(turns) if turn["from"] == "gpt"]
+    if not answers:
         yield "it has no gpt turn"
-    if think:
-        for index, turn in enumerate(turns):
-            if turn["from"] == "gpt" and not turn["value"].startswith("<think>\n"):
-                yield f"turn {index}: a gpt turn begins with a think block"
+    for index, value in answers if think else ():
+        if not value.startswith("<think>\n"):
+            yield f"turn {index}: a gpt turn begins with a think block"
 
 
 def _hermes(entry: Mapping[str, Any]) -> Iterable[str]:
@@ -87,47 +85,34 @@ def _sharegpt_tools(entry: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _batch(entry: Mapping[str, Any]) -> Iterable[str]:
-    wrong = list(
-        _is(
-            entry,
-            prompt_index=int,
-            metadata=dict,
-            completed=bool,
-            partial=bool,
-            api_calls=int,
-            toolsets_used=list,
-            tool_stats=dict,
-            tool_error_counts=dict,
-        )
-    )
+    wrong = list(_is(entry, **_BATCH))
     yield from wrong
-    if not wrong:
-        stats, errors = entry["tool_stats"], entry["tool_error_counts"]
-        for name, row in stats.items():
-            if not isinstance(row, Mapping) or set(row) != _COUNTS or {*map(type, row.values())} != {int}:
-                yield f"tool_stats[{name!r}] is not count, success and failure"
-            elif row["count"] != row["success"] + row["failure"]:
-                yield f"tool_stats[{name!r}]: count is not success plus failure"
-        if set(errors) != set(stats):
-            yield "tool_error_counts and tool_stats name different tools"
+    for name, row in entry["tool_stats"].items() if not wrong else ():
+        if not isinstance(row, Mapping) or set(row) != _COUNTS or {*map(type, row.values())} != {int}:
+            yield f"tool_stats[{name!r}] is not count, success and failure"
+        elif row["count"] != row["success"] + row["failure"]:
+            yield f"tool_stats[{name!r}]: count is not success plus failure"
+    if not wrong and set(entry["tool_error_counts"]) != set(entry["tool_stats"]):
+        yield "tool_error_counts and tool_stats name different tools"
     yield from _sharegpt(entry, think=True)
 
 
 def _openai(entry: Mapping[str, Any]) -> Iterable[str]:
-    if "tools" in entry:
-        yield from _tools(entry["tools"])
-    if problems := list(_conversation(entry.get("messages"), "messages", text=True, answer=False)):
-        yield from problems
-        return
+    tools = entry.get("tools") or []
+    yield from _tools(tools)
+    yield from _conversation(entry["messages"], "messages", text=True, answer=False)
     for index, message in enumerate(entry["messages"]):
         for key in sorted(set(message) - _OPENAI_KEYS):
             yield f"messages[{index}]: OpenAI knows no key {key!r}"
         if message.get("weight", 1) not in (0, 1):
             yield f"messages[{index}]: weight is {message['weight']!r}, not 0 or 1"
-    answers = [message for message in entry["messages"] if message["role"] == "assistant"]
+    called = [call for message in entry["messages"] for call in message.get("tool_calls") or ()]
+    for name in {each["function"]["name"] for each in (*tools, *called)}:
+        if not OPENAI_NAME.fullmatch(name):
+            yield f"OpenAI takes no tool called {name!r}: 1 to 64 letters, digits, _ and - only"
     if entry["messages"][-1]["role"] != "assistant":
         yield "messages does not end with an assistant message"
-    if all(message.get("weight") == 0 for message in answers):
+    if all(message.get("weight") == 0 for message in entry["messages"] if message["role"] == "assistant"):
         yield "messages has no assistant message that is trained"
 
 
@@ -142,7 +127,7 @@ def _trl(entry: Mapping[str, Any]) -> Iterable[str]:
 def _dpo(entry: Mapping[str, Any]) -> Iterable[str]:
     yield from _parted(entry, "chosen")
     yield from _parted(entry, "rejected")
-    if entry.get("chosen") == entry.get("rejected"):
+    if entry["chosen"] == entry["rejected"]:
         yield "chosen and rejected are the same"
     yield from _tools_text(entry)
     yield from _is(entry, score_chosen=float, score_rejected=float, rule=str)
@@ -152,16 +137,14 @@ def _parquet(entry: Mapping[str, Any]) -> Iterable[str]:
     if missing := [name for name in parquet_schema().names if name not in entry]:
         yield f"it has no column {', '.join(missing)}"
     yield from _tools_text(entry)
-    yield from _conversation(entry.get("messages"), "messages", text=None, complete=False, answer=False)
+    yield from _conversation(entry["messages"], "messages", text=None, complete=False, answer=False)
 
 
 def _parted(entry: Mapping[str, Any], answer: str) -> Iterable[str]:
-    parts = [entry.get("prompt"), entry.get(answer)]
-    for name, part in zip(("prompt", answer), parts, strict=True):
-        if not isinstance(part, list) or not part:
-            yield f"{name} is not a list of messages"
-            return
-    yield from _conversation([*parts[0], *parts[1]], f"prompt and {answer}", text=False)  # type: ignore[misc]
+    for name in ("prompt", answer):
+        if not isinstance(entry[name], list) or not entry[name]:
+            raise Unsuitable(f"{name} is not a list of messages")
+    yield from _conversation([*entry["prompt"], *entry[answer]], f"prompt and {answer}", text=False)
 
 
 def _conversation(
@@ -169,14 +152,9 @@ def _conversation(
 ) -> Iterable[str]:
     """`text`: arguments have to be the text of an object; False: or an object; None: anything that a model wrote."""
     if not isinstance(messages, list) or not messages:
-        yield f"{at} is not a list of messages"
-        return
-    try:
-        plain = [plain_message(message, f"{at}[{index}]", text) for index, message in enumerate(messages)]
-        validate_messages(plain, complete=complete, late_system=True)
-    except (MessageError, Unsuitable) as error:
-        yield f"{at}: {error}"
-        return
+        raise Unsuitable(f"{at} is not a list of messages")
+    plain = [plain_message(message, f"{at}[{index}]", text) for index, message in enumerate(messages)]
+    validate_messages(plain, complete=complete, late_system=True)
     if answer and not any(message["role"] == "assistant" for message in plain):
         yield f"{at} has no assistant message"
 
@@ -184,20 +162,19 @@ def _conversation(
 def _tools_text(entry: Mapping[str, Any]) -> Iterable[str]:
     try:
         tools = json.loads(entry["tools"])
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except SHAPE_ERRORS:
         yield "tools is not JSON text"
-        return
-    yield from _tools(tools)
+    else:
+        yield from _tools(tools)
 
 
 def _tools(tools: Any) -> Iterable[str]:
     if not isinstance(tools, list):
-        yield f"tools is {type(tools).__name__}, not a list"
-        return
+        raise Unsuitable(f"tools is {type(tools).__name__}, not a list")
     for index, tool in enumerate(tools):
         function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
-        if not isinstance(function, Mapping) or not _NAME.fullmatch(str(function.get("name"))):
-            yield f"tools[{index}] is no function with a name of letters, digits, _ and -"
+        if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
+            yield f"tools[{index}] is no function with a name"
         elif not isinstance(function.get("parameters", {}), Mapping):
             yield f"tools[{index}]: parameters is not an object"
 

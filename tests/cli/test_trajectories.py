@@ -47,7 +47,9 @@ def test_figures_of_a_file(file: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert found["turns"] == {"assistant": 5, "system": 3, "user": 3, "tool": 2}
     assert found["reward"] == {"count": 2, "mean": 0.75, "min": 0.5, "p50": 0.5, "p90": 1.0, "max": 1.0}
     assert run("stats", file) == 0
-    assert "2 of 5 answers; 2 entries have none" in capsys.readouterr().out
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert {"answers 5", "answers with reasoning 2", "tool calls terminal 1, web_search 1"} <= set(shown)
+    assert "reward mean 0.75, median 0.5, 90 % 1, most 1" in shown
 
 
 def test_percentiles_are_near_and_names_are_bounded() -> None:
@@ -176,7 +178,7 @@ def test_an_entry_that_a_format_cannot_hold_is_named_or_counted(file: Path, caps
     assert not out.exists()
     assert run("convert", file, "--to", "openai", "--skip-invalid", "--out", out) == 0
     printed = capsys.readouterr().out
-    assert "left out: 1, UnknownRole" in printed
+    assert "left out: 1, no valid conversation (UnknownRole)" in printed
     assert "left out: 1, it is a group of a run, which `lachesis export` converts" in printed
     assert run("convert", file, "--to", "dpo", "--out", out) == 2
     assert "`lachesis export` writes the other formats" in capsys.readouterr().err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,16 @@ from lachesis.cli.verify import verify_file
 from lachesis.run_folder import OtherSettings
 from lachesis.runs.server_settings import ServerConfig, ServerConfigError
 from lachesis.runs.settings import HermesAgentEnvConfig
-from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server import Ask, FakeServer, Reply
+from lachesis.testing.fake_server.policies import as_reply
 from lachesis.tools import BUILTIN_TOOLS, tool
 from lachesis.training.groups import samples_from_atropos
 from lachesis.trajectories import verify
+from lachesis.trajectories.exports import ExportLine, ExportTotals, export_group, load_export, write_export
 from lachesis.trajectories.jsonl import read_lines
+from lachesis.trajectories.parquet import read_rows
+from lachesis.trajectories.validation import validate_entry
+from tests.support import report_pages
 from tests.support.own_api import OwnApi, own_api
 from tests.support.scripted_server import ScriptedServer, say
 from tests.support.summarising import SUMMARY, Summarises
@@ -68,6 +75,17 @@ async def test_process_compresses_contexts_and_loses_no_token(tmp_path: Path, ph
         assert f"[CONTEXT SUMMARY]: {SUMMARY}" in [message["content"] for message in messages]
     assert result.summary.discarded == 0, "nothing was taken back"
     assert dict(result.rows())["contexts"] == f"{policy.asked} compressed, 0 times in vain"
+    (shown,) = report_pages.groups((tmp_path / "groups.html").read_text())
+    for each, rollout in zip(edits, shown["rollouts"], strict=True):
+        for edit, line in zip(each, rollout["edits"], strict=True):
+            end = edit["at"] + edit["messages"] - 1
+            assert line == (
+                f"after turn {edit['turn']}: a summary by policy replaced messages {edit['at']} to {end}; "
+                f"{edit['tokens_before']} tokens before, {edit['tokens_after']} after"
+            )
+            assert [f"replacement of messages {edit['at']} to {end}", True] in [
+                [reason, is_edit] for reason, _, is_edit in rollout["discarded"]
+            ]
     if phase == 1:
         assert not group["samples"]
         return
@@ -77,6 +95,80 @@ async def test_process_compresses_contexts_and_loses_no_token(tmp_path: Path, ph
     assert (totals.sampled, totals.delivered, totals.duplicated, totals.lost) == (sampled, sampled, 0, 0)
     purposes = [span["purpose"] for sample in group["samples"] for span in sample["spans"]]
     assert (purposes.count("summary"), purposes.count("turn")) == (policy.asked, 24)
+
+
+class Steps(Summarises):
+    """Calls `look` as often as a rollout's first call says, "1 of 14", then answers."""
+
+    def __init__(self, *steps: int) -> None:
+        super().__init__()
+        self.steps = iter(steps)
+
+    def reply(self, ask: Ask) -> Reply:
+        if "Answer with the summary alone" in ask.prompt[-300:]:
+            return super().reply(ask)
+        done, *_, steps = [*map(int, (re.findall(r"(\d+) of (\d+)", ask.prompt) or [(0, next(self.steps))])[-1])]
+        call = {"name": "look", "arguments": {"at": f"{done + 1} of {steps}"}}
+        return as_reply(ask, f"<tool_call>\n{json.dumps(call)}\n</tool_call>" if done < steps else f"{steps} looks.")
+
+
+async def test_every_export_of_compressed_rollouts_is_valid_and_says_what_it_leaves_out(tmp_path: Path) -> None:
+    class Looks(Harbour):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            answer = result.messages[-1]["content"]
+            return {"14 looks.": 1.0, "1 looks.": 0.0}.get(answer, 0.5)
+
+    async with FakeServer(Steps(1, 2, 9, 14, 50)) as model:
+        settings = {**LIMITS, "max_agent_turns": 20, "group_size": 5}
+        await environment(Looks, tmp_path, with_tokens(model, tmp_path), **settings).process_manager()
+    (group,) = read_lines(tmp_path / "groups.jsonl")
+    rollouts = {rollout["rollout_id"]: rollout for rollout in group["rollouts"]}
+    compressed = {rollout_id for rollout_id, rollout in rollouts.items() if rollout.get("context_edits")}
+    finished = {rollout_id for rollout_id, rollout in rollouts.items() if rollout["completed"]}
+    assert (len(compressed), len(finished), len(compressed & finished)) == (3, 4, 2)
+
+    def written(name: str, **options: Any) -> tuple[list[ExportLine], list[Any]]:
+        """The lines as the export makes them, and as their own reader finds them in its file."""
+        export, totals, out = load_export(name, options), ExportTotals(), tmp_path / "out"
+        lines = list(export_group(export, group, totals))
+        assert len({id_ for line in lines for id_ in line.rollout_ids}) + totals.left_out.total() == len(rollouts)
+        write_export(load_export(name, options), [group], out)
+        read = list(read_rows(out)) if name == "parquet" else list(read_lines(out))
+        assert len(read) == len(lines) and [validate_entry(entry, name) for entry in read] == [[]] * len(read)
+        return lines, read
+
+    for name in ("hermes", "batch", "sharegpt-tools", "openai", "trl", "parquet", "atif"):
+        lines, read = written(name)
+        known = finished if name in ("sharegpt-tools", "openai", "trl") else set(rollouts)
+        assert {line.rollout_ids for line in lines} == {(rollout_id,) for rollout_id in known}
+        for line, entry in zip(lines, read, strict=True):
+            (rollout_id,) = line.rollout_ids
+            turns = rollouts[rollout_id]["message_turns"]
+            assert ("branches_omitted" in line.warnings) == (rollout_id in compressed), name
+            marked = "answers_not_sampled" in line.warnings
+            assert marked == (rollout_id in compressed and name not in ("openai", "parquet", "atif"))
+            if name in ("openai", "trl", "parquet"):  # what was sampled in an earlier context is not trained
+                weights = [each.get("weight", 1) for each in entry["messages"] if each["role"] == "assistant"]
+                places = [at for at, each in enumerate(entry["messages"]) if each["role"] == "assistant"]
+                assert weights == [int(turns[at] is not None) for at in places]
+                assert (0 in weights) == (rollout_id in compressed)
+            if name == "atif":
+                elsewhere = entry["final_metrics"].get("extra", {}).get("tokens_of_other_branches", 0)
+                here = sum(step["metrics"]["completion_tokens"] for step in entry["steps"] if "metrics" in step)
+                assert here + elsewhere == rollouts[rollout_id]["completion_tokens"]
+                assert bool(elsewhere) == (rollout_id in compressed)
+
+    (line,), (pair,) = written("dpo")
+    assert (pair["score_chosen"], pair["score_rejected"]) == (1.0, 0.0)
+    assert [message["role"] for message in pair["prompt"]] == ["system", "user"]
+    assert [pair[name][-1]["content"] for name in ("chosen", "rejected")] == ["14 looks.", "1 looks."]
+    assert any(SUMMARY in message["content"] for message in pair["chosen"])
+    assert set(line.warnings) == {"answers_not_sampled", "branches_omitted"}
+
+    _, samples = written("samples")
+    assert {sample["rollout_id"] for sample in samples} == set(rollouts)
+    trained = sum(span["end"] - span["start"] for sample in samples for span in sample["spans"])
+    assert trained == sum(rollout["completion_tokens"] for rollout in group["rollouts"])
 
 
 async def test_a_second_start_of_an_evaluation_goes_on_with_the_same_settings_only(tmp_path: Path) -> None:
@@ -157,7 +249,9 @@ async def test_without_a_summary_the_rollout_goes_on_and_a_full_context_is_no_sc
         assert first["messages"] == 0 and "503" in first["error"] and first["tokens_before"] >= 700
         assert rollout["turns"] > first["turn"], "it went on with its whole context"
         assert all(edit["tokens_before"] > 1.25 * first["tokens_before"] - 1 for edit in later)
+        assert first["at"] is None
     assert any("stayed as it was" in warning and "503" in warning for warning in result.warnings())
+    assert "not compressed: notes: " in report_pages.everything((tmp_path / "groups.html").read_text())
 
 
 @pytest.mark.parametrize(

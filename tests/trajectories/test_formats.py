@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from openai.types.chat import ChatCompletionFunctionToolParam, ChatCompletionMessageParam
 from pydantic import TypeAdapter
@@ -24,12 +26,15 @@ from lachesis.trajectories import (
     to_dataset_entry,
 )
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
-from lachesis.trajectories.entry_files import digest
+from lachesis.trajectories.entry_files import convert_entries, digest, read_entries
 from lachesis.trajectories.errors import MessageError
 from lachesis.trajectories.exports import ExportTotals, export_group, load_export, write_export
-from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of
-from lachesis.trajectories.parquet import read_rows
+from lachesis.trajectories.formats import CONVERTIBLE, UnknownFormat, converter, dataset_features, format_of, read_chat
+from lachesis.trajectories.markup import NotJson, load_json, think_block, write_json
+from lachesis.trajectories.parquet import ParquetWriter, parquet_row, read_rows
 from lachesis.trajectories.validation import VALIDATORS, validate_entry
+from tests.support.token_trees import UNTIMED
+from tests.trajectories.conversation_strategies import conversations, hostile_text
 
 DATA = Path(__file__).parent / "data"
 ANSWERED = "<tool_response>\na\n</tool_response>"
@@ -64,6 +69,12 @@ LOOKED_UP: list[dict[str, Any]] = [
     {"role": "assistant", "content": "", "tool_calls": [call("web_search", '{"query": "author", "sites": []}')]},
     {"role": "tool", "tool_call_id": "call_1", "content": "[1, 2"},
     {"role": "assistant", "content": "Nobody knows."},
+]
+DOTTED: list[dict[str, Any]] = [
+    {"role": "user", "content": "What does it say?"},
+    {"role": "assistant", "content": "", "tool_calls": [call("files.read", '{"path": "a.txt"}')]},
+    {"role": "tool", "tool_call_id": "call_1", "content": "Hello."},
+    {"role": "assistant", "content": "Hello."},
 ]
 PLAIN: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
 
@@ -139,11 +150,10 @@ def test_the_documented_messages_are_an_openai_line_byte_for_byte() -> None:
         '{"role": "assistant", "content": "Here\'s what I found..."}]}'
     )
     messages = json.loads(text)["messages"]
-    assert json.dumps(openai_line(Chat(messages, []), set())) == text
+    assert json.dumps(openai_line(Chat(messages, []))) == text
     with_reasoning = [*messages[:-1], {**messages[-1], "reasoning": "Let me think about this step by step..."}]
-    warnings: set[str] = set()
-    assert json.dumps(openai_line(Chat(with_reasoning, []), warnings)) == text
-    assert warnings == {"reasoning_dropped"}
+    assert json.dumps(openai_line(chat := Chat(with_reasoning, []))) == text
+    assert chat.warnings == {"reasoning_dropped"}
 
 
 def test_the_documented_batch_entry_has_its_keys_in_their_order_and_is_valid() -> None:
@@ -200,7 +210,9 @@ def test_the_documented_batch_entry_has_its_keys_in_their_order_and_is_valid() -
         ("openai", {"messages": [*LOOKED_UP[:3], LOOKED_UP[4]]}, "no result for 'call_1'"),
         ("openai", {"messages": [PLAIN[0], {**PLAIN[1], "weight": 2}]}, "weight is 2"),
         ("openai", {"messages": [PLAIN[0], {**PLAIN[1], "tool_calls": [call("a", "{")]}]}, "not the text of a JSON"),
-        ("openai", {"tools": [tool("no spaces")]}, "tools[0] is no function"),
+        ("openai", {"tools": [tool("no spaces")]}, "no tool called 'no spaces'"),
+        ("openai", {"messages": [*SHELL[:1], *DOTTED[1:]]}, "no tool called 'files.read'"),
+        ("trl", {"tools": json.dumps([tool("")])}, "tools[0] is no function with a name"),
         ("trl", {"messages": [3]}, "messages[0] is int"),
         ("dpo", {"chosen": []}, "chosen is not a list of messages"),
         ("dpo", {"score_chosen": "high"}, "score_chosen is str"),
@@ -364,16 +376,42 @@ def test_the_samples_of_a_prompt_are_one_group_of_pairs(of: dict[str, Any], tmp_
 def test_text_that_no_file_can_hold_is_replaced_and_counted() -> None:
     odd = [{"role": "user", "content": "a\ud83d"}, {"role": "assistant", "content": "b", "reasoning": "\udc00"}]
     for line in (openai_line, trl_line):
-        warnings: set[str] = set()
-        json.dumps(line(Chat(odd, []), warnings), ensure_ascii=False).encode()
-        assert "character_replaced" in warnings
+        json.dumps(line(chat := Chat(odd, [])), ensure_ascii=False).encode()
+        assert "character_replaced" in chat.warnings
     escaped = [PLAIN[0], {"role": "assistant", "content": "", "tool_calls": [call("a", '{"x": "\\ud83d"}')]},
                {"role": "tool", "tool_call_id": "call_1", "content": ""}, PLAIN[1]]  # fmt: skip
-    json.dumps(trl_line(Chat(escaped, []), set()), ensure_ascii=False).encode()
+    json.dumps(trl_line(Chat(escaped, [])), ensure_ascii=False).encode()
+
+
+@pytest.mark.parametrize("name", [name for name in VALIDATORS if name != "samples"])
+def test_a_tool_has_any_name_but_at_openai(name: str) -> None:
+    named = group(0, DOTTED, [tool("files.read", path={"type": "string"})])
+    lines = list(export_group(load_export(name), named, totals := ExportTotals()))
+    assert [validate_entry(line.content, name) for line in lines] == [[]] * len(lines)
+    reasons = {"OpenAI takes names of tools of 1 to 64 letters, digits, _ and - only": 2} if name == "openai" else {}
+    assert (bool(lines), totals.left_out) == (name != "openai", reasons)
+
+
+def test_tools_that_are_bare_functions_are_read() -> None:
+    entry, _ = to_dataset_entry(SHELL, [TERMINAL])
+    bare = {**entry, "tools": json.dumps([TERMINAL["function"]])}
+    for to in ("openai", "trl", "sharegpt-tools"):
+        assert converter(to).convert(bare, set()) == converter(to).convert(entry, set())
+
+
+def test_a_conversion_leaves_out_what_its_options_do_not_want() -> None:
+    (row, other) = lines_of("parquet", [group(0, SHELL, [TERMINAL], (1.0, 0.25))])
+    wanting = converter("trl", {"min_reward": 0.5, "completed_only": True})
+    assert wanting.convert(row, set())["messages"]
+    with pytest.raises(Unsuitable, match=r"reward below 0\.5"):
+        wanting.convert(other, set())
+    with pytest.raises(Unsuitable, match="not completed"):
+        wanting.convert({**row, "completed": False}, set())
+    assert converter("trl").convert({**row, "completed": False}, set())["messages"]
 
 
 def test_a_system_message_that_gives_way_to_the_generated_one_is_counted() -> None:
-    line = openai_line(Chat(LOOKED_UP, [SEARCH]), set())
+    line = openai_line(Chat(LOOKED_UP, [SEARCH]))
     warnings: set[str] = set()
     entry = converter("hermes").convert(line, warnings)
     assert warnings == {"system_replaced"}
@@ -392,6 +430,59 @@ def test_a_conversation_survives_each_format(messages: list[Any], through: str) 
     if through == "hermes":  # without its generated prompt it has no tools
         start, _ = to_dataset_entry(messages, [])
     assert converter("sharegpt-tools").convert(between, set()) == start
+
+
+def told(messages: Sequence[Any]) -> list[Any]:
+    """What a conversation holds in any format: roles, texts, calls with arguments, and the call of each result."""
+    calls: dict[str, int] = {}
+    found = []
+    for message in messages:
+        text, thought = message.get("content") or "", message.get("reasoning") or ""
+        if message["role"] == "tool":
+            with suppress(NotJson):  # its spacing is not kept
+                text = write_json(load_json(text, unique_keys=True)) if text.startswith(("{", "[")) else text
+            found.append(["tool", calls[message["tool_call_id"]], text])
+            continue
+        asked = [(each["id"], each["function"]) for each in message.get("tool_calls") or ()]
+        calls |= {call_id: len(calls) + place for place, (call_id, _) in enumerate(asked)}
+        if message["role"] == "assistant":
+            text = ((think_block(thought) if thought.strip() else "") + text).strip()
+        given = [(function["name"], json.loads(function["arguments"])) for _, function in asked]
+        found.append([message["role"], text, given])
+    return found
+
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("hermes", {"system": "actual"}),
+    ("sharegpt-tools", {}),
+    ("openai", {"reasoning": "think"}),
+    ("trl", {}),
+    ("trl", {"arguments": "text", "reasoning": "thinking"}),
+    ("trl", {"columns": "prompt-completion", "reasoning": "think"}),
+    ("parquet", {}),
+]
+untagged = hostile_text.filter(lambda text: not re.search("</?(think|REASONING_SCRATCHPAD)>", text))
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+@UNTIMED
+@given(messages=conversations(text=untagged))
+def test_no_message_call_or_result_is_lost_on_the_way_through_a_format(
+    name: str, options: dict[str, Any], messages: list[Any]
+) -> None:
+    start = parquet_row(Chat(messages, [TERMINAL, SEARCH]))
+    with tempfile.TemporaryDirectory() as folder:
+        source, out = Path(folder) / "source.parquet", Path(folder) / f"out{'.parquet' if name == 'parquet' else ''}"
+        with ParquetWriter(source) as writer:
+            writer.write(start)
+        totals = convert_entries(read_entries([source]), out, converter(name, options))
+        (line,) = read_entries([out])
+    assert totals.warnings.keys() <= {"text_escaped"}
+    assert validate_entry(line.entry) == [] and format_of(line.entry) == name
+    chat = read_chat(line.entry)
+    assert told(chat.messages) == told(messages)
+    if name != "hermes":  # without the generated prompt it has no place for tools
+        assert chat.tools == [TERMINAL, SEARCH]
 
 
 # The libraries that load them.
@@ -483,7 +574,10 @@ def test_templates_of_trl_write_every_part_of_its_columns(name: str, load: Any, 
     if name not in known:
         pytest.skip("trl is not installed")
     options = {"deepseekv3": {"arguments": "text"}, "gptoss": {"reasoning": "thinking"}}.get(name, {})
-    loaded = load(files_of_different_toolsets("trl", tmp_path, **options))
+    dotted = exported(
+        "trl", [group(3, DOTTED, [tool("files.read", path={"type": "string"})])], tmp_path / "3", **options
+    )
+    loaded = load([*files_of_different_toolsets("trl", tmp_path, **options), dotted])
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )

@@ -60,17 +60,19 @@ function verdict(verifier) {
     ...(verifier.diff ? [make("div", "dim", "diff that was graded"), diff(verifier.diff)] : [])), true);
 }
 function rollout(one, number, open) {
+  const back = one.discarded.filter(([, , edit]) => !edit).length;
   const left = one.unscored ? `left out: ${one.unscored}` : "left out";
   const about = `${one.outcome}: ${one.reason} · ${one.turns} turns, ${one.tool_calls} tool calls` +
-    (one.discarded.length ? `, ${one.discarded.length} rolled back` : "") + `, ${one.seconds.toFixed(1)} s`;
+    (back ? `, ${back} rolled back` : "") + `, ${one.seconds.toFixed(1)} s`;
   const metrics = Object.entries(one.metrics).map(([name, value]) => `${name} ${value}`).join(" · ");
   return fold(make("summary", "", `rollout ${number} `, tag(one.reward, one.reward === null ? left : `reward ${short(one.reward)}`),
     one.fault ? make("span", "tag warn", `agent fault: ${one.fault}`) : "", " ", make("span", "dim", about)), (body) => body.append(
     ...(metrics ? [make("div", "dim", metrics)] : []),
+    ...one.edits.map((line) => make("div", "dim", line)),
     ...(one.traceback ? [make("div", "bad", "Exception in the environment:"), make("pre", "", one.traceback)] : []),
     ...conversation(one.messages),
     ...(one.verifier ? [verdict(one.verifier)] : []),
-    ...one.discarded.map(([reason, messages]) => fold(make("summary", "dim", `rolled back: ${reason}`),
+    ...one.discarded.map(([reason, messages, edit]) => fold(make("summary", "dim", edit ? reason : `rolled back: ${reason}`),
       (inner) => inner.append(...conversation(messages))))), open);
 }
 async function fillItem(body, item) {
