@@ -9,21 +9,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
 from lachesis.run_folder import RunFolderError
-from lachesis.runs.report import write_report
-from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter
 from lachesis.trajectories.jsonl import sync_folder
 
-MOST_IN_REPORT = 20_000
 TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
 
 
@@ -104,12 +100,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file, whole or not at all."""
     with _replacing(path) as file:
         file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
-
-
-def write_batch_report(folder: Path, title: str, groups: Iterable[Mapping[str, Any]], count: int) -> Summary:
-    """The report in `groups.html`, of at most `MOST_IN_REPORT` of so many samples: it holds some kilobytes of each."""
-    part = f" (the first {MOST_IN_REPORT} of {count} samples)" if count > MOST_IN_REPORT else ""
-    return write_report(folder / "groups.html", title=title + part, groups=islice(groups, MOST_IN_REPORT))
 
 
 @contextmanager
