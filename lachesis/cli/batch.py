@@ -64,7 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"missing: {', '.join(f'--{name}' for name in missing)}")
     if given.verbose:
         logging.basicConfig(level=logging.INFO)
+    if given.ray is not None or given.shards is not None:
+        return _on_ray(given, arguments)
     return _run(given, rest)
+
+
+def _on_ray(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from lachesis.batch.on_ray import play_on_ray
+
+    if given.ray is None or given.shards is None or given.shard != (1, 1):
+        raise SettingsError("--ray ADDRESS and --shards N go together, and without --shard: set both")
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--ray")
+    own.add_argument("--shards")
+    return play_on_ray(given.ray, given.shards, own.parse_known_args(arguments)[1], given.output / given.run_name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -121,6 +134,8 @@ def _parser() -> argparse.ArgumentParser:
     add("prices", "of a million tokens of prompts and of completions: 0.5,1.5", type=_prices, metavar="IN,OUT")
     add("grace_period", "seconds that samples in flight get at the end (default: 60)", type=float, default=60.0)
     add("shard", "play part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
+    add("ray", "play the shards as tasks of a Ray cluster, and merge them; needs --shards", metavar="ADDRESS")
+    number("shards", "parts that --ray plays")
     switch("verbose", "log what the run does")
     add("log_prefix_chars", "accepted: no previews are logged, the report shows the samples", metavar="N")
     return parser
