@@ -278,7 +278,12 @@ def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_sam
     assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
 
 
-def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(tmp_path: Path) -> None:
+def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lachesis.batch.sink.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis.runs.failures._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis.runs.failures._LONGEST_PAUSE", 0.01)
     prompts = ["one", "two refuse", "three refuse", "four late"]
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt} for prompt in prompts])
 
