@@ -172,7 +172,7 @@ class BatchSink(FileSink):
         """
         lasts = self.batches.last_lines()
         last = next(lasts, None)
-        written, missing, count = self.batches.total, [], 0
+        written, missing, count = sum(self.batches.lines.values()), [], 0
         for count, record in enumerate(self.ledger.records(), 1):
             self._count("kept", record)
             if last is not None and last[0] == count - 1:
