@@ -282,13 +282,20 @@ def _count(text: str) -> int:
 
 
 def _positive(text: str) -> float:
-    if not 0 < (value := float(text)) < float("inf"):
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a positive number, got {text!r}")
     return value
 
 
-def _prices(text: str) -> tuple[float, float]:  # argparse words the ValueError
-    prompts, completions = map(float, text.split(","))
+def _prices(text: str) -> tuple[float, float]:
+    try:
+        prompts, completions = map(float, text.split(","))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected two numbers such as 0.5,1.5, got {text!r}") from None
     return prompts, completions
 
 
