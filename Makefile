@@ -10,7 +10,7 @@ CODE := $(PACKAGES) tests benchmarks scripts
 BENCHMARKS := startup trajectories agent_loop imports parsers message_graph token_turns long_rollouts live_compression endpoint token_exactness trainer_gets routing rollout_memory loop_lag process_lag serve_lag rollout_api staleness sandboxes sandbox_cost evaluation_coverage batch
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-guests test-harbor fuzz-endpoint lint format docs bench bench-train lock clean
+.PHONY: help demo test test-attacks train-venv test-train test-tinker-sdks test-skyrl test-kills train-demo train-demo-trl test-vllm test-atropos test-programs test-guests test-harbor test-ray test-slurm fuzz-endpoint lint format docs bench bench-train lock clean
 
 help:
 	@echo "make demo    play a few problems with the embedded model, in a sandbox (first run installs everything)"
@@ -29,6 +29,8 @@ help:
 	@echo "make fuzz-endpoint  10,000 behaviours of agent programs against the recording endpoint"
 	@echo "make test-guests  tests with verifiers and Inspect (first run installs 350 MB into ~/.cache/lachesis)"
 	@echo "make test-harbor  task folders and jobs against Harbor's own models and viewer (first run installs it into ~/.cache/lachesis)"
+	@echo "make test-ray  batches on a real Ray of this machine (first run installs 200 MB into ~/.cache/lachesis)"
+	@echo "make test-slurm  batches under a Slurm of one node; as root, with Debian's slurm-wlm and munge"
 	@echo "make lint    lint, format check, types, import rule"
 	@echo "make format  fix what the linter can fix"
 	@echo "make docs    write docs/parsers.md from the registry of parsers"
@@ -125,6 +127,18 @@ test-harbor: $(READY)
 	  { $(BIN)/uv venv --quiet --clear --python $(PYTHON312) $(HARBOR) && echo certifi >$(HARBOR)/overrides.txt && \
 	    $(BIN)/uv pip install --quiet --python $(HARBOR)/bin/python --override $(HARBOR)/overrides.txt harbor==0.25.0; }
 	LACHESIS_NEED_HARBOR=1 $(BIN)/pytest tests/harbor
+
+RAY ?= $(HOME)/.cache/lachesis/ray
+test-ray: $(READY)
+	@mkdir -p $(dir $(RAY))
+	@scripts/guest_venv.sh $(VENV) $(RAY) requirements/guests/ray.txt
+	LACHESIS_NEED_RAY=1 $(RAY)/bin/python -m pytest tests/batch/test_ray.py
+
+test-slurm: $(READY)
+	@for program in munged slurmctld slurmd sbatch; do command -v $$program >/dev/null || \
+	  { echo "$$program is not installed; as root: apt-get install slurm-wlm munge"; exit 1; }; done
+	@test "$$(id -u)" = 0 || { echo "slurmd starts jobs as root only"; exit 1; }
+	$(BIN)/pytest tests/batch/test_slurm.py
 
 lint: $(READY)
 	$(BIN)/ruff check $(CODE)

@@ -43,6 +43,12 @@ class BackendUnavailable(BackendError):
     """The backend cannot do this here. The message says what is missing and how to get it."""
 
 
+class ImageUnavailable(BackendUnavailable):
+    """There is no image of the name that the spec has, or it is denied: another attempt ends in the same way."""
+
+    may_pass = False
+
+
 class SandboxLost(BackendError):
     """The sandbox is gone: closed, killed, or past its lifetime. The rollout has to start again."""
 

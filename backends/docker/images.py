@@ -17,7 +17,7 @@ from typing import IO, Any, Literal
 
 import aiodocker
 
-from backends.base import BackendError, BackendUnavailable
+from backends.base import BackendError, BackendUnavailable, ImageUnavailable
 
 from .client import Engine, EngineError, explained
 
@@ -44,11 +44,11 @@ async def ensure_image(
             return await _inspect(docker, engine, name)
         except EngineError as error:
             if error.status == 400:
-                raise BackendUnavailable(f"{name!r} names no image ({error}); write it as REPOSITORY:TAG") from None
+                raise ImageUnavailable(f"{name!r} names no image ({error}); write it as REPOSITORY:TAG") from None
             if error.status != 404:
                 raise
     if pull == "never":
-        raise BackendUnavailable(
+        raise ImageUnavailable(
             f"image {name!r} is not on the engine and pull is 'never': docker pull {name}, or docker build -t {name} ."
         )
     await _pull(docker, engine, name, progress or _LOG.info)
@@ -137,13 +137,13 @@ def pull_failure(name: str, registry: str, with_credentials: bool, error: Engine
         )
     if any(word in text for word in ("unauthorized", "authentication required", "denied", "no basic auth")):
         who = "these credentials do not allow it" if with_credentials else "there are no credentials for it"
-        return BackendUnavailable(
+        return ImageUnavailable(
             f"image {name!r} is denied by {registry}: it does not exist, or {who} ({error}); docker login {registry}"
         )
     if any(
         word in text for word in ("not found", "manifest unknown", "does not exist", "no such image", "invalid ref")
     ):
-        return BackendUnavailable(f"there is no image {name!r} in {registry} ({error}); check its name and tag")
+        return ImageUnavailable(f"there is no image {name!r} in {registry} ({error}); check its name and tag")
     return BackendError(f"image {name!r} could not be pulled from {registry}: {error}")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from backends import executor_code
-from backends.base import BackendError, BackendUnavailable
+from backends.base import BackendError, BackendUnavailable, ImageUnavailable
 
 from . import bubblewrap, package_settings
 from .bubblewrap import UID, WORKDIR, Bubblewrap, home
@@ -102,7 +102,7 @@ class Machine:
         bwrap, image = self.found(), None if request.image is None else Path(request.image)
         if image is not None and not (bwrap.disk and image.is_absolute() and image.is_dir()):
             reason = "is not an absolute path of a folder" if bwrap.disk else "needs a kernel that lets this user mount"
-            raise BackendUnavailable(
+            raise ImageUnavailable(
                 f"image {request.image!r} {reason}. Next step: name a folder with a root file system, or leave it out"
             )
         for path in request.mounts:

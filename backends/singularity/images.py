@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from backends.base import BackendError, BackendUnavailable
+from backends.base import BackendError, ImageUnavailable
 from backends.host.folders import cached
 
 Progress = Callable[[str], None]
@@ -50,7 +50,7 @@ class Images:
         `command` runs Apptainer. A reference is pulled once, even if its tag is moved later. May block for minutes.
 
         Raises:
-            BackendUnavailable: there is nothing of that name.
+            ImageUnavailable: there is nothing of that name.
             BackendError: it could not be pulled or unpacked.
         """
         if _REFERENCE.match(image):
@@ -59,7 +59,7 @@ class Images:
         if path.is_dir():
             return path
         if not path.is_file():
-            raise BackendUnavailable(
+            raise ImageUnavailable(
                 f"there is no image {image!r}: neither a folder nor a file. Next step: name one that exists, or a "
                 "reference like docker://debian:12"
             )
@@ -101,7 +101,7 @@ class Images:
         if process.returncode != 0:
             reason = "; ".join(said)[:1000].rstrip(": ") or f"exit code {process.returncode}"
             refused = _REFUSED.search(reason) and "no such host" not in reason
-            raise (BackendUnavailable if refused else BackendError)(
+            raise (ImageUnavailable if refused else BackendError)(
                 f"the image {source!r} cannot be made: {reason}. Next step: check its name, the network, and for a "
                 "private registry `apptainer registry login`; or pull it elsewhere and name the file"
             )

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import asyncssh
 
-from backends.base import BackendError, BackendUnavailable
+from backends.base import BackendError, BackendUnavailable, ImageUnavailable
 from backends.connection import ByteStream, asyncio_stream
 from backends.host.program import BOOTSTRAP, program
 
@@ -213,8 +213,9 @@ class FarHub:
         finally:
             self._answers.pop(number, None)
         if "failed" in header:
-            if header["failed"] == BackendUnavailable.__name__:
-                raise BackendUnavailable(f"backend 'ssh' on {self._target.name}: {header['error']}")
+            kinds = {kind.__name__: kind for kind in (BackendUnavailable, ImageUnavailable)}
+            if (kind := kinds.get(header["failed"])) is not None:
+                raise kind(f"backend 'ssh' on {self._target.name}: {header['error']}")
             raise BackendError(f"{self._target.name}: {op} failed: {header['failed']}: {header['error']}")
         return header
 

@@ -9,21 +9,18 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import accumulate
 from pathlib import Path
 from typing import IO, Any
 
 import orjson
 
 from lachesis.run_folder import RunFolderError
-from lachesis.runs.report import write_report
-from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter
 from lachesis.trajectories.jsonl import sync_folder
 
-MOST_IN_REPORT = 20_000
 TRAJECTORIES, CHECKPOINT, STATISTICS = "trajectories.jsonl", "checkpoint.json", "statistics.json"
 
 
@@ -48,24 +45,12 @@ class BatchFiles:
         self.lines = dict(sorted(self.lines.items()))
         self._number = next(reversed(self.lines), 1)
 
-    @property
-    def total(self) -> int:
-        """Lines in all files."""
-        return sum(self.lines.values())
-
-    @property
-    def paths(self) -> list[Path]:
-        """In order."""
-        return [self._path(number) for number in self.lines]
-
     def last_lines(self) -> Iterator[tuple[int, Path, Mapping[str, Any]]]:
         """Of each file that has lines: the place of its last line among all lines, its path, and that line."""
-        place = 0
-        for number, lines in self.lines.items():
-            place += lines
+        for (number, lines), end in zip(self.lines.items(), accumulate(self.lines.values()), strict=True):
             if lines:
                 path = self._path(number)
-                yield place - 1, path, json.loads(_lines(path)[1])
+                yield end - 1, path, json.loads(_lines(path)[1])
 
     def append(self, entries: Sequence[Mapping[str, Any]]) -> None:
         """Write lines, into further files as they get full. Blocks for the disk."""
@@ -87,14 +72,12 @@ class BatchFiles:
             self._writer.close()
             self._writer = None
 
-    def join(self) -> Path:
+    def join(self) -> None:
         """Write all lines into `trajectories.jsonl`, whole or not at all."""
-        path = self.folder / TRAJECTORIES
-        with _replacing(path) as joined:
-            for part in self.paths:
-                with part.open("rb") as lines:
+        with _replacing(self.folder / TRAJECTORIES) as joined:
+            for number in self.lines:
+                with self._path(number).open("rb") as lines:
                     shutil.copyfileobj(lines, joined, 1 << 20)
-        return path
 
     def _path(self, number: int) -> Path:
         return self.folder / f"batch_{number:03d}_output.jsonl"
@@ -104,12 +87,6 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file, whole or not at all."""
     with _replacing(path) as file:
         file.write(orjson.dumps(content, option=orjson.OPT_INDENT_2) + b"\n")
-
-
-def write_batch_report(folder: Path, title: str, groups: Iterable[Mapping[str, Any]], count: int) -> Summary:
-    """The report in `groups.html`, of at most `MOST_IN_REPORT` of so many samples: it holds some kilobytes of each."""
-    part = f" (the first {MOST_IN_REPORT} of {count} samples)" if count > MOST_IN_REPORT else ""
-    return write_report(folder / "groups.html", title=title + part, groups=islice(groups, MOST_IN_REPORT))
 
 
 @contextmanager

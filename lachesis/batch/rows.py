@@ -49,7 +49,7 @@ class Rows:
 
     Args:
         source: a file, by its ending `.jsonl`, `.json`, `.csv` or `.parquet`; anything else is a name on the hub, with
-            its configuration after a colon: `openai/gsm8k:main`.
+            its configuration after a colon: `openai/gsm8k:main`. None for the items of the environment's own dataset.
         split: of a dataset on the hub.
         prompt_field: the field of the prompt; None where an environment makes it from the row.
         images: what a row's image is: a name, the absolute path of a folder with a root file system, or nothing at all.
@@ -57,7 +57,7 @@ class Rows:
         shard: (i, n) takes the i-th of n parts, from 1, by the digest of the row.
     """
 
-    source: str
+    source: str | None
     split: str = "train"
     prompt_field: str | None = "prompt"
     images: Literal["name", "folder", "none"] = "name"
@@ -73,28 +73,29 @@ class Rows:
             if in_shard(digest, self.shard):
                 yield Row(index, content, digest)
 
-    def check(self) -> int:
-        """The number of rows, after a look at each of them.
+    def check(self) -> tuple[int, str]:
+        """The number of rows of this shard, after a look at all of them; and what they are, in whatever order.
 
         Raises:
             DatasetError: names the first few rows that cannot be played; nothing was played yet.
         """
-        count, bad, total = 0, 0, 0
+        count, total, digests = 0, 0, 0
         problems: list[str] = []
         for place, content in islice(self._read(), self.limit):
             total += 1
             if problem := self._problem(content):
-                bad += 1
-                if len(problems) < _SHOWN:
-                    problems.append(f"{place}: {problem}")
-            else:
-                count += self.shard[1] == 1 or in_shard(item_digest(content), self.shard)
+                problems.append(f"{place}: {problem}")
+                if len(problems) == _SHOWN:
+                    break
+            elif self.shard[1] > 1:
+                digest = item_digest(content)
+                digests += int(digest, 16)
+                count += in_shard(digest, self.shard)
         if problems:
-            more = f"\nand {bad - len(problems)} more" if bad > len(problems) else ""
-            raise DatasetError("\n".join(problems) + more + "\ncorrect or delete these rows, and start again")
+            raise DatasetError("\n".join([*problems, "correct or delete these rows, and start again"]))
         if not total:
             raise DatasetError(f"{self.source} holds no rows")
-        return count
+        return (count, f"{total} rows, {digests:x}") if self.shard[1] > 1 else (total, "")
 
     def _problem(self, row: Mapping[str, Any] | str) -> str:
         """What is wrong with a row; empty where nothing is."""
@@ -116,8 +117,9 @@ class Rows:
             return _problem_of_messages(messages)
         prompt = row.get(self.prompt_field)
         if prompt is None:
+            filled = ", ".join(name for name, value in row.items() if value is not None)
             return (
-                f"the row has neither {self.prompt_field!r} nor 'messages', only {', '.join(row) or 'nothing'}; "
+                f"the row has neither {self.prompt_field!r} nor 'messages', only {filled or 'nothing'}; "
                 "--env.prompt_field names the field of the prompt"
             )
         if isinstance(prompt, list):
@@ -128,16 +130,16 @@ class Rows:
 
     def _read(self) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
         """Each row with its place; a text in place of a row says what is wrong with it."""
-        suffix = Path(self.source).suffix
-        if suffix in (".jsonl", ".json", ".csv"):
-            path = Path(self.source).expanduser()
-            try:
-                yield from (_csv_rows if suffix == ".csv" else _json_rows)(path)
-            except OSError as error:
-                raise DatasetError(f"cannot read {path}: {error.strerror or error}") from error
-        else:
-            for number, row in enumerate(_dataset_rows(self.source, self.split), 1):
-                yield f"{self.source}, row {number}", row
+        source = self.source or ""
+        path = Path(source).expanduser()
+        try:
+            if path.suffix in (".jsonl", ".json", ".csv"):
+                yield from (_csv_rows if path.suffix == ".csv" else _json_rows)(path)
+            else:
+                for number, row in enumerate(_dataset_rows(source, self.split), 1):
+                    yield f"{source}, row {number}", row
+        except OSError as error:
+            raise DatasetError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
@@ -164,8 +166,8 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
                 place = f"{path}, line {reader.line_num}"
                 if None in row:
                     yield place, "more cells than the first line has columns"
-                else:  # an empty cell is an absent field
-                    yield place, {name: value for name, value in row.items() if value}
+                else:  # as `datasets` reads an empty cell
+                    yield place, {name: value or None for name, value in row.items()}
         except (csv.Error, UnicodeDecodeError) as error:
             raise DatasetError(f"{path}, line {reader.line_num + 1}: not CSV in UTF-8 ({error})") from error
 
@@ -173,18 +175,13 @@ def _csv_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any] | str]]:
 def _dataset_rows(source: str, split: str) -> Iterator[Mapping[str, Any]]:
     import datasets
 
+    name, _, config = source.partition(":")
+    files: dict[str, Any] = {}
+    if source.endswith(".parquet"):
+        name, config, split = "parquet", "", "train"
+        files = {"data_files": str(Path(source).expanduser().resolve(strict=True)), "streaming": True}
     try:
-        if source.endswith(".parquet"):
-            if not Path(source).expanduser().is_file():
-                raise DatasetError(f"cannot read {source}: there is no such file")
-            files = str(Path(source).expanduser())
-            loaded = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
-        else:
-            name, _, config = source.partition(":")
-            loaded = datasets.load_dataset(name, config or None, split=split)
-        yield from loaded
-    except (DatasetError, GeneratorExit):
-        raise
+        yield from datasets.load_dataset(name, config or None, split=split, **files)
     except Exception as error:  # the library raises whatever its transport raises
         raise DatasetError(
             f"cannot load the dataset {source!r}: {error}; name a .jsonl, .csv or .parquet file, or a dataset of the "

@@ -2,187 +2,161 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import orjson
+from rich.console import Console
 
-from lachesis.batch.files import STATISTICS, BatchFiles, write_batch_report, write_json
-from lachesis.batch.totals import Totals
+from lachesis.batch.entries import EntryFormat
+from lachesis.batch.files import CHECKPOINT, STATISTICS, write_json
+from lachesis.batch.prompts import DIGITS
+from lachesis.batch.rows import in_shard
+from lachesis.batch.sink import BatchSink
+from lachesis.batch.totals import Caps
 from lachesis.run_folder import OtherSettings, RunFolderError, changes
 from lachesis.runs.file_sink import unscored_groups
 from lachesis.trajectories import JsonlWriter, read_lines
 
-_AT_ONCE = 64
-_KINDS = {"kept": ".jsonl", "discarded": ".discarded.jsonl", "failed": ".failed.jsonl"}
+_NAME = re.compile(r"shard_(\d+)_of_(\d+)")
 
 
-@dataclass(slots=True)
-class Merged:
-    """What a merge found."""
-
-    out: Path
-    shards: list[Path]
-    missing: list[str]
-    """Shards that there is no folder of."""
-    totals: Totals = field(default_factory=Totals)
-    doubled: int = 0
-    wanted: int = 0
-    """Samples of the shards that are there, as far as they know."""
-
-    @property
-    def unplayed(self) -> int:
-        return max(0, self.wanted - self.totals.done - self.doubled)
-
-    def lines(self) -> Iterator[str]:
-        totals = self.totals
-        counts = f"{totals.kept} kept, {totals.discarded} discarded, {totals.failed} failed"
-        yield f"{len(self.shards)} shards: {counts}: {self.out}"
-        if self.doubled:
-            yield f"{self.doubled} samples were in more than one shard; one of each is kept"
-        if self.unplayed:
-            yield f"{self.unplayed} samples are not played yet; start their shards again, and merge again"
-        if self.missing:
-            yield f"missing: {', '.join(self.missing)}; play them and merge again"
+def shard_folder(run: Path, shard: tuple[int, int]) -> Path:
+    """Where part i of n of a run is."""
+    return run / f"shard_{shard[0]:03d}_of_{shard[1]:03d}" if shard[1] > 1 else run
 
 
-def merge_shards(run: Path, out: Path) -> Merged:
+def merge_shards(run: Path, out: Path) -> tuple[list[str], bool]:
     """Join `run/shard_I_of_N` in the folder `out`, which appears when it is whole and replaces an earlier one.
 
+    Returns what there is to say, and whether the run is complete.
+
     Raises:
-        RunFolderError: there are no shards, they were made with other settings than the first one, or their batch files
-            are not complete.
+        RunFolderError: there are no shards, one of them is being played or was not begun, or holds samples of another
+            part, or they differ in their settings or their input; or `out` is no merged run.
     """
-    shards = sorted(path for path in run.glob("shard_*_of_*") if path.is_dir())
-    if not shards:
-        raise RunFolderError(f"{run} holds no shard_I_of_N; play them with `lachesis batch ... --shard I/N`")
-    counts = {path.name.rpartition("_")[2] for path in shards}
-    if len(counts) > 1:
-        raise RunFolderError(
-            f"{run} holds shards of {' and of '.join(sorted(counts))} parts; move those of one number away"
-        )
-    (count,) = counts
-    wanted = [f"shard_{number:03d}_of_{count}" for number in range(1, int(count) + 1)]
-    found = {path.name for path in shards}
-    merged = Merged(out, shards, [name for name in wanted if name not in found])
-    manifests = [_manifest(path) for path in shards]
-    for path, manifest in zip(shards, manifests, strict=True):
-        if changed := changes(manifests[0]["settings"], manifest["settings"]):
-            raise OtherSettings(f"{path} was made with other settings than {shards[0]} ({changed}); play it anew")
-    if (out / "groups.jsonl").exists() and not (out / STATISTICS).exists():
-        raise RunFolderError(f"{out} is not a merged run; choose another folder with --out")
+    folders = (path for path in sorted(run.glob("shard_*")) if path.is_dir())
+    names = [(path, match) for path in folders if (match := _NAME.fullmatch(path.name))]
+    shards = {(int(match[1]), int(match[2])): path for path, match in names}
+    counts = {count for _, count in shards}
+    if len(counts) != 1:
+        found = f"shards of {' and of '.join(map(str, sorted(counts)))} parts" if counts else "no shard_I_of_N"
+        raise RunFolderError(f"{run} holds {found}; play them with `lachesis batch ... --shard I/N`, all with one N")
+    if out.exists() and "shards" not in _json(out / CHECKPOINT):
+        raise RunFolderError(f"{out} is not a merged run, or was continued; choose another folder with --out")
     temporary = out.with_name(f"{out.name}.tmp")
-    try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with ExitStack() as stack:
-            for shard in shards:
-                stack.enter_context(_at_rest(shard))
-            _write(merged, temporary, manifests[0])
-        if out.exists():
-            shutil.rmtree(out)
-        temporary.rename(out)
-    except OSError as error:
-        raise RunFolderError(
-            f"cannot write {out}: {error.strerror or error}; make room, or choose another with --out"
-        ) from error
-    return merged
-
-
-def _write(merged: Merged, folder: Path, manifest: dict[str, Any]) -> None:
-    statistics = [_statistics(shard) for shard in merged.shards]
-    merged.wanted = sum(max(0, each.get("total_prompts", 0)) for each in statistics)
-    batches = BatchFiles(folder, max(each.get("batch_size", 1) for each in statistics))
-    seen: set[str] = set()
-    for kind, ending in _KINDS.items():
-        with JsonlWriter(folder / f"groups{ending}") as groups:
-            for shard in merged.shards:
-                pairs = _samples(shard, kind)
-                while now := list(islice(pairs, _AT_ONCE)):
-                    fresh = []
-                    for record, line in now:
-                        if (key := record["item_key"]) in seen:
-                            merged.doubled += 1
-                            continue
-                        seen.add(key)
-                        merged.totals.add(kind, record)
-                        fresh.append(({**record, "number": merged.totals.kept - 1} if line else record, line))
-                    groups.write_all(record for record, _ in fresh)
-                    batches.append([line for _, line in fresh if line])
-    batches.close()
-    batches.join()
-    fresh_manifest = {**manifest, "groups": "groups.jsonl"}
-    write_json(folder / "groups.run.json", fresh_manifest)
-    known = statistics[0]
-    write_json(
-        folder / STATISTICS,
-        {
-            **{name: known.get(name) for name in ("run_name", "distribution", "model")},
-            "batch_size": batches.size,
-            "total_prompts": sum(each.get("total_prompts", 0) for each in statistics),
-            "total_batches": len(batches.lines),
-            "completed_at": datetime.now().isoformat(),
-            "shards": [shard.name for shard in merged.shards],
-            **merged.totals.statistics(known.get("tool_statistics", ())),
-        },
-    )
-    failures = unscored_groups(folder / "groups.failed.jsonl", frozenset())
-    records = chain(failures.values(), read_lines(folder / "groups.jsonl"))
-    count = merged.totals.kept + len(failures)
-    write_batch_report(folder, f"{known.get('run_name')}: {known.get('model')}", records, count)
-
-
-def _samples(shard: Path, kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """The records of one kind, those that are kept with their lines."""
-    path = shard / f"groups{_KINDS[kind]}"
-    if kind == "failed":
-        done = {record["item_key"] for record in read_lines(shard / "groups.jsonl", torn_tail=True)}
-        yield from ((record, {}) for record in unscored_groups(path, done).values())
-        return
-    records = read_lines(path, torn_tail=True) if path.exists() else iter(())
-    if kind != "kept":
-        yield from ((record, {}) for record in records)
-        return
-    batches = BatchFiles(shard, 1)
-    batches.open()
-    lines = chain.from_iterable(read_lines(part) for part in batches.paths)
-    for record in records:
-        if (line := next(lines, None)) is None:
+    with ExitStack() as stack:
+        for path in (*shards.values(), *filter(Path.exists, [out])):
+            stack.enter_context(_at_rest(path))
+        manifests = [_json(path / "groups.run.json") for path in shards.values()]
+        known = [_facts(path, manifest) for path, manifest in zip(shards.values(), manifests, strict=True)]
+        for path, facts in zip(shards.values(), known, strict=True):
+            if changed := changes(known[0]["deciding"], facts["deciding"]):
+                raise OtherSettings(
+                    f"{path} was made with other settings than {known[0]['folder']} ({changed}); start both with the "
+                    "same file, --samples and tools, or play one anew where the settings of the run differ"
+                )
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            write_json(temporary / "groups.run.json", manifests[0])
+            seen: set[str] = set()
+            for kind in ("", ".discarded", ".failed"):
+                _collect(shards, kind, temporary, [manifest["run"] for manifest in manifests], seen)
+            sink = _whole(temporary, manifests[0]["settings"], known, [path.name for path in shards.values()])
+            if out.exists():
+                shutil.rmtree(out)
+            temporary.rename(out)
+        except OSError as error:
             raise RunFolderError(
-                f"{shard}: its batch files lack lines, as after a kill; start this shard again, then merge"
-            )
-        yield record, line
+                f"cannot write {out}: {error.strerror or error}; make room, or choose another with --out"
+            ) from error
+    totals, (count,) = sink.totals, counts
+    kinds = f"{totals.kept} kept, {totals.discarded} discarded, {totals.failed} failed"
+    said = [f"{len(shards)} shards: {kinds}: {out}"]
+    if (unplayed := sink.total - totals.done) > 0:
+        said.append(f"{unplayed} samples are not played yet; start their shards again, and merge again")
+    if missing := [shard_folder(run, (i, count)).name for i in range(1, count + 1) if (i, count) not in shards]:
+        said.append(f"missing: {', '.join(missing)}; play them and merge again")
+    return said, len(said) == 1
+
+
+def _collect(shards: dict[tuple[int, int], Path], kind: str, folder: Path, runs: Sequence[str], seen: set[str]) -> None:
+    """The records of one kind that are not `seen`: a sample that failed may have been kept or discarded since."""
+    with JsonlWriter(folder / f"groups{kind}.jsonl") as groups:
+        for (shard, path), run in zip(shards.items(), runs, strict=True):
+            source = path / f"groups{kind}.jsonl"
+            lines = read_lines(source, torn_tail=True) if source.exists() else ()
+            for record in unscored_groups(source, ()).values() if kind == ".failed" else lines:
+                if not in_shard(record["item_key"][:DIGITS], shard):
+                    raise RunFolderError(
+                        f"{source} holds {record['item_key']}, which is of another part: the folder was copied or "
+                        "renamed; move it away and play this part"
+                    )
+                if record["run"] != run or record["item_key"] in seen:  # of a run that was begun anew, or played since
+                    continue
+                seen.add(record["item_key"])
+                groups.write({**record, "run": runs[0]} | ({} if kind else {"number": len(seen) - 1}))
+
+
+def _whole(folder: Path, settings: dict[str, Any], known: Sequence[dict[str, Any]], shards: Sequence[str]) -> BatchSink:
+    """Write what follows from the groups, as a start does after a kill."""
+    totals, costs = ([facts[name] for facts in known] for name in ("total_prompts", "cost"))
+    sink = BatchSink(
+        folder,
+        entries=EntryFormat(**known[0]["lines"]),
+        indices={},
+        caps=Caps(),
+        batch_size=max(facts["batch_size"] for facts in known),
+        retry_failed=False,
+        about={
+            **{name: known[0][name] for name in ("run_name", "distribution", "input")},
+            "shards": shards,
+            "cost": None if None in costs else sum(costs),
+            "duration_seconds": sum(facts["duration_seconds"] for facts in known),
+        },
+        settings=settings,
+        total=-1 if min(totals) < 0 else sum(totals),
+        workers=1,
+        console=Console(quiet=True),
+    )
+
+    async def complete() -> None:
+        async with sink.opened(lambda: None):
+            pass
+
+    asyncio.run(complete())
+    return sink
 
 
 @contextmanager
 def _at_rest(shard: Path) -> Iterator[None]:
     """Keep the shard from being started; to be merged while it is written would tear its files."""
-    with (shard / "groups.lock").open("a") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise RunFolderError(f"{shard} is being played; merge when it has ended") from error
-        yield
-
-
-def _manifest(shard: Path) -> dict[str, Any]:
     try:
-        return dict(orjson.loads((shard / "groups.run.json").read_bytes()))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{shard} was not begun ({error}); start this shard, then merge") from error
+        with (shard / "groups.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+    except BlockingIOError as error:
+        raise RunFolderError(f"{shard} is being played or merged; merge when that has ended") from error
 
 
-def _statistics(shard: Path) -> dict[str, Any]:
-    """Of the last start of the shard; without most of it where every start was killed."""
+def _facts(shard: Path, manifest: dict[str, Any]) -> dict[str, Any]:
+    """What is known of a shard. `deciding`: what has to be the same in all."""
+    known = _json(shard / STATISTICS) | _json(shard / CHECKPOINT)  # this is of the last start, however it ended
+    if "settings" not in manifest or "lines" not in known:
+        raise RunFolderError(f"{shard} has not ended yet; start it again, then merge")
+    return {**known, "folder": shard, "deciding": {**manifest["settings"], **known["lines"], "input": known["input"]}}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """A file of a run; empty where it cannot be read."""
     try:
-        return dict(orjson.loads((shard / STATISTICS).read_bytes()))
-    except (OSError, ValueError) as error:
-        raise RunFolderError(
-            f"{shard} has not ended yet ({STATISTICS}: {error}); start it again, then merge"
-        ) from error
+        return dict(orjson.loads(path.read_bytes()))
+    except (OSError, ValueError):
+        return {}

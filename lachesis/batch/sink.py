@@ -7,17 +7,18 @@ in files beside it, so that a start plays none of them again unless that is aske
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from datetime import datetime
-from itertools import chain
+from dataclasses import asdict
+from datetime import datetime, timedelta
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from backends import ImageUnavailable
 from lachesis.agent.rollout import Rollout
 from lachesis.batch.entries import NO_REASONING, EntryFormat
-from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_batch_report, write_json
+from lachesis.batch.files import CHECKPOINT, STATISTICS, BatchFiles, write_json
 from lachesis.batch.totals import Caps, Totals, completion_tokens
 from lachesis.errors import LachesisError
 from lachesis.run_folder import RunFolderError
@@ -29,11 +30,15 @@ from lachesis.runs.group_records import group_record
 from lachesis.runs.item_keys import ItemKeys, part_key, whole_and_part
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.progress import Standing
+from lachesis.runs.report import write_report
+from lachesis.runs.results import RunFiles
 from lachesis.runs.summary import Summary
 from lachesis.trajectories import JsonlWriter, read_lines
 
 MOST_AT_ONCE = 64
 """Samples that wait for the disk together."""
+MOST_IN_REPORT = 20_000
+"""Samples; it holds some kilobytes of each."""
 CHECKPOINT_EVERY = 60.0
 RETRY_PAUSE = 1.0
 
@@ -73,21 +78,14 @@ class Work(ItemKeys):
         return key
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A sample that waits for the disk."""
-
-    kind: str
-    record: dict[str, Any]
-    written: bool = False
-
-
 class BatchSink(FileSink):
     """The folder of one batch run; see `FileSink` for what the other arguments mean.
 
     Args:
+        indices: key of a sample in flight -> place of its item in the input.
         batch_size: lines of one batch file.
         retry_failed: play the samples again that failed in earlier starts.
+        about: fields of `statistics.json` that are known.
     """
 
     def __init__(
@@ -95,17 +93,20 @@ class BatchSink(FileSink):
         folder: Path,
         *,
         entries: EntryFormat,
-        work: Work,
+        indices: dict[str, int],
         caps: Caps,
         batch_size: int,
         retry_failed: bool,
         about: Mapping[str, Any],
-        **settings: Any,
+        settings: Mapping[str, Any],
+        **others: Any,
     ) -> None:
-        super().__init__(**settings)
+        files = RunFiles(folder / "groups.jsonl")
+        names = {"environment": settings["environment"], "model": settings["model"], "system": entries.system}
+        super().__init__(files, settings=settings, **names, **others)
         self.folder = folder
         self.entries = entries
-        self.work = work
+        self.indices = indices
         self.caps = caps
         self.about = about
         self.retry_failed = retry_failed
@@ -116,7 +117,8 @@ class BatchSink(FileSink):
         """Samples that earlier starts finished."""
         self.started = time.monotonic()
         self.discards = self.files.groups.with_suffix(".discarded.jsonl")
-        self._waiting: list[_Waiting] = []
+        self._waiting: dict[str, tuple[str, dict[str, Any]]] = {}
+        """Key of a sample that waits for the disk -> its kind and its record."""
         self._entries: dict[str, dict[str, Any]] = {}
         """Key of a sample that is kept and not yet written -> its line."""
         self._failed: set[str] = set()
@@ -170,7 +172,7 @@ class BatchSink(FileSink):
         """
         lasts = self.batches.last_lines()
         last = next(lasts, None)
-        written, missing, count = self.batches.total, [], 0
+        written, missing, count = sum(self.batches.lines.values()), [], 0
         for count, record in enumerate(self.ledger.records(), 1):
             self._count("kept", record)
             if last is not None and last[0] == count - 1:
@@ -205,6 +207,7 @@ class BatchSink(FileSink):
             return Kept(record, rewards=group.rewards, tracebacks=group.tracebacks)
         if found == NO_REASONING:  # nothing failed
             return LeftOut("no reasoning", found, declined=True, record=record, tracebacks=group.tracebacks)
+        record["bad_input"] = isinstance(rollout.error, ImageUnavailable)
         return LeftOut(
             "failed",
             found,
@@ -219,12 +222,8 @@ class BatchSink(FileSink):
         record = group_record(
             group, environment=self.environment, model=self.model, of_unscored=not self.entries.with_reward
         )
-        return {
-            **record,
-            "prompt_index": self.work.indices[group.item_key],
-            "run": self.ledger.run,
-            "evaluation": False,
-        }
+        index = self.indices[group.item_key]
+        return {**record, "prompt_index": index, "run": self.ledger.run, "evaluation": False}
 
     async def accept(self, job: Job, decision: Decision, step: int) -> Decision:
         if isinstance(decision, Kept):
@@ -237,36 +236,33 @@ class BatchSink(FileSink):
             lost = decision.tokens - completion_tokens(record)
         # Of attempts that failed before this one.
         record["rollouts"][0]["lost_completion_tokens"] += max(0, lost)
-        waiting = _Waiting(kind, record)
-        self._waiting.append(waiting)
+        self._waiting[job.key] = kind, record
         async with self._writing:
-            while not waiting.written:
+            while job.key in self._waiting:
                 if self._broken is not None:  # what was written of these samples is not known: the next start sees it
                     raise self._broken
-                now = self._waiting[:MOST_AT_ONCE]
-                await to_its_end(self._write_samples, now)
-                del self._waiting[: len(now)]
-        self.work.indices.pop(job.key, None)
+                await to_its_end(self._write_samples, dict(islice(self._waiting.items(), MOST_AT_ONCE)))
+        self.indices.pop(job.key, None)
         self.played += kind == "kept"
         self.failed_groups += kind == "failed"
         return decision
 
-    def _write_samples(self, waiting: Sequence[_Waiting]) -> None:
+    def _write_samples(self, waiting: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+        of_kind: dict[str, list[dict[str, Any]]] = {"kept": [], "discarded": [], "failed": []}
+        for kind, record in waiting.values():
+            of_kind[kind].append(record)
         try:
-            of_kind = {
-                kind: [each.record for each in waiting if each.kind == kind] for kind in ("kept", "discarded", "failed")
-            }
-            if of_kind["kept"]:
-                kept = self.ledger.append_all(of_kind["kept"])
+            if kept := of_kind["kept"]:
+                self.ledger.append_all(kept)
                 self.batches.append([self._entries.pop(record["item_key"]) for record in kept])
             self._discarded.write_all(of_kind["discarded"])
             self._failures.write_all(of_kind["failed"])
         except BaseException as error:
             self._broken = error
             raise
-        for each in waiting:
-            each.written = True
-            self._count(each.kind, each.record)
+        for key, (kind, record) in waiting.items():
+            self._count(kind, record)
+            del self._waiting[key]
         if time.monotonic() > self._checkpoint_due:
             self._write_checkpoint()
 
@@ -291,7 +287,7 @@ class BatchSink(FileSink):
             parts.append(f"cost {cost:.4f}")
         now = totals.done - self.earlier
         if now and self.total > totals.done:
-            parts.append(f"{_clock((self.total - totals.done) * seconds / now)} left")
+            parts.append(f"{timedelta(seconds=int((self.total - totals.done) * seconds / now))} left")
         return Standing(totals.done, self.total, "samples", ", ".join(parts), interval=60.0)
 
     # The end.
@@ -305,8 +301,10 @@ class BatchSink(FileSink):
             write_json(self.folder / STATISTICS, self.statistics())
             failures = unscored_groups(self.files.failures, self.ledger.done - self._failed)
             groups = chain(failures.values(), self.ledger.records())
-            count = self.totals.kept + len(failures)
-            return write_batch_report(self.folder, f"{self.environment}: {self.model}", groups, count)
+            title, count = f"{self.environment}: {self.model}", self.totals.kept + len(failures)
+            if count > MOST_IN_REPORT:
+                title += f" (the first {MOST_IN_REPORT} of {count} samples)"
+            return write_report(self.files.report, title=title, groups=islice(groups, MOST_IN_REPORT))
         except (OSError, LachesisError) as error:
             if self._broken is None:
                 raise
@@ -317,7 +315,6 @@ class BatchSink(FileSink):
     def statistics(self) -> dict[str, Any]:
         """What `statistics.json` holds."""
         return {
-            **self.about,
             "batch_size": self.batches.size,
             "total_prompts": self.total,
             "total_batches": len(self.batches.lines),
@@ -326,13 +323,15 @@ class BatchSink(FileSink):
             "duration_seconds": round(time.monotonic() - self.started, 2),
             "cost": self.caps.cost_of(self.totals),
             **self.totals.statistics(self.entries.all_tools),
+            "lines": asdict(self.entries),
+            **self.about,
         }
 
     def _write_checkpoint(self) -> None:
         """For people and scripts; a start reads the groups file."""
         self._checkpoint_due = time.monotonic() + CHECKPOINT_EVERY
         content = {
-            "run_name": self.about["run_name"],
+            **self.about,
             "completed_prompts": sorted(set(self._indices_done)),
             "samples": self.totals.kept,
             "discarded_no_reasoning": self.totals.discarded,
@@ -341,9 +340,3 @@ class BatchSink(FileSink):
             "last_updated": datetime.now().isoformat(),
         }
         write_json(self.folder / CHECKPOINT, content)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}"

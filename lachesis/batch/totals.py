@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import Any
 
 MILLION = 1_000_000
@@ -58,7 +59,7 @@ class Totals:
     tools: dict[str, Counter[str]] = field(default_factory=dict)
     reasoning: Counter[str] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Of the failures."""
+    """Of the failures; `bad_input` where a row names an image that does not exist."""
     rewards: list[float] = field(default_factory=list)
 
     @property
@@ -73,7 +74,7 @@ class Totals:
             self.prompt_tokens += rollout.get("prompt_tokens", 0)
             self.uncounted += rollout.get("uncounted_requests", 0)
             if kind == "failed":
-                self.outcomes[rollout["outcome"]] += 1
+                self.outcomes["bad_input" if record.get("bad_input") else rollout["outcome"]] += 1
                 continue
             for name, stats in rollout["tool_stats"].items():
                 self.tools.setdefault(name, Counter()).update(stats)
@@ -91,14 +92,12 @@ class Totals:
 
     def statistics(self, all_tools: Iterable[str]) -> dict[str, Any]:
         """The fields of `statistics.json` that follow from the samples."""
-        tools = {}
+        tools: dict[str, dict[str, float]] = {}
         for name in dict.fromkeys([*all_tools, *self.tools]):
             counts = self.tools.get(name, Counter())
-            rate = {
-                f"{kind}_rate": round(100 * counts[kind] / counts["count"], 2) if counts["count"] else 0.0
-                for kind in ("success", "failure")
-            }
-            tools[name] = {"count": counts["count"], "success": counts["success"], "failure": counts["failure"], **rate}
+            tools[name] = {kind: counts[kind] for kind in ("count", "success", "failure")}
+            for kind in ("success", "failure"):
+                tools[name][f"{kind}_rate"] = round(100 * counts[kind] / (counts["count"] or 1), 2)
         turns, thinking = self.reasoning["turns"], self.reasoning["turns_with_reasoning"]
         return {
             "samples": self.kept,
@@ -108,7 +107,7 @@ class Totals:
             "failed_outcomes": dict(self.outcomes),
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            "mean_reward": sum(self.rewards) / len(self.rewards) if self.rewards else None,
+            "mean_reward": fmean(self.rewards) if self.rewards else None,
             "tool_statistics": tools,
             "reasoning_statistics": {
                 "total_assistant_turns": turns,

@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from lachesis.errors import SettingsError
-from lachesis.runs.flags import close_names
+from lachesis.runs.flags import close_names, truth
 
 DATA = Path("data")
 REASONING_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
@@ -33,6 +33,11 @@ AS_SETTINGS = {
     "ephemeral_system_prompt": "env.ephemeral_system_prompt",
 }
 """Flag -> the setting that it is another name for."""
+SAME_NAMES = (
+    *("run_name", "batch_size", "concurrency", "samples", "seed", "grace_period", "retry_failed"),
+    *("keep_without_reasoning", "allow_missing_toolsets"),
+)
+"""Flags that are fields of `BatchSettings`."""
 INSTEAD = {
     "env.total_steps": "--max_samples",
     "env.group_size": "--samples",
@@ -59,7 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"missing: {', '.join(f'--{name}' for name in missing)}")
     if given.verbose:
         logging.basicConfig(level=logging.INFO)
+    if given.ray is not None or given.shards is not None:
+        return _on_ray(given, arguments)
     return _run(given, rest)
+
+
+def _on_ray(given: argparse.Namespace, arguments: Sequence[str]) -> int:
+    from lachesis.batch.on_ray import play_on_ray
+
+    if given.ray is None or given.shards is None or given.shard != (1, 1):
+        raise SettingsError("--ray ADDRESS and --shards N go together, and without --shard: set both")
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--ray")
+    own.add_argument("--shards")
+    return play_on_ray(given.ray, given.shards, own.parse_known_args(arguments)[1], given.output / given.run_name)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,60 +94,49 @@ def _parser() -> argparse.ArgumentParser:
         flags = [flag for each in names for flag in dict.fromkeys((f"--{each}", f"--{each.replace('_', '-')}"))]
         parser.add_argument(*flags, dest=name, help=help_text, **kwargs)
 
-    switch: dict[str, Any] = {"nargs": "?", "const": True, "default": False, "type": _truth, "metavar": "BOOL"}
+    def number(name: str, help_text: str, *others: str, default: int | None = None) -> None:
+        add(name, help_text, *others, type=_count, default=default, metavar="N")
+
+    def switch(name: str, help_text: str) -> None:
+        add(name, help_text, nargs="?", const=True, default=False, type=truth, metavar="BOOL")
+
     add("dataset_file", ".jsonl, .csv, .parquet, or a dataset of the hub (NAME or NAME:CONFIG)", metavar="FILE")
     add("dataset_split", "split of a dataset of the hub (default: train)", default="train", metavar="NAME")
-    add("batch_size", "lines of one batch file", type=_count, metavar="N")
+    number("batch_size", "lines of one batch file")
     add("run_name", "the run writes into data/NAME", metavar="NAME")
     add("output", "folder in which the run's folder is (default: data)", type=Path, default=DATA, metavar="FOLDER")
     add("env", "environment that scores: gsm8k, path.py:Class, package.module:Class", metavar="ENV")
-    add("samples", "samples of each prompt (default: 1)", type=_count, default=1, metavar="N")
-    add("concurrency", "samples in flight (default: 32)", "num_workers", type=_count, default=32, metavar="N")
-    add("max_samples", "take the first N prompts only", type=_count, metavar="N")
+    number("samples", "samples of each prompt (default: 1)", default=1)
+    number("concurrency", "samples in flight (default: 32)", "num_workers", default=32)
+    number("max_samples", "take the first N prompts only")
     add("model", "model, as its server names it; or embedded, or a GGUF file", metavar="NAME")
     add("base_url", "URL of the model server", metavar="URL")
     add("api_key", "its key", metavar="KEY")
-    add("max_turns", "completions of a sample (default: 10)", type=_count, metavar="N")
-    add("max_tokens", "tokens of a completion (default: 2048)", type=_count, metavar="N")
-    add(
-        "distribution", "named probabilities by which each prompt draws its toolsets (default: default)", metavar="NAME"
-    )
-    add("list_distributions", "print the distributions and end", **switch)
-    add("allow_missing_toolsets", "leave out toolsets that have no tools here", **switch)
+    number("max_turns", "completions of a sample (default: 10)")
+    number("max_tokens", "tokens of a completion (default: 2048)")
+    add("distribution", "named probabilities of toolsets, drawn for each prompt (default: default)", metavar="NAME")
+    switch("list_distributions", "print the distributions and end")
+    switch("allow_missing_toolsets", "leave out toolsets that have no tools here")
     add("seed", "of the draws of toolsets (default: 0)", type=int, default=0, metavar="N")
-    add("ephemeral_system_prompt", "appended to the system message of requests; in no trajectory", metavar="TEXT")
-    add(
-        "prefill_messages_file",
-        "JSON list of messages for the beginning of requests; in no trajectory",
-        type=Path,
-        metavar="FILE",
-    )
-    add("reasoning_effort", f"{', '.join(REASONING_EFFORTS)}", choices=REASONING_EFFORTS)
-    add("reasoning_disabled", "the same as --reasoning_effort none", **switch)
+    add("ephemeral_system_prompt", "appended to requests' system message; in no trajectory", metavar="TEXT")
+    add("prefill_messages_file", "JSON list of messages that requests begin with; in no trajectory", metavar="FILE")
+    add("reasoning_effort", ", ".join(REASONING_EFFORTS), choices=REASONING_EFFORTS)
+    switch("reasoning_disabled", "the same as --reasoning_effort none")
     for name in ("providers_allowed", "providers_ignored", "providers_order"):
         add(name, "OpenRouter's providers, separated by commas", metavar="A,B")
     add("provider_sort", "OpenRouter's order of providers", choices=("price", "throughput", "latency"))
-    add("keep_without_reasoning", "keep samples without any reasoning, which are otherwise discarded", **switch)
-    add("retry_failed", "play the samples again that failed in earlier starts", **switch)
-    add("resume", "accepted: a start always continues what the folder holds", **switch)
+    switch("keep_without_reasoning", "keep samples without any reasoning, which are otherwise discarded")
+    switch("retry_failed", "play the samples again that failed in earlier starts")
+    switch("resume", "accepted: a start always continues what the folder holds")
     add("max_seconds", "end after so many seconds of this start", type=_positive, metavar="SECONDS")
-    add("max_total_tokens", "end after so many completion tokens of the run", type=_count, metavar="N")
+    number("max_total_tokens", "end after so many completion tokens of the run")
     add("max_cost", "end when the run has cost so much; needs --prices", type=_positive, metavar="COST")
-    add(
-        "prices",
-        "of a million tokens of prompts and of completions, for example 0.5,1.5",
-        type=_prices,
-        metavar="IN,OUT",
-    )
-    add(
-        "grace_period",
-        "seconds that samples in flight get to finish at the end (default: 60)",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-    )
-    add("shard", "play part I of N, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
-    add("verbose", "log what the run does", **switch)
+    add("prices", "of a million tokens of prompts and of completions: 0.5,1.5", type=_prices, metavar="IN,OUT")
+    add("grace_period", "seconds that samples in flight get at the end (default: 60)", type=float, default=60.0)
+    add("shard", "play part I of N, from 1, into data/NAME/shard_I_of_N", type=_shard, default=(1, 1), metavar="I/N")
+    add("ray", "play the shards as tasks of a Ray cluster, and merge them; needs --shards", metavar="ADDRESS")
+    number("shards", "parts that --ray plays")
+    switch("verbose", "log what the run does")
     add("log_prefix_chars", "accepted: no previews are logged, the report shows the samples", metavar="N")
     return parser
 
@@ -140,6 +147,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     from lachesis.batch.prompts import over_rows
     from lachesis.batch.rows import Rows
     from lachesis.batch.run import BatchSettings, run_batch
+    from lachesis.batch.shards import shard_folder
     from lachesis.batch.totals import Caps
     from lachesis.cli.train_environment import environment_class
     from lachesis.runs.command_line import read_settings
@@ -163,37 +171,19 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
         config.extra_body = {**(config.extra_body or {}), **extra}
     for server in servers:
         server.num_max_requests_at_once = max(server.num_max_requests_at_once, given.concurrency)
-    folder = given.output / given.run_name
-    if given.shard[1] > 1:
-        folder = folder / f"shard_{given.shard[0]:03d}_of_{given.shard[1]:03d}"
+    folders = config.terminal_backend in ("local", "ssh")
     settings = BatchSettings(
-        folder=folder,
-        run_name=given.run_name,
-        rows=None
-        if given.dataset_file is None
-        else Rows(
+        folder=shard_folder(given.output / given.run_name, given.shard),
+        rows=Rows(
             given.dataset_file,
             split=given.dataset_split,
             prompt_field=config.prompt_field if base is None else None,
-            images="none"
-            if config.sandbox == "none"
-            else "folder"
-            if config.terminal_backend in ("local", "ssh")
-            else "name",
+            images="none" if config.sandbox == "none" else "folder" if folders else "name",
             limit=given.max_samples,
             shard=given.shard,
         ),
-        batch_size=given.batch_size,
-        concurrency=given.concurrency,
-        samples=given.samples,
-        seed=given.seed,
-        max_items=given.max_samples,
-        shard=given.shard,
-        grace_period=given.grace_period,
         caps=Caps(seconds=given.max_seconds, tokens=given.max_total_tokens, cost=given.max_cost, prices=given.prices),
-        retry_failed=given.retry_failed,
-        keep_without_reasoning=given.keep_without_reasoning,
-        allow_missing_toolsets=given.allow_missing_toolsets,
+        **{name: getattr(given, name) for name in SAME_NAMES},
     )
     result = run_alone(run_batch(env_cls(**arguments), settings))
     print_result(Console(), result)
@@ -226,22 +216,20 @@ def _extra_body(given: argparse.Namespace, base_url: str) -> dict[str, Any]:
             f"--providers_* and --provider_sort are fields of OpenRouter; the server is {base_url or 'another one'}: "
             "leave them out, or name its fields with --openai.extra_body"
         )
+    body: dict[str, Any] = {"provider": provider} if provider else {}
     effort = "none" if given.reasoning_disabled else given.reasoning_effort
-    reasoning: dict[str, Any] = {}
     if effort is not None and router:
-        reasoning = {"reasoning": {"enabled": False} if effort == "none" else {"effort": effort}}
+        body["reasoning"] = {"enabled": False} if effort == "none" else {"effort": effort}
     elif effort is not None:
-        reasoning = {"reasoning_effort": effort}
-    return {**reasoning, **({"provider": provider} if provider else {})}
+        body["reasoning_effort"] = effort
+    return body
 
 
-def _prefill(path: Path) -> list[Mapping[str, Any]]:
+def _prefill(path: str) -> list[Mapping[str, Any]]:
     try:
-        messages = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"--prefill_messages_file {path}: cannot be read ({error.strerror})") from error
-    except ValueError as error:
-        raise SettingsError(f"--prefill_messages_file {path}: not JSON ({error})") from error
+        messages = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"--prefill_messages_file {path}: cannot be read as JSON ({error})") from error
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise SettingsError(f"--prefill_messages_file {path}: expected a list of messages")
     return messages
@@ -280,20 +268,11 @@ def _merge(argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="lachesis batch merge", description="Join the shards of a run.")
     parser.add_argument("run", type=Path, metavar="data/RUN", help="the folder that holds shard_I_of_N")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="default: data/RUN/merged; an earlier one is replaced"
-    )
+    parser.add_argument("--out", type=Path, help="default: data/RUN/merged; an earlier one is replaced")
     arguments = parser.parse_args(argv)
-    merged = merge_shards(arguments.run, arguments.out or arguments.run / "merged")
-    for line in merged.lines():
-        print(line)
-    return int(bool(merged.missing or merged.unplayed))
-
-
-def _truth(text: str) -> bool:
-    if text.lower() not in ("true", "false", "1", "0", "yes", "no"):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither true nor false")
-    return text.lower() in ("true", "1", "yes")
+    said, complete = merge_shards(arguments.run, arguments.out or arguments.run / "merged")
+    print("\n".join(said))
+    return int(not complete)
 
 
 def _count(text: str) -> int:

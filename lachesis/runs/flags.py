@@ -97,7 +97,7 @@ def make_parser(
         add("-h", "--help", action=_HelpWithBackend, help="show this help message and exit")
         add("--config", metavar="FILE", help="YAML file with env: and openai: (flags win over it)")
         for name, help_text in (("slurm", argparse.SUPPRESS), ("testing", "skip the check of the servers")):
-            given: dict[str, Any] = {"nargs": "?", "const": True, "type": _truth, "default": argparse.SUPPRESS}
+            given: dict[str, Any] = {"nargs": "?", "const": True, "type": truth, "default": argparse.SUPPRESS}
             add(f"--{name}", metavar="BOOL", help=help_text, **given)
         add(
             *("--save-trajectories", "--save_trajectories"),
@@ -183,7 +183,8 @@ def _reader(annotation: Any) -> Callable[[str], Any]:
     return (lambda text: None if text in ("null", "None") else text) if accepts(annotation, type(None)) else str
 
 
-def _truth(text: str) -> bool:
+def truth(text: str) -> bool:
+    """The value of a flag that is true or false."""
     value = _from_yaml(text)
     if isinstance(value, str) and value.lower() in ("true", "false"):
         value = value.lower() == "true"

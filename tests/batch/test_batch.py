@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -277,7 +278,12 @@ def test_a_start_knows_what_is_done_in_another_order_with_more_rows_and_more_sam
     assert Counter(entry["conversations"][1]["value"] for entry in entries(tmp_path / "run"))["prompt 0"] == 4
 
 
-def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(tmp_path: Path) -> None:
+def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lachesis.batch.sink.RETRY_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis.runs.failures._FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("lachesis.runs.failures._LONGEST_PAUSE", 0.01)
     prompts = ["one", "two refuse", "three refuse", "four late"]
     source = write_rows(tmp_path / "rows.jsonl", [{"prompt": prompt} for prompt in prompts])
 
@@ -309,6 +315,22 @@ def test_a_sample_that_failed_is_played_again_and_counted_once_whatever_becomes_
     assert keys(tmp_path / "run", "failed") == []
     statistics = json.loads((tmp_path / "run/statistics.json").read_text())
     assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed")] == [3, 1, 0]
+
+
+def test_a_row_whose_image_is_missing_fails_at_once_as_bad_input(tmp_path: Path) -> None:
+    rows = [{"prompt": "a", "image": str(tmp_path / "none")}, {"prompt": "b"}]
+    source = write_rows(tmp_path / "rows.jsonl", rows)
+
+    def policy(request: dict[str, Any]) -> Any:
+        return thinks(request) if request["messages"][-1]["role"] == "tool" else call(("terminal", {"command": "true"}))
+
+    with served(policy) as server:
+        assert batch(flags(source, tmp_path, server.base_url, "--env.enabled_toolsets", "[terminal]")) == 1
+        assert len(server.requests) == 3, "it is played once"
+    (failed,) = lines(tmp_path / "run/groups.failed.jsonl")
+    assert f"image '{tmp_path}/none' is not an absolute path of a folder" in failed["rollouts"][0]["reason"]
+    statistics = json.loads((tmp_path / "run/statistics.json").read_text())
+    assert statistics["failed_outcomes"] == {"bad_input": 1}
 
 
 def test_discards_of_other_settings_are_not_counted(tmp_path: Path) -> None:
@@ -368,6 +390,63 @@ def test_shards_joined_are_the_whole_run(tmp_path: Path, capsys: pytest.CaptureF
         merged.rename(tmp_path / "on" / "run")
         assert batch(flags(source, tmp_path / "on", server.base_url)) == 1
         assert not server.requests
+
+
+def test_shards_that_do_not_belong_together_are_refused_and_what_is_there_stays(tmp_path: Path) -> None:
+    rows = [*ROWS, {"prompt": "refuse"}]
+    source, run = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "run"
+    second, copied, merged = run / "shard_002_of_002", run / "copied", run / "merged"
+
+    def play(part: int, file: Path = source, *more: str) -> None:
+        batch(flags(file, tmp_path, server.base_url, "--shard", f"{part}/2", *more))
+
+    def refused(problem: str, *more: str) -> None:
+        with pytest.raises(RunFolderError, match=problem):
+            batch(["merge", str(run), *more])
+
+    answers = [thinks]
+    with served(lambda request: answers[0](request)) as server:
+        play(1)
+        shutil.copytree(run / "shard_001_of_002", second)
+        refused("shard_002_of_002/groups.jsonl holds .*, which is of another part")
+        shutil.rmtree(second)
+        play(2, write_rows(tmp_path / "more.jsonl", [*rows, {"prompt": "one more"}]))
+        refused("input: '21 rows, .*' then, '22 rows")
+        play(2, source, "--samples", "2")
+        refused("1 samples of each' then, '.* 2 samples of each' now")
+        shutil.rmtree(second)
+        play(2, source, "--max_tokens", "9")
+        refused("max_token_length: 2048 then, 9 now")
+        shutil.rmtree(second)
+        play(2)
+        shutil.copytree(second, copied)
+        shutil.copytree(second, run / "shard_2_of_3")
+        refused("shards of 2 and of 3 parts")
+        shutil.rmtree(run / "shard_2_of_3")
+        # The failed sample becomes a discard: the file of failures still has it, until the next start.
+        (part,) = (i for i in (1, 2) if keys(run / f"shard_{i:03d}_of_002", "failed"))
+        answers[0] = lambda request: say("no thought")
+        play(part, source, "--retry_failed")
+        for folder in (run, second, tmp_path):
+            refused("is not a merged run", "--out", str(folder))
+        written = []
+        for _ in range(2):
+            assert batch(["merge", str(run)]) == 0
+            written.append([(merged / name).read_bytes() for name in ("groups.jsonl", "trajectories.jsonl")])
+        assert written[0] == written[1]
+        statistics = json.loads((merged / "statistics.json").read_text())
+        assert [statistics[name] for name in ("samples", "discarded_no_reasoning", "failed")] == [20, 1, 0]
+        assert Counter(entry["prompt_index"] for entry in entries(merged)) == Counter(range(20))
+        with (second / "batch_001_output.jsonl").open("r+b") as file:  # as after a kill, or an edit
+            file.truncate(100)
+        (second / "statistics.json").unlink()
+        refused("shard_002_of_002 has not ended yet")
+        shutil.copy(copied / "statistics.json", second)
+        assert batch(["merge", str(run)]) == 0
+        assert (merged / "trajectories.jsonl").read_bytes() == written[0][1]
+        # Continued, it is more than a merge would make.
+        batch([*flags(source, run, server.base_url, "--samples", "2", "--max_total_tokens", "1", run="merged")])
+        refused("is not a merged run, or was continued")
 
 
 def test_caps_end_a_run_that_a_later_start_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -433,7 +512,7 @@ def test_bad_rows_of_csv_and_files_that_are_missing_are_named(tmp_path: Path) ->
 def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> None:
     import datasets
 
-    table = [{"prompt": f"prompt, {number}", "level": str(number)} for number in range(3)]
+    table = [{"prompt": f"prompt, {number}", "level": str(number) if number else None} for number in range(3)]
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["prompt", "level"])
         writer.writeheader()
@@ -445,7 +524,7 @@ def test_csv_and_parquet_have_the_same_rows_as_json_lines(tmp_path: Path) -> Non
         for kind in ("jsonl", "csv", "parquet")
     ]
     assert kinds[0] == kinds[1] == kinds[2]
-    assert len(kinds[0]) == 3
+    assert [row.content["level"] for row in Rows(str(tmp_path / "rows.csv"))] == [None, "1", "2"]
 
 
 def test_long_prompts_lone_surrogates_and_binary_output_are_written_and_read_again(tmp_path: Path) -> None:
