@@ -203,7 +203,8 @@ class Compressor:
     def _measure(self, conversation: Conversation) -> tuple[int, list[Turn]]:
         """The tokens of the whole, and the turns with an estimate of theirs: a share of it by length."""
         whole, lengths = self._count(conversation), [len(text) for text in conversation.texts]
-        return whole, conversation.turns([length * whole // max(1, sum(lengths)) for length in lengths])
+        characters = max(1, sum(lengths))
+        return whole, conversation.turns([length * whole // characters for length in lengths])
 
     def _count(self, conversation: Conversation) -> int:
         messages, tools = [without_media(message) for message in conversation.messages], conversation.tools
