@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +20,15 @@ from rich.table import Table
 
 from lachesis.compression import Settings, read_settings
 from lachesis.compression.compressor import Compressor, Summarizer
-from lachesis.compression.files import Job, Sample, compress_file, find_jobs, read_progress, survey_file
+from lachesis.compression.files import (
+    Job,
+    Sample,
+    compress_file,
+    compressed_lines,
+    find_jobs,
+    read_progress,
+    sampled_lines,
+)
 from lachesis.compression.metrics import Totals, write_metrics
 from lachesis.compression.summary import (
     Passage,
@@ -59,18 +67,25 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     counter = await asyncio.to_thread(_counter, settings.tokenizer.name, settings.tokenizer.trust_remote_code)
     sample = Sample(given.sample_percent, given.seed)
     with Progress(console, "compress") as progress, ThreadPoolExecutor(settings.processing.num_workers) as threads:
+
+        def show(*, last: bool = False) -> None:
+            note = f"{totals.sums['was_compressed']} compressed, {totals.sums['failed']} failed"
+            progress.show(Standing(totals.sums["entries"], -1, "entries", note), last=last)
+
+        def report(metrics: dict[str, Any], earlier: bool = False) -> None:
+            nonlocal kept
+            kept += earlier
+            totals.add(metrics)
+            show()
+
         async with _summarizer(settings, counter, given) as (summarize, concurrency):
             compressor = Compressor(settings, counter, summarize, threads)
-
-            def report(metrics: dict[str, Any], earlier: bool = False) -> None:
-                nonlocal kept
-                kept += earlier
-                totals.add(metrics)
-                progress.show(_standing(totals))
-
             for job in jobs:
                 if given.dry_run:
-                    await survey_file(job.source, compressor, sample=sample, concurrency=concurrency, report=report)
+                    lines = sampled_lines(job.source, sample)
+                    async with aclosing(compressed_lines(job.source, lines, compressor, concurrency)) as surveyed:
+                        async for _, _, done in surveyed:
+                            report(done.metrics)
                     continue
                 await compress_file(
                     job,
@@ -81,7 +96,7 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
                     save_over_limit=settings.processing.save_over_limit,
                     report=report,
                 )
-        progress.show(_standing(totals), last=True)
+        show(last=True)
     if kept:
         console.print(f"{kept} entries were finished by an earlier start", highlight=False)
     if not given.dry_run:
@@ -90,11 +105,6 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
     return 1 if totals.sums["failed"] else 0
-
-
-def _standing(totals: Totals) -> Standing:
-    sums = totals.sums
-    return Standing(sums["entries"], -1, "entries", f"{sums['was_compressed']} compressed, {sums['failed']} failed")
 
 
 def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: bool, console: Console) -> None:

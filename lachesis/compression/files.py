@@ -106,7 +106,7 @@ async def compress_file(
     def digest(line: bytes) -> str:
         return blake2b(line.strip(), key=settings, digest_size=16).hexdigest()
 
-    lines = (pair for pair in _lines(job.source) if pair[0] in sample)
+    lines = sampled_lines(job.source, sample)
     with _writing(job.progress) as progress:
         try:
             fcntl.flock(progress, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -142,16 +142,6 @@ async def compress_file(
                 os.fsync(part.fileno())
                 job.part.replace(job.output)
                 sync_folder(job.output.parent)
-
-
-async def survey_file(
-    source: Path, compressor: Compressor, *, sample: Sample, concurrency: int, report: Callable[[dict[str, Any]], None]
-) -> None:
-    """Report the metrics of each entry, and write nothing. Raises JsonlError."""
-    lines = (pair for pair in _lines(source) if pair[0] in sample)
-    async with aclosing(compressed_lines(source, lines, compressor, concurrency)) as entries:
-        async for _, _, done in entries:
-            report(done.metrics)
 
 
 def read_progress(job: Job) -> Iterator[dict[str, Any]]:
@@ -191,10 +181,11 @@ async def compressed_lines(
             await finish(asyncio.wait(window))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def sampled_lines(path: Path, sample: Sample) -> Iterator[tuple[int, bytes]]:
+    """The lines of a sample with their numbers, without blank ones. Raises JsonlError."""
     try:
         with path.open("rb") as file:
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip() and number in sample)
     except OSError as error:
         raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
 
