@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -20,7 +20,15 @@ from rich.table import Table
 
 from lachesis.compression import Settings, read_settings
 from lachesis.compression.compressor import Compressor, Summarizer
-from lachesis.compression.files import Job, Sample, compress_file, find_jobs, read_progress, survey_file
+from lachesis.compression.files import (
+    Job,
+    Sample,
+    compress_file,
+    compressed_lines,
+    find_jobs,
+    read_progress,
+    sampled_lines,
+)
 from lachesis.compression.metrics import Totals, write_metrics
 from lachesis.compression.summary import (
     Passage,
@@ -42,7 +50,8 @@ if TYPE_CHECKING:
 DEFAULT_CONFIG: Final = Path("configs/trajectory_compression.yaml")
 LOCAL_CONTEXT: Final = 8192
 """Tokens of context of a summariser that runs here."""
-LOCAL_REQUESTS: Final = 4
+LOCAL_REQUESTS: Final = 2
+"""More at once make each as much slower, up to its timeout."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,18 +67,25 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     counter = await asyncio.to_thread(_counter, settings.tokenizer.name, settings.tokenizer.trust_remote_code)
     sample = Sample(given.sample_percent, given.seed)
     with Progress(console, "compress") as progress, ThreadPoolExecutor(settings.processing.num_workers) as threads:
+
+        def show(*, last: bool = False) -> None:
+            note = f"{totals.sums['was_compressed']} compressed, {totals.sums['failed']} failed"
+            progress.show(Standing(totals.sums["entries"], -1, "entries", note), last=last)
+
+        def report(metrics: dict[str, Any], earlier: bool = False) -> None:
+            nonlocal kept
+            kept += earlier
+            totals.add(metrics)
+            show()
+
         async with _summarizer(settings, counter, given) as (summarize, concurrency):
             compressor = Compressor(settings, counter, summarize, threads)
-
-            def report(metrics: dict[str, Any], earlier: bool = False) -> None:
-                nonlocal kept
-                kept += earlier
-                totals.add(metrics)
-                progress.show(_standing(totals))
-
             for job in jobs:
                 if given.dry_run:
-                    await survey_file(job.source, compressor, sample=sample, concurrency=concurrency, report=report)
+                    lines = sampled_lines(job.source, sample)
+                    async with aclosing(compressed_lines(job.source, lines, compressor, concurrency)) as surveyed:
+                        async for _, _, done in surveyed:
+                            report(done.metrics)
                     continue
                 await compress_file(
                     job,
@@ -80,7 +96,7 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
                     save_over_limit=settings.processing.save_over_limit,
                     report=report,
                 )
-        progress.show(_standing(totals), last=True)
+        show(last=True)
     if kept:
         console.print(f"{kept} entries were finished by an earlier start", highlight=False)
     if not given.dry_run:
@@ -88,11 +104,7 @@ async def _run(given: argparse.Namespace, settings: Settings, jobs: Sequence[Job
     console.print(_table(settings, totals, dry_run=given.dry_run))
     for kind, entries in totals.errors.items():
         print(f"  left as they were: {entries} entries, {kind}", file=sys.stderr)
-    return 1 if totals.failed else 0
-
-
-def _standing(totals: Totals) -> Standing:
-    return Standing(totals.entries, -1, "entries", f"{totals.compressed} compressed, {totals.failed} failed")
+    return 1 if totals.sums["failed"] else 0
 
 
 def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: bool, console: Console) -> None:
@@ -105,8 +117,8 @@ def _finish(jobs: Sequence[Job], settings: Settings, totals: Totals, *, folder: 
         rows = ({"file": job.output.name, **row} for job in jobs for row in read_progress(job))
         try:
             write_metrics(path, totals, rows if settings.metrics.per_trajectory else None)
-        except OSError as error:
-            reason = f"cannot write ({error.strerror or error}); the entries are written: start again for the metrics"
+        except JsonlError as error:
+            reason = f"{error.reason}; the entries are written: make room, and start again for the metrics"
             raise JsonlError(path, reason) from error
     for job in jobs:
         job.progress.unlink()
@@ -181,7 +193,7 @@ async def _server(settings: Settings) -> AsyncIterator[tuple[OpenAIServer, int |
         if room <= 0:
             raise SettingsError(f"compression.summary_target_tokens is too much for {own.model}; set 2000 or less")
         async with (
-            EmbeddedServer(model, parallel=parallel, context=LOCAL_CONTEXT) as embedded,
+            EmbeddedServer(model, threads=os.cpu_count() or 1, parallel=parallel, context=LOCAL_CONTEXT) as embedded,
             OpenAIServer(embedded.settings(**client, tool_call_parser=None)) as server,
         ):
             # Its tokenizer may be another than the counter's, and its template writes a little too.
@@ -245,22 +257,21 @@ def _digest(settings: Settings, given: argparse.Namespace) -> bytes:
 
 
 def _table(settings: Settings, totals: Totals, *, dry_run: bool) -> Table:
-    record = totals.to_record()
-    tokens, turns = record["tokens"], record["turns"]
+    sums, record = totals.sums, totals.to_record()
     table = Table(
         title="What would be compressed" if dry_run else "Compression", title_justify="left", show_header=False
     )
     for name, value in (
         ("target", f"{settings.compression.target_max_tokens:,} tokens of {settings.tokenizer.name}"),
-        ("entries", f"{totals.entries:,}"),
-        ("compressed", f"{totals.compressed:,}"),
-        ("short enough", f"{totals.skipped:,}"),
-        ("still over the limit", f"{totals.over_limit:,}"),
-        ("left as they were for an error", f"{totals.failed:,}"),
-        ("tokens", f"{tokens['total_before']:,} -> {tokens['total_after']:,}"),
-        ("turns", f"{turns['total_before']:,} -> {turns['total_after']:,}"),
+        ("entries", f"{sums['entries']:,}"),
+        ("compressed", f"{sums['was_compressed']:,}"),
+        ("short enough", f"{sums['skipped_under_target']:,}"),
+        ("still over the limit", f"{sums['still_over_limit']:,}"),
+        ("left as they were for an error", f"{sums['failed']:,}"),
+        ("tokens", f"{sums['original_tokens']:,} -> {sums['compressed_tokens']:,}"),
+        ("turns", f"{sums['original_turns']:,} -> {sums['compressed_turns']:,}"),
         ("tokens left of a compressed entry", f"{record['averages']['avg_compression_ratio']:.1%}"),
-        ("requests for summaries", f"{totals.api_calls:,}, {totals.summary_errors:,} failed"),
+        ("requests for summaries", f"{sums['summarization_api_calls']:,}, {sums['summarization_errors']:,} failed"),
         ("seconds", f"{record['processing']['duration_seconds']:.1f}"),
     ):
         table.add_row(name, value)

@@ -11,7 +11,8 @@ from concurrent.futures import Executor
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Final, Protocol, TypeVar
+from threading import Event
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from lachesis.compression.conversation import Conversation, UnknownEntry, without_media
 from lachesis.compression.region import Turn, choose_region
@@ -26,7 +27,9 @@ MARK: Final = "compression_metrics"
 _ATTEMPTS: Final = 2
 """Summaries of one entry at most: where one is longer than it should be, a longer region is tried."""
 _CORRECTIONS: Final = 16
+_NONE: Final = range(-1, -1)
 
+_Count = Callable[[Conversation], int]
 Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
 """Raises SummaryFailed."""
 
@@ -34,8 +37,11 @@ Summarizer = Callable[[Sequence[Passage]], Awaitable[Summary]]
 class TokenCounter(Protocol):
     """Tokens of the model that is trained."""
 
-    def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
-        """Those of a whole conversation, as the chat template renders it. Raises LachesisError where it cannot."""
+    def conversation(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], stopped: Callable[[], bool]
+    ) -> int:
+        """Those of a whole conversation, as the chat template renders it. Raises LachesisError where it cannot, and
+        TimeoutError soon after `stopped` says yes."""
         ...
 
     def text(self, text: str) -> int:
@@ -55,9 +61,7 @@ class EntryMetrics:
     original_turns: int = 0
     compressed_turns: int = 0
     turns_removed: int = 0
-    compression_region: dict[str, int] = field(
-        default_factory=lambda: {"start_idx": -1, "end_idx": -1, "turns_count": 0}
-    )
+    compression_region: dict[str, int] = field(default_factory=dict)
     """The replaced turns: the index of the first, the index after the last, and how many."""
     was_compressed: bool = False
     still_over_limit: bool = False
@@ -70,26 +74,18 @@ class EntryMetrics:
     error: str | None = None
     """Why the entry stayed as it was."""
 
-    def set_unchanged(self) -> None:
-        """Note that the entry stays as it was."""
-        self.was_compressed = False
-        self._set(range(-1, -1), self.original_tokens, self.original_turns)
-
-    def set_compressed(self, region: range, tokens: int) -> None:
-        """Note the replaced turns, and the tokens of the compressed entry."""
-        self.was_compressed = True
-        self._set(region, tokens, self.original_turns - len(region) + 1)
-
-    def _set(self, region: range, tokens: int, turns: int) -> None:
+    def set_result(self, region: range, tokens: int) -> None:
+        """Note the replaced turns, of which there may be none, and the tokens that the entry has now."""
+        self.was_compressed = bool(region)
         self.compression_region = {"start_idx": region.start, "end_idx": region.stop, "turns_count": len(region)}
-        self.compressed_tokens, self.compressed_turns = tokens, turns
-        self.tokens_saved, self.turns_removed = self.original_tokens - tokens, self.original_turns - turns
+        self.compressed_tokens, self.tokens_saved = tokens, self.original_tokens - tokens
+        self.turns_removed = len(region) - bool(region)
+        self.compressed_turns = self.original_turns - self.turns_removed
         self.compression_ratio = round(tokens / self.original_tokens, 4) if self.original_tokens else 1.0
         self.still_over_limit = tokens > self.target_max_tokens
 
 
-@dataclass(frozen=True, slots=True)
-class Compressed:
+class Compressed(NamedTuple):
     """An entry after compression."""
 
     entry: Any
@@ -113,10 +109,10 @@ class Compressor:
     async def compress(self, entry: Any) -> Compressed:
         """The compressed entry, or the same with the reason why it is not compressed."""
         metrics = EntryMetrics(target_max_tokens=self._settings.compression.target_max_tokens)
-        timeout, found = self._settings.processing.per_trajectory_timeout, None
+        timeout, found, stop = self._settings.processing.per_trajectory_timeout, None, Event()
         try:
             async with asyncio.timeout(timeout):
-                found = await self._compress(entry, metrics)
+                found = await self._compress(entry, metrics, partial(self._count, stop.is_set))
         except TimeoutError:
             metrics.error = f"not finished within {timeout:g} s (processing.per_trajectory_timeout)"
         except SummaryFailed as error:
@@ -127,54 +123,54 @@ class Compressor:
             metrics.error = f"not a valid conversation: {error}"
         except _Uncountable as error:
             metrics.error = str(error)
+        finally:
+            stop.set()  # a thread that still counts ends
         if isinstance(found, Compressed):
             return found
         if metrics.error is not None:
-            metrics.set_unchanged()
+            metrics.set_result(_NONE, metrics.original_tokens)
         said = asdict(metrics)
         if not isinstance(entry, dict):
             return Compressed(entry, said)
         return Compressed({**(entry if found is None else found.entry), MARK: said}, said)
 
-    async def _compress(self, entry: Any, metrics: EntryMetrics) -> Conversation | Compressed | None:
-        budget = self._settings.compression
-        target = budget.target_max_tokens
+    async def _compress(self, entry: Any, metrics: EntryMetrics, count: _Count) -> Conversation | Compressed | None:
+        target = metrics.target_max_tokens
         conversation = await self._in_thread(Conversation.read, entry)
-        whole, turns = await self._in_thread(self._measure, conversation)
+        whole, turns = await self._in_thread(_measure, conversation, count)
         metrics.original_tokens, metrics.original_turns = whole, len(turns)
         metrics.uncounted_parts = conversation.uncounted_parts
-        metrics.set_unchanged()
+        metrics.set_result(_NONE, whole)
         if (done := _earlier(entry, metrics)) is not None:
             return done
-        under = whole <= target
-        if under and self._settings.processing.skip_under_target:
+        if whole <= target and self._settings.processing.skip_under_target:
             metrics.skipped_under_target = True
             return None
-        found = await self._in_thread(self._fitting, conversation, turns, whole, "")
+        found = await self._in_thread(self._fitting, conversation, turns, whole, "", count)
         if found is None:
             return None
         region, left = found
         if self._summarize is None:
-            metrics.set_compressed(region, left)
+            metrics.set_result(region, left)
             return None
         roles, texts = conversation.roles, conversation.texts
         for _ in range(_ATTEMPTS):
             summary = await self._summarize([Passage(roles[index], texts[index]) for index in region])
             metrics.summarization_api_calls += summary.api_calls
-            compressed, tokens = await self._in_thread(self._replace, conversation, region, summary.text)
+            compressed, tokens = await self._in_thread(self._replace, conversation, region, summary.text, count)
             if tokens >= whole:
                 raise SummaryFailed("the summary makes the entry no shorter", 0)
-            metrics.set_compressed(region, tokens)
+            metrics.set_result(region, tokens)
             if tokens <= target:
                 break
-            wider = await self._in_thread(self._fitting, conversation, turns, whole, summary.text)
+            wider = await self._in_thread(self._fitting, conversation, turns, whole, summary.text, count)
             if wider is None or wider[0] == region:
                 break
             region = wider[0]
         return compressed
 
     def _fitting(
-        self, conversation: Conversation, turns: Sequence[Turn], whole: int, summary: str
+        self, conversation: Conversation, turns: Sequence[Turn], whole: int, summary: str, count: _Count
     ) -> tuple[range, int] | None:
         """The shortest region that leaves the entry short enough with a summary like `summary`, or as the settings say,
         and the tokens that are left then. If none does, the one that leaves least.
@@ -193,26 +189,23 @@ class Compressor:
             seen = region in left
             if not seen:
                 compressed = conversation.with_summary(region, summary, self._notice)
-                left[region] = self._count(compressed) + reserve
+                left[region] = count(compressed) + reserve
             # The last correction may have been too small for one more turn.
             goal -= (left[region] - target) << (correction if seen else 0)
         fitting = {region: tokens for region, tokens in left.items() if tokens <= target}
         found = max(fitting.items(), key=_tokens) if fitting else min(left.items(), key=_tokens, default=None)
         return found if found is not None and found[1] < whole else None
 
-    def _measure(self, conversation: Conversation) -> tuple[int, list[Turn]]:
-        """The tokens of the whole, and the turns with an estimate of theirs: a share of it by length."""
-        whole, lengths = self._count(conversation), [len(text) for text in conversation.texts]
-        return whole, conversation.turns([length * whole // max(1, sum(lengths)) for length in lengths])
-
-    def _count(self, conversation: Conversation) -> int:
+    def _count(self, stopped: Callable[[], bool], conversation: Conversation) -> int:
         messages, tools = [without_media(message) for message in conversation.messages], conversation.tools
         try:
-            return self._counter.conversation(messages, tools)
+            return self._counter.conversation(messages, tools, stopped)
         except (LachesisError, ValueError, TypeError, LookupError) as error:  # tool definitions of any shape
             raise _Uncountable(f"its tokens cannot be counted: {error}") from error
 
-    def _replace(self, conversation: Conversation, region: range, summary: str) -> tuple[Conversation, int]:
+    def _replace(
+        self, conversation: Conversation, region: range, summary: str, count: _Count
+    ) -> tuple[Conversation, int]:
         """The compressed conversation and its tokens."""
         longest = 2 * self._settings.compression.summary_target_tokens
         if not summary.strip():
@@ -221,7 +214,7 @@ class Compressor:
             raise SummaryFailed(f"it has {length} tokens, more than {longest}", 0)
         compressed = conversation.with_summary(region, summary, self._notice)
         compressed.validate()
-        return compressed, self._count(compressed)
+        return compressed, count(compressed)
 
     @property
     def _notice(self) -> str:
@@ -233,6 +226,13 @@ class Compressor:
 
 
 _tokens = itemgetter(1)
+
+
+def _measure(conversation: Conversation, count: _Count) -> tuple[int, list[Turn]]:
+    """The tokens of the whole, and the turns with an estimate of theirs: a share of it by length."""
+    whole, lengths = count(conversation), [len(text) for text in conversation.texts]
+    characters = max(1, sum(lengths))
+    return whole, conversation.turns([length * whole // characters for length in lengths])
 
 
 class _Uncountable(Exception):

@@ -13,9 +13,10 @@ import json
 import os
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import IO, Any
@@ -75,8 +76,9 @@ def find_jobs(source: Path, output: Path | None, suffix: str) -> list[Job]:
     else:
         raise SettingsError(f"there is no file or folder {source}; name trajectories with --input")
     for job in jobs:
-        if job.output.resolve() == job.source.resolve():
-            raise SettingsError(f"{job.output} is the input itself; name another file or folder with --output")
+        for path in (job.output, job.part, job.progress):
+            if path.exists() and path.samefile(job.source):
+                raise SettingsError(f"{path} is the input itself; name another file or folder with --output")
     return jobs
 
 
@@ -100,24 +102,46 @@ async def compress_file(
     Raises:
         JsonlError: a line is not JSON, or a file cannot be read or written. What is finished stays.
     """
-    with _progress_of(job) as progress:
-        output = _Output(job, progress, settings)
-        lines = output.unfinished(job.source, sample, lambda metrics: report(metrics, True))
-        async with aclosing(_in_order(job.source, lines, compressor, concurrency)) as entries:
-            async for number, line, done in entries:
-                output.write(number, line, done, written=save_over_limit or not done.metrics["still_over_limit"])
-                report(done.metrics, False)
-        output.close()
 
+    def digest(line: bytes) -> str:
+        return blake2b(line.strip(), key=settings, digest_size=16).hexdigest()
 
-async def survey_file(
-    source: Path, compressor: Compressor, *, sample: Sample, concurrency: int, report: Callable[[dict[str, Any]], None]
-) -> None:
-    """Report the metrics of each entry, and write nothing. Raises JsonlError."""
-    lines = (pair for pair in _lines(source) if pair[0] in sample)
-    async with aclosing(_in_order(source, lines, compressor, concurrency)) as entries:
-        async for _, _, done in entries:
-            report(done.metrics)
+    lines = sampled_lines(job.source, sample)
+    with _writing(job.progress) as progress:
+        try:
+            fcntl.flock(progress, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            reason = "another process writes it; wait for its end, or name another --output"
+            raise JsonlError(job.output, reason) from error
+        if not job.part.exists() and job.output.exists() and os.fstat(progress.fileno()).st_size:
+            with _naming(job.part):
+                job.output.replace(job.part)  # killed after the last entry, or between two files
+        with _writing(job.part) as part:
+            size, noted, end, first = os.fstat(part.fileno()).st_size, 0, 0, []
+            rows = _rows(progress)
+            for number, line in lines:
+                row, after = next(rows, ({}, 0))
+                if (row.get("line"), row.get("digest")) != (number, digest(line)) or row["offset"] > size:
+                    first = [(number, line)]
+                    break
+                noted, end = after, row["offset"]
+                report(row["metrics"], True)
+            for file, path, length in ((progress, job.progress, noted), (part, job.part, end)):
+                with _naming(path):
+                    file.truncate(length)
+                    file.seek(length)
+            async with aclosing(compressed_lines(job.source, chain(first, lines), compressor, concurrency)) as entries:
+                async for number, line, done in entries:
+                    # An entry, then its row: the next start cuts off an entry without one.
+                    if save_over_limit or not done.metrics["still_over_limit"]:
+                        end += _append(part, job.part, done.entry)
+                    row = {"line": number, "digest": digest(line), "offset": end, "metrics": done.metrics}
+                    _append(progress, job.progress, row)
+                    report(done.metrics, False)
+            with _naming(job.output):
+                os.fsync(part.fileno())
+                job.part.replace(job.output)
+                sync_folder(job.output.parent)
 
 
 def read_progress(job: Job) -> Iterator[dict[str, Any]]:
@@ -127,69 +151,10 @@ def read_progress(job: Job) -> Iterator[dict[str, Any]]:
             yield {"line": row["line"], **row["metrics"]}
 
 
-class _Output:
-    """The output file while it is written."""
-
-    def __init__(self, job: Job, progress: IO[bytes], settings: bytes) -> None:
-        self._job, self._progress, self._settings = job, progress, settings
-        self._file: IO[bytes] | None = None
-        self._end = 0
-
-    def unfinished(
-        self, source: Path, sample: Sample, kept: Callable[[dict[str, Any]], None]
-    ) -> Iterator[tuple[int, bytes]]:
-        """The lines that are not finished yet; `kept` gets the metrics of the others."""
-        rows, at = _rows(self._progress), 0
-        lines = (pair for pair in _lines(source) if pair[0] in sample)
-        first = None
-        with _naming(self._job.part):
-            if not self._job.part.exists() and self._job.output.exists() and os.fstat(self._progress.fileno()).st_size:
-                self._job.output.replace(self._job.part)  # killed after the last entry, or between two files
-            self._file = self._job.part.open("r+b" if self._job.part.exists() else "w+b")
-            size = os.fstat(self._file.fileno()).st_size
-        for number, line in lines:
-            row, end = next(rows, ({}, 0))
-            if (row.get("line"), row.get("digest")) != (number, self._digest(line)) or row["offset"] > size:
-                first = number, line
-                break
-            at, self._end = end, row["offset"]
-            kept(row["metrics"])
-        with _naming(self._job.part):
-            for file, length in ((self._progress, at), (self._file, self._end)):
-                file.truncate(length)
-                file.seek(length)
-        if first is not None:
-            yield first
-        yield from lines
-
-    def write(self, number: int, line: bytes, done: Compressed, *, written: bool) -> None:
-        """Write an entry, then its row: an entry without a row is cut off by the next start."""
-        assert self._file is not None
-        if written:
-            with _naming(self._job.part):
-                self._end += self._file.write(encode_line(self._job.part, done.entry))
-                self._file.flush()
-        row = {"line": number, "digest": self._digest(line), "offset": self._end, "metrics": done.metrics}
-        with _naming(self._job.progress):
-            self._progress.write(encode_line(self._job.progress, row))
-            self._progress.flush()
-
-    def close(self) -> None:
-        """Give the output its name."""
-        assert self._file is not None
-        with _naming(self._job.output):
-            os.fsync(self._file.fileno())
-            self._file.close()
-            self._job.part.replace(self._job.output)
-            sync_folder(self._job.output.parent)
-
-    def _digest(self, line: bytes) -> str:
-        return blake2b(line.strip(), key=self._settings, digest_size=16).hexdigest()
-
-
-async def _in_order(
+async def compressed_lines(
     source: Path, lines: Iterator[tuple[int, bytes]], compressor: Compressor, concurrency: int
 ) -> AsyncGenerator[tuple[int, bytes, Compressed], None]:
+    """The lines with their numbers and what compression made of them, in order. Raises JsonlError."""
     gate = asyncio.Semaphore(concurrency)
 
     async def work(number: int, line: bytes) -> tuple[int, bytes, Compressed]:
@@ -197,7 +162,8 @@ async def _in_order(
             try:
                 entry = load_json(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except ValueError as error:
-                raise JsonlError(source, f"not JSON: {error}; correct or remove the line", line=number) from error
+                torn = "its writer was killed or still writes; complete" if not line.endswith(b"\n") else "correct"
+                raise JsonlError(source, f"not JSON: {error}; {torn} or remove the line", line=number) from error
             return number, line, await compressor.compress(entry)
 
     window: deque[asyncio.Task[tuple[int, bytes, Compressed]]] = deque()
@@ -215,10 +181,11 @@ async def _in_order(
             await finish(asyncio.wait(window))
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+def sampled_lines(path: Path, sample: Sample) -> Iterator[tuple[int, bytes]]:
+    """The lines of a sample with their numbers, without blank ones. Raises JsonlError."""
     try:
         with path.open("rb") as file:
-            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+            yield from ((number, line) for number, line in enumerate(file, 1) if line.strip() and number in sample)
     except OSError as error:
         raise JsonlError(path, f"cannot be read ({error.strerror or error})") from error
 
@@ -237,18 +204,23 @@ def _rows(file: IO[bytes]) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 @contextmanager
-def _progress_of(job: Job) -> Iterator[IO[bytes]]:
-    """The progress file, which no other process has open."""
-    with _naming(job.progress):
-        job.progress.parent.mkdir(parents=True, exist_ok=True)
-        file = job.progress.open("r+b" if job.progress.exists() else "w+b")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            reason = "another process writes it; wait for its end, or name another --output"
-            raise JsonlError(job.output, reason) from error
+def _writing(path: Path) -> Iterator[IO[bytes]]:
+    """The open file, with what is in it."""
+    with _naming(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("r+b" if path.exists() else "w+b")
+    try:
         yield file
+    finally:
+        with suppress(OSError):  # of what could not be written, for which there is an error already
+            file.close()
+
+
+def _append(file: IO[bytes], path: Path, value: Any) -> int:
+    with _naming(path):
+        written = file.write(encode_line(path, value))
+        file.flush()
+    return written
 
 
 @contextmanager

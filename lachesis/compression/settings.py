@@ -22,7 +22,6 @@ class TokenizerSettings(_Section):
     name: str = "embedded"
     """A folder, a GGUF file, a name of the hub, or `embedded` for that of the embedded model."""
     trust_remote_code: bool = False
-    """Run code of the tokenizer's repository."""
 
 
 class ProtectedTurns(_Section):
@@ -61,7 +60,6 @@ class SummarizationSettings(_Section):
     """The environment variable that holds the key. Empty: no key."""
     temperature: float = Field(default=0.3, ge=0)
     max_retries: int = Field(default=3, ge=0)
-    """Further requests after one that failed temporarily."""
     retry_delay: float = Field(default=2.0, ge=0)
     """Seconds before the first of them; each further wait is twice as long."""
     max_prompt_tokens: int | None = Field(default=None, gt=0)
@@ -81,9 +79,7 @@ class ProcessingSettings(_Section):
     """How it is done."""
 
     num_workers: int = Field(default=4, ge=1)
-    """Threads that count tokens."""
     max_concurrent_requests: int = Field(default=50, ge=1)
-    """Requests to the summariser at once."""
     skip_under_target: bool = True
     """Leave entries alone that are short enough. False: compress these too where it makes them shorter."""
     save_over_limit: bool = True
@@ -97,7 +93,6 @@ class MetricsSettings(_Section):
 
     enabled: bool = True
     per_trajectory: bool = True
-    """List every entry's figures too."""
     output_file: str = "compression_metrics.json"
     """Name of the file in the output folder, where the input is a folder. For a file, it is `<stem>_metrics.json`."""
 

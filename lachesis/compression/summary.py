@@ -85,6 +85,8 @@ def extractive_summary(passages: Sequence[Passage], tokens: int, count: Callable
     """
     lines = [(_NAMES[role], _plain(text)) for role, text in passages]
     longest = 400
+    while len(lines) > max(2, tokens):  # each has a token at least
+        longest, lines = 50, _thinned(lines)
     while True:
         text = "\n".join(f"{name}: {_start(said, longest)}" for name, said in lines)
         if count(text) <= tokens:
@@ -92,13 +94,16 @@ def extractive_summary(passages: Sequence[Passage], tokens: int, count: Callable
         if longest > _SHORTEST:
             longest //= 2
         elif len(lines) > 2:
-            # Every second one, and always the last, on which the next turn builds.
-            left_out = [line for place, line in enumerate(lines[:-1]) if place % 2 == 0]
-            lines = [*left_out, lines[-1]]
+            lines = _thinned(lines)
         elif longest > 1:
             longest //= 2
         else:
             raise SummaryFailed(f"no summary fits into {tokens} tokens; raise summary_target_tokens", 0)
+
+
+def _thinned(lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Every second one, and always the last, on which the next turn builds."""
+    return [*lines[:-1:2], lines[-1]]
 
 
 def summarised_passages(summary: str) -> list[Passage]:

@@ -249,13 +249,22 @@ class PromptBuilder:
         Raises:
             TemplateError: the template raises for the conversation.
         """
+        return self._encoder.encode(*self.conversation_text(messages, tools))
+
+    def conversation_text(self, messages: Sequence[Mapping[str, Any]], tools: Tools | None = None) -> RenderedText:
+        """The text of `conversation`, with the offsets that no token may contain. Raises TemplateError."""
         render = partial(self._template.render, add_generation_prompt=False)
         prepared = [self._prepare(message) for message in messages]
         rendered = self._special_tokens.render(
             render, messages=prepared, tools=[dict(tool) for tool in tools] if tools else None
         )
         assert rendered is not None
-        return self._encoder.encode(rendered.text, rendered.cuts)
+        return rendered
+
+    @property
+    def encoder(self) -> TextEncoder:
+        """What makes ids of text."""
+        return self._encoder
 
     def encode(self, text: str) -> list[int]:
         """Ids of text that follows other text: no begin-of-sequence token and no added blank."""

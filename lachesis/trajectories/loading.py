@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ class _Reader:
         self.messages: list[OpenAIMessage] = []
         self._known_ids = known_ids
         self._number = 0
-        self._open: list[dict[str, Any]] = []  # calls of the latest gpt turn that have no result yet
+        self._open: deque[dict[str, Any]] = deque()  # calls of the latest gpt turn that have no result yet
+        self._names: Counter[str] = Counter()  # theirs
 
     def gpt(self, index: int, value: str) -> None:
         message: OpenAIMessage = {"role": "assistant", "content": None}
@@ -87,7 +89,7 @@ class _Reader:
             message["content"] = unescape_text(content)
         if thought and thought[1].strip():
             message["reasoning"] = unescape_text(inside(thought[1]), think=True)
-        self._open = list(calls)
+        self._open, self._names = deque(calls), Counter(call["function"]["name"] for call in calls)
         self.messages.append(message)
 
     def tool(self, index: int, value: str) -> None:
@@ -128,11 +130,13 @@ class _Reader:
         """The call that the next result answers. Results come in the order of the calls; some may be missing."""
         if not self._open:
             raise UnexpectedToolResult("a result for a call that no gpt turn before it made", index=index)
-        names = [call["function"]["name"] for call in self._open]
-        place = names.index(name) if name in names else 0
-        call = self._open[place]
-        del self._open[: place + 1]
-        return call
+        known = name is not None and self._names[name] > 0
+        while True:
+            call = self._open.popleft()
+            of = call["function"]["name"]
+            self._names[of] -= 1
+            if not known or of == name:
+                return call
 
 
 def _end(text: str, closing: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from lachesis.compression import Settings
@@ -27,7 +27,9 @@ TOOLS = [
 class Words:
     """Counts words, where a tokenizer would only take time."""
 
-    def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> int:
+    def conversation(
+        self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], stopped: Callable[[], bool]
+    ) -> int:
         return self.text(json.dumps([*messages, *tools]))
 
     def text(self, text: str) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import pytest
@@ -31,10 +34,11 @@ from lachesis.trajectories import (
     tools_from_sharegpt,
     validate_messages,
 )
-from tests.compression.examples import TOOLS, agent_entry, entry_of, extracting, settings_of
+from tests.compression.examples import TOOLS, Words, agent_entry, entry_of, extracting, settings_of
 from tests.trajectories.conversation_strategies import conversations
 
-COUNTER = ConversationTokens(PromptBuilder(fake_tokenizer()))
+TOKENIZER = fake_tokenizer()
+COUNTER = ConversationTokens(PromptBuilder(TOKENIZER))
 
 
 def messages_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
@@ -46,7 +50,7 @@ def compress(entry: Any, chosen: Settings, summarize: Summarizer | None = None) 
     return asyncio.run(Compressor(chosen, COUNTER, summarize).compress(entry))
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     conversations(),
     st.sampled_from(["trajectory", "dataset", "messages"]),
@@ -160,9 +164,51 @@ def test_a_late_summary_leaves_the_entry() -> None:
         raise AssertionError
 
     entry = agent_entry(40)
-    done = compress(entry, settings_of(2500, processing={"per_trajectory_timeout": 0.5}), summarize)
+    done = compress(entry, settings_of(2500, processing={"per_trajectory_timeout": 0.2}), summarize)
     assert done.entry["conversations"] == entry["conversations"]
     assert "per_trajectory_timeout" in done.metrics["error"]
+
+
+def test_a_late_count_stops_and_gives_its_thread_back() -> None:
+    class Endless(Words):
+        ended = Event()
+
+        def conversation(self, messages: Any, tools: Any, stopped: Callable[[], bool]) -> int:
+            while not stopped():
+                time.sleep(0.01)
+            self.ended.set()
+            raise TimeoutError
+
+    chosen = settings_of(100, processing={"per_trajectory_timeout": 0.1})
+    with ThreadPoolExecutor(1) as threads:
+        done = asyncio.run(Compressor(chosen, Endless(), None, threads).compress(agent_entry(3)))
+        assert Endless.ended.wait(60)
+    assert "per_trajectory_timeout" in done.metrics["error"]
+
+
+@pytest.mark.parametrize("said", ["", "<|im_end|>", "<|im_start|>user\n", " a\n"])
+def test_counts_in_parts_are_those_of_the_whole(said: str) -> None:
+    prompts = PromptBuilder(TOKENIZER)
+    counter = ConversationTokens(prompts)
+    words = {"role": "user", "content": "many words " * 20_000}
+    messages = [*messages_of(agent_entry(3, "messages")), {"role": "assistant", "content": f"{said}x{said}"}, words]
+    bare = [{name: value for name, value in message.items() if name != "reasoning"} for message in messages]
+    for _ in range(2):
+        assert counter.conversation(bare, TOOLS) == len(prompts.conversation(bare, TOOLS))
+
+
+def test_a_count_asks_within_a_long_text_whether_it_shall_stop() -> None:
+    asked = iter([False, False, True])
+    long = [{"role": "user", "content": "word " * 40_000}]
+    with pytest.raises(TimeoutError):
+        COUNTER.conversation(long, stopped=lambda: next(asked))
+
+
+def test_a_turn_of_many_results_is_read_at_once() -> None:
+    calls = "\n".join(f'<tool_call>{{"name": "{name}"}}</tool_call>' for name in ["a", "b"] * 5000)
+    results = '<tool_response>{"tool_call_id": "", "name": "c", "content": "x"}</tool_response>' * 10_000
+    read = from_sharegpt({"conversations": [{"from": "gpt", "value": calls}, {"from": "tool", "value": results}]})
+    assert [message["tool_call_id"] for message in read[1:]] == [call["id"] for call in read[0]["tool_calls"]]
 
 
 def test_a_summary_longer_than_planned_widens_the_region_once() -> None:
@@ -225,11 +271,12 @@ def test_calls_without_results_at_the_end_stay() -> None:
 
 def test_a_request_is_shortened_to_its_limit_and_keeps_both_ends_of_a_turn() -> None:
     passages = [Passage("tool", f"begin{number} {'x ' * 4000} end{number}") for number in range(8)]
-    request = summary_request(passages, 50, max_tokens=2000, count=COUNTER.text)
-    assert COUNTER.text(request) <= 2000
+    count = Words().text
+    request = summary_request(passages, 50, max_tokens=1000, count=count)
+    assert count(request) <= 1000
     assert all(f"begin{number}" in request and f"end{number}" in request for number in range(8))
     with pytest.raises(SummaryFailed, match="do not fit"):
-        summary_request(passages * 20, 50, max_tokens=2000, count=COUNTER.text)
+        summary_request(passages * 20, 50, max_tokens=1000, count=count)
 
 
 def test_reasoning_and_the_prefix_are_no_part_of_a_summary() -> None:
@@ -237,12 +284,13 @@ def test_reasoning_and_the_prefix_are_no_part_of_a_summary() -> None:
     assert clean_summary("hm\n</think>\nIt ran.") == "It ran."
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.builds(Passage, st.sampled_from(["human", "gpt", "tool"]), st.text(max_size=300)), min_size=1))
 def test_an_extract_fits_and_is_always_the_same(passages: list[Passage]) -> None:
-    text = extractive_summary(passages, 60, COUNTER.text)
-    assert 0 < COUNTER.text(text) <= 60
-    assert extractive_summary(passages, 60, COUNTER.text) == text
+    count = Words().text
+    text = extractive_summary(passages, 60, count)
+    assert 0 < count(text) <= 60
+    assert extractive_summary(passages, 60, count) == text
 
 
 def test_messages_and_turns_say_the_same() -> None:

@@ -7,19 +7,21 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lachesis.compression import Settings
-from lachesis.compression.compressor import MARK, Compressor
+from lachesis.compression import Settings, files
+from lachesis.compression.compressor import MARK, Compressor, Summarizer
 from lachesis.compression.files import Job, Sample, compress_file, find_jobs, read_progress
 from lachesis.compression.metrics import Totals, write_metrics
+from lachesis.compression.summary import Passage, Summary, extractive_summary
 from lachesis.errors import SettingsError
 from lachesis.trajectories import JsonlError
 from tests.compression.examples import Words, agent_entry, extracting, settings_of
@@ -27,14 +29,16 @@ from tests.compression.examples import Words, agent_entry, extracting, settings_
 SETTINGS = settings_of(300, 40)
 
 
-def run(job: Job, *, sample: Sample | None = None, digest: bytes = b"s", **options: Any) -> tuple[int, int]:
+def run(
+    job: Job, summarize: Summarizer | None = None, *, sample: Sample | None = None, digest: bytes = b"s", **options: Any
+) -> tuple[int, int]:
     """How many entries were finished now, and how many earlier."""
     counts = [0, 0]
 
     def report(metrics: dict[str, Any], earlier: bool) -> None:
         counts[earlier] += 1
 
-    compressor = Compressor(SETTINGS, Words(), extracting(Words(), 40))
+    compressor = Compressor(SETTINGS, Words(), summarize or extracting(Words(), 40))
     options = {"concurrency": 3, "save_over_limit": True, **options}
     asyncio.run(compress_file(job, compressor, settings=digest, sample=sample or Sample(), report=report, **options))
     return counts[0], counts[1]
@@ -65,7 +69,7 @@ def test_a_start_after_any_crash_gives_the_same_file(job: Job) -> None:
     run(job)
     whole, progress = job.output.read_bytes(), job.progress.read_bytes()
 
-    @settings(max_examples=25)
+    @settings(max_examples=10)
     @given(st.integers(0, len(whole)), st.integers(0, len(progress)))
     def crash(written: int, noted: int) -> None:
         job.output.unlink()
@@ -79,29 +83,34 @@ def test_a_start_after_any_crash_gives_the_same_file(job: Job) -> None:
     crash()
 
 
+def run_and_die(job: Job, lines: int) -> None:
+    """Kill this process in the middle of the line of this number, of an entry or of its row."""
+    append, left = files._append, lines
+
+    def dying(file: IO[bytes], path: Path, value: Any) -> int:
+        nonlocal left
+        left -= 1
+        if not left:
+            file.write(b'{"torn')
+            file.flush()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return append(file, path, value)
+
+    files._append = dying
+    run(job)
+
+
 def test_kill_9_and_resume_loses_and_doubles_nothing(job: Job) -> None:
-    """The child compresses until it kills itself in the middle of the file, three times over."""
     run(job)
     whole = job.output.read_bytes()
     job.output.unlink()
     job.progress.unlink()
-    code = (
-        "import os, sys\n"
-        "from pathlib import Path\n"
-        "import tests.compression.test_files as here\n"
-        "from lachesis.compression import files\n"
-        "write, left = files._Output.write, [int(sys.argv[3])]\n"
-        "def counted(self, *args, **options):\n"
-        "    left[0] -= 1\n"
-        "    if not left[0]: self._file.write(b'{\"torn'); self._file.flush(); os.kill(os.getpid(), 9)\n"
-        "    write(self, *args, **options)\n"
-        "files._Output.write = counted\n"
-        "here.run(files.Job(Path(sys.argv[1]), Path(sys.argv[2])))\n"
-    )
-    for after in (4, 9):
-        given = [sys.executable, "-c", code, str(job.source), str(job.output), str(after)]
-        assert subprocess.run(given, check=False).returncode == -signal.SIGKILL
-    assert run(job) == (20 - 11, 11)
+    for lines in (7, 12):
+        child = get_context("fork").Process(target=run_and_die, args=(job, lines))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+    assert run(job) == (20 - 8, 8)
     assert job.output.read_bytes() == whole
 
 
@@ -156,26 +165,63 @@ def test_strange_text_passes_through(job: Job) -> None:
     assert done["conversations"][-4:] == entry["conversations"][-4:]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
-def test_a_full_disk_is_named_and_the_next_start_goes_on(job: Job, tmp_path: Path) -> None:
-    run(job)
-    whole = job.output.read_bytes()
+def test_an_incomplete_last_line_is_named_and_the_next_start_goes_on(job: Job) -> None:
+    whole = job.source.read_bytes()
+    job.source.write_bytes(whole[:-50])
+    with pytest.raises(JsonlError, match=r"in\.jsonl, line 20: not JSON.*still writes"):
+        run(job)
+    job.source.write_bytes(whole)
+    assert run(job) == (1, 19)
+    assert numbers(job.output) == list(range(20))
+
+
+def test_what_is_appended_to_the_input_meanwhile_is_compressed_too(job: Job) -> None:
+    more = [json.dumps({**agent_entry(1), "number": number}) + "\n" for number in range(20, 40)]
+
+    async def summarize(passages: Sequence[Passage]) -> Summary:
+        with job.source.open("a") as file:
+            file.writelines(more)
+            more.clear()
+        return Summary(extractive_summary(passages, 40, Words().text))
+
+    assert run(job, summarize) == (40, 0)
+    assert numbers(job.output) == list(range(40))
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Path]:
+    """A file system of 16 kB, mounted by root."""
     with tempfile.TemporaryDirectory() as folder:
-        size = len(whole) // 2
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]
-        if subprocess.run(mount, check=False, capture_output=True).returncode:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", folder]
+        if os.geteuid() != 0 or subprocess.run(mount, check=False, capture_output=True).returncode:
             pytest.skip("no mounts here")
         try:
-            small = Job(job.source, Path(folder) / "out.jsonl")
-            with pytest.raises(JsonlError, match=r"out\.jsonl.*No space left"):
-                run(small)
-            subprocess.run(["mount", "-o", f"remount,size={len(whole) * 4}", folder], check=True)
-            done, earlier = run(small)
-            assert done + earlier == 20
-            assert earlier
-            assert small.output.read_bytes() == whole
+            yield Path(folder)
         finally:
             subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_named_and_the_next_start_goes_on(job: Job, small_disk: Path) -> None:
+    run(job)
+    small = Job(job.source, small_disk / "out.jsonl")
+    with pytest.raises(JsonlError, match=r"out\.jsonl.*No space left.*choose a folder"):
+        run(small)
+    with pytest.raises(JsonlError, match=r"m\.json: cannot be written \(No space left"):
+        write_metrics(small_disk / "m.json", Totals(), read_progress(job))
+    assert sorted(path.name for path in small_disk.iterdir()) == ["out.jsonl.part", "out.jsonl.progress"]
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    done, earlier = run(small)
+    assert done + earlier == 20
+    assert earlier
+    assert small.output.read_bytes() == job.output.read_bytes()
+
+
+def test_a_folder_that_cannot_be_written_is_named(job: Job, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    with pytest.raises(JsonlError, match=r"out\.jsonl\.progress: cannot write \(Read-only file system\); choose"):
+        run(Job(job.source, small_disk / "out.jsonl"))
+    with pytest.raises(JsonlError, match=r"in\.jsonl\.progress: cannot write \(File exists\); choose"):
+        run(Job(job.source, job.source / "in.jsonl"))
 
 
 def test_two_processes_do_not_write_one_output(job: Job) -> None:
@@ -202,6 +248,10 @@ def test_the_names_of_outputs(tmp_path: Path) -> None:
     assert find_jobs(source / "a.jsonl", tmp_path, "_c") == [Job(source / "a.jsonl", tmp_path / "a.jsonl")]
     with pytest.raises(SettingsError, match="is the input itself"):
         find_jobs(source, source, "_c")
+    for name in ("d.part", "d.progress"):
+        (tmp_path / name).write_text("")
+        with pytest.raises(SettingsError, match="is the input itself"):
+            find_jobs(tmp_path / name, tmp_path / "d", "_c")
     with pytest.raises(SettingsError, match="there is no file or folder"):
         find_jobs(tmp_path / "none", None, "_c")
 
