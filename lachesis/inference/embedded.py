@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lachesis.errors import LachesisError
+from lachesis.inference.gguf_metadata import GGUFError, read_metadata
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncService
 
@@ -118,19 +119,19 @@ class EmbeddedServer(AsyncService):
 
     async def start(self) -> None:
         """Start the child and wait until the model is loaded. Raises `EmbeddedServerError`."""
-        if self._process is not None:
-            raise self._error("it is running already", "stop() it first")
+        model = self.model_file
         order = {
             "name": self.model_name,
-            "path": str(self.model_file),
+            "path": str(model),
             "threads": self.threads,
             "parallel": self.parallel,
             "context": self.context,
             "port": self.port,
             "prompt_cache": self.prompt_cache,
-            "template": self.template.read_text(encoding="utf-8") if self.template else None,
-            "fallback_template": HERMES_TEMPLATE.read_text(encoding="utf-8"),
+            "template": await asyncio.to_thread(self._template_text, model),
         }
+        if self._process is not None:
+            raise self._error("it is running already", "stop() it first")
         self._log = _open_log(self._log_path)
         self._process = subprocess.Popen(  # noqa: ASYNC220  # the child ends with the thread that starts it
             [sys.executable, "-P", str(_HERE / "embedded_child.py")],
@@ -153,6 +154,16 @@ class EmbeddedServer(AsyncService):
         except BaseException:
             await self.stop()
             raise
+
+    def _template_text(self, model: Path) -> str | None:
+        """What replaces the model's own template; None if nothing does."""
+        if self.template is not None:
+            return self.template.read_text(encoding="utf-8")
+        try:
+            own = [text for key, text in read_metadata(model).items() if key.startswith("tokenizer.chat_template")]
+        except GGUFError:
+            return None  # llama.cpp says what is wrong
+        return None if any("tools" in text for text in own) else HERMES_TEMPLATE.read_text(encoding="utf-8")
 
     async def stop(self) -> None:
         """End the child. It can be called at any time and repeatedly."""

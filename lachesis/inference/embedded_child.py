@@ -12,7 +12,6 @@ import json
 import os
 import signal
 import sys
-import urllib.request
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
@@ -27,7 +26,7 @@ def main() -> None:
     os.dup2(2, 1)  # llama.cpp's output goes to the log
     settings = json.loads(sys.stdin.readline())
     try:
-        server = _serve(settings)
+        server = _server(settings)
     except Exception as error:
         _report(report, {"error": f"{type(error).__name__}: {error}"})
         sys.exit(1)  # not os._exit: llama.cpp still writes the end of its log
@@ -41,23 +40,9 @@ def _report(stream: Any, line: dict[str, str]) -> None:
     stream.flush()
 
 
-def _serve(settings: dict[str, Any]) -> Any:
-    """A running server. A model whose chat template ignores tools is loaded again, with the fallback template."""
+def _server(settings: dict[str, Any]) -> Any:
     import xllamacpp
 
-    server = xllamacpp.Server(_parameters(xllamacpp, settings, settings["template"]))
-    if settings["template"] is None and not _knows_tools(server.listening_address):
-        del server
-        server = xllamacpp.Server(_parameters(xllamacpp, settings, settings["fallback_template"]))
-    return server
-
-
-def _knows_tools(address: str) -> bool:
-    with urllib.request.urlopen(f"{address}/props", timeout=30) as answer:
-        return bool(json.load(answer).get("chat_template_caps", {}).get("supports_tools"))
-
-
-def _parameters(xllamacpp: Any, settings: dict[str, Any], template: str | None) -> Any:
     params = xllamacpp.CommonParams()
     params.model.path = settings["path"]
     params.model_alias = {settings["name"]}
@@ -73,14 +58,14 @@ def _parameters(xllamacpp: Any, settings: dict[str, Any], template: str | None) 
     params.ui = False
     params.verbosity = 2  # warnings
     params.use_jinja = True
-    if template is not None:
-        params.chat_template = template
+    if settings["template"] is not None:
+        params.chat_template = settings["template"]
     # llama.cpp answers 500 to tool calls that it cannot parse, so it returns the text and our parser reads it.
     params.force_pure_content_parser = True
     # Samplers are off unless a request sets them: llama.cpp's defaults are 40 / 0.95 / 0.05 / 0.8.
     sampling = params.sampling
     sampling.top_k, sampling.top_p, sampling.min_p, sampling.temp = 0, 1.0, 0.0, 1.0
-    return params
+    return xllamacpp.Server(params)
 
 
 if __name__ == "__main__":
