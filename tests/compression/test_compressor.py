@@ -37,8 +37,8 @@ from lachesis.trajectories import (
 from tests.compression.examples import TOOLS, Words, agent_entry, entry_of, extracting, settings_of
 from tests.trajectories.conversation_strategies import conversations
 
-TOKENIZER = fake_tokenizer()
-COUNTER = ConversationTokens(PromptBuilder(TOKENIZER))
+PROMPTS = PromptBuilder(fake_tokenizer())
+COUNTER = ConversationTokens(PROMPTS)
 
 
 def messages_of(entry: dict[str, Any]) -> list[dict[str, Any]]:
@@ -188,13 +188,11 @@ def test_a_late_count_stops_and_gives_its_thread_back() -> None:
 
 @pytest.mark.parametrize("said", ["", "<|im_end|>", "<|im_start|>user\n", " a\n"])
 def test_counts_in_parts_are_those_of_the_whole(said: str) -> None:
-    prompts = PromptBuilder(TOKENIZER)
-    counter = ConversationTokens(prompts)
     words = {"role": "user", "content": "many words " * 20_000}
     messages = [*messages_of(agent_entry(3, "messages")), {"role": "assistant", "content": f"{said}x{said}"}, words]
     bare = [{name: value for name, value in message.items() if name != "reasoning"} for message in messages]
     for _ in range(2):
-        assert counter.conversation(bare, TOOLS) == len(prompts.conversation(bare, TOOLS))
+        assert COUNTER.conversation(bare, TOOLS) == len(PROMPTS.conversation(bare, TOOLS))
 
 
 def test_a_count_asks_within_a_long_text_whether_it_shall_stop() -> None:
