@@ -431,14 +431,17 @@ class _Rollout:
         if self.compression is not None:
             self.compression.size.cut(length)
 
-    def replace(self, start: int, stop: int, message: Message) -> None:
-        """Put `message` in the place of those from `start` to before `stop`, which ends a turn."""
-        self.history[start:stop] = [message]
+    def replace(self, start: int, stop: int, *messages: Message) -> None:
+        """Put `messages` in the place of those from `start` to before `stop`, which ends a turn."""
+        self.history[start:stop] = messages
         if self.request is not self.history:
-            self.request[self.offset + start : self.offset + stop] = [message]
+            self.request[self.offset + start : self.offset + stop] = messages
+        if self.compression is not None:
+            self.compression.size.replace(start, stop, *messages)
+        end, shift = start + len(messages), len(messages) - (stop - start)
 
         def moved(length: int) -> int:
-            return length if length <= start else max(start + 1, length - (stop - start - 1))
+            return length if length <= start else max(end, length + shift)
 
         self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
         self.turn_began = moved(self.turn_began)
