@@ -127,7 +127,7 @@ class LiveCompression:
         self._attempts = 1 + max_resamples
         self._from: float = settings.at
         self._folds = False
-        """The chat template takes no further message of the user: see `_fold`."""
+        """The chat template takes no further message of the user, so texts become paragraphs of other messages."""
         self._task: Message | None = None
         """The first message of the user without a summary, where it has one."""
         self._of_region = CompressionSettings.model_validate(
