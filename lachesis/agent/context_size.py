@@ -11,7 +11,7 @@ _TOKENS_PER_CHARACTER: Final = 0.25
 """Until a server has counted text of this conversation, and where it counts nothing."""
 _LEAST, _MOST = 0.1, 1.5
 """Bounds of what is learned: the count after a turn whose reasoning the template drops is too small."""
-_IMAGE: Final = 4000
+_IMAGE: Final = 1000
 """Characters that an image counts for."""
 
 

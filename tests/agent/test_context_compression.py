@@ -201,6 +201,16 @@ async def test_a_full_context_without_the_summary_of_another_server_is_no_fault_
     assert "could not be compressed: notes: out of order" in result.reason
 
 
+async def test_a_budget_that_is_used_up_has_nothing_to_do_with_a_summary_that_failed() -> None:
+    async def broken(messages: Sequence[Message]) -> str:
+        raise NotCompressed("out of order")
+
+    async with stack(policy=Summarises().reply) as world:
+        compression, limits = ContextCompression(600, summarise=broken), LoopLimits(max_total_tokens=700)
+        result = await loop_of(world, compression, max_turns=99, limits=limits).run(TASK)
+    assert result.context_edits[0].error and result.outcome is Outcome.CONTEXT_EXHAUSTED and result.error is None
+
+
 async def test_a_conversation_without_tokens_is_compressed_by_what_the_server_counts() -> None:
     async with FakeServer(Summarises()) as fake, Router([OpenAIServer(fake.settings())]) as router:
         loop = HermesAgentLoop(
@@ -319,7 +329,7 @@ def test_images_and_what_a_template_drops_count_as_the_server_says() -> None:
     size.add(answer("y", 40, 60))
     picture = freeze_dict({"type": "image_url", "image_url": {"url": "data:,"}})
     size.add(Message("tool", (picture,), tool_call_id="a"))
-    assert size.total == 1100, "an image alone is not nothing, also before it is counted"
+    assert size.total == 350, "an image alone is not nothing, also before it is counted"
     size.add(answer("y", 600, 5))
     assert size.sizes == [40, 60, 500, 5]
     size.add(Message("tool", "x" * 8, tool_call_id="b"))
