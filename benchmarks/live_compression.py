@@ -3,8 +3,10 @@
     python benchmarks/live_compression.py [--turns 1000] [--at 8000]
 
 A turn has about 200 sampled and 200 observed tokens. The fake model server runs in a separate process, so the figures
-are CPU time of this process. Beside the rollout is the same one without compression, as far as `--whole` turns go, and
-what a trainer gets of the compressed one if only its last context, or only its longest, is trained. Lag is the time
+are CPU time of this process. Beside the rollout is the same one without compression, as far as `--whole` turns go,
+and what a trainer gets of the compressed one if only its last context, or only its longest, is trained, or by the
+rule of NeMo Gym 0.7, which merges prefixes into one chain: a completion is kept if its prompt begins with all tokens
+so far. That rule is applied to the whole rollout, and to what it was after three compressions. Lag is the time
 between two turns of the event loop while eight such rollouts are played at once by a model that takes up to half a
 second for a turn.
 """
@@ -40,7 +42,7 @@ from lachesis.inference import ServerSettings, TokenServer
 from lachesis.testing.fake_server import Ask, Codec, Reply, fake_tokenizer
 from lachesis.testing.fake_server.policies import WORDS
 from lachesis.tools import ToolResult
-from lachesis.trajectories import ToolCall, verify_records
+from lachesis.trajectories import ChatResponse, ToolCall, verify_records
 
 LIMIT_LAG_MS, LIMIT_GROWTH = 10.0, 1.5
 PART = 10
@@ -99,6 +101,8 @@ def report(label: str, result: AgentResult, turns: Turns) -> dict[str, float]:
         f"{label:<34}{early:9.2f}{late:9.2f}{afterwards:9.2f}{len(result.context_edits):10}"
         f"{result.tokens.prompt_tokens / 1e6:9.1f} M{totals.delivered / sampled:12.4f}{totals.duplicated:11}"
     )
+    completions = result.history.completions()
+    ends = [place for place, each in enumerate(completions, 1) if each.purpose == "summary"]
     return {
         "early": early,
         "late": late,
@@ -106,7 +110,20 @@ def report(label: str, result: AgentResult, turns: Turns) -> dict[str, float]:
         "duplicated": totals.duplicated,
         "last context": found[0].trained / sampled,
         "longest context": max(sample.trained for sample in found) / sampled,
+        "first chain": of_one_chain(completions),
+        "first chain after three compressions": of_one_chain(completions[: (*ends, *[None] * 4)[3]]),
     }
+
+
+def of_one_chain(completions: Sequence[ChatResponse]) -> float:
+    """The share of the sampled tokens that are kept where each prompt has to begin with all tokens so far."""
+    chain: list[int] = []
+    kept = sampled = 0
+    for tokens in (each.tokens for each in completions if each.tokens is not None):
+        sampled += len(tokens)
+        if tokens.prompt.ids[: len(chain)] == chain:
+            chain, kept = tokens.after.ids, kept + len(tokens)
+    return kept / sampled
 
 
 async def run(settings: ServerSettings, given: argparse.Namespace) -> bool:
@@ -125,7 +142,7 @@ async def run(settings: ServerSettings, given: argparse.Namespace) -> bool:
             await play(server, turns, given.turns, compression),
             turns,
         )
-        for label in ("last context", "longest context"):
+        for label in list(found)[-4:]:
             print(f"{f'  if only its {label} is trained':<82}{found[label]:12.4f}")
     print(json.dumps({name: round(value, 4) for name, value in found.items()}))
     whole = found["delivered"] == 1.0 and found["duplicated"] == 0

@@ -21,6 +21,8 @@ from lachesis.compression.region import Role
 from lachesis.compression.summary import clean_summary
 from lachesis.errors import LachesisError
 from lachesis.inference import ContextExhausted
+from lachesis.inference.chat_template import TemplateError, TurnRejected
+from lachesis.inference.errors import RequestRejected
 from lachesis.trajectories import ChatResponse, Message, MessageHistory, ToolResponse
 
 Summarise: TypeAlias = Callable[[Sequence[Message]], Awaitable[str]]
@@ -82,20 +84,21 @@ class ContextEdit:
     tokens_before: int
     """Of the next prompt, as far as the server has counted them; the newest messages are estimated."""
     tokens_after: int
+    """The same; the summary is estimated."""
     messages: int
     """Messages that the summary replaced."""
     seconds: float
     error: str | None = None
     """Why the conversation was not compressed."""
     at: int | None = None
-    """The place of the first of them, and then of the summary."""
+    """The place of the first of them."""
 
     def to_record(self) -> dict[str, Any]:
         return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
 class Conversation(Protocol):
-    """The rollout, as far as its compression needs it."""
+    """The rollout, as far as its compression needs it. Each change is told to `LiveCompression.size` too."""
 
     history: MessageHistory
     turns: int
@@ -110,7 +113,7 @@ class Conversation(Protocol):
 
     def append(self, entry: ChatResponse | ToolResponse | Message) -> None: ...
     def rewind(self, length: int, reason: str, *, attempt: bool = False) -> None: ...
-    def replace(self, start: int, stop: int, message: Message) -> None: ...
+    def replace(self, start: int, stop: int, *messages: Message) -> None: ...
 
 
 class LiveCompression:
@@ -123,8 +126,12 @@ class LiveCompression:
         self.broken: NotCompressed | None = None
         """Why the last attempt failed, if that was not the agent's own doing."""
         self._rollout = rollout
-        self._max_resamples = max_resamples
+        self._attempts = 1 + max_resamples
         self._from: float = settings.at
+        self._folds = False
+        """The chat template takes no further message of the user, so texts become paragraphs of other messages."""
+        self._task: Message | None = None
+        """The first message of the user without a summary, where it has one."""
         self._of_region = CompressionSettings.model_validate(
             {
                 "compression": {"summary_target_tokens": settings.summary_tokens},
@@ -139,74 +146,103 @@ class LiveCompression:
     async def run(self) -> None:
         """Compress the conversation, or record why it stays as it is."""
         before, turn, started = self.size.total, self._rollout.turns, time.monotonic()
-        region = self._region()
-        error: str | None = None
-        if region is None:
-            error = "the messages that may be replaced are no longer than a summary"
-        else:
-            try:
-                text, tokens = await self._summary(region)
-            except NotCompressed as failed:
-                error = str(failed)
-            else:
-                message = Message("user", PREFIX + text)
-                self._rollout.replace(region.start, region.stop, message)
-                self.size.replace(region.start, region.stop, tokens, message)
-        after = self.size.total if error is None else before
-        self._from = max(self.settings.at, after * (_AFTER if error is None else _LATER))
-        start, count = (region.start, len(region)) if region is not None and error is None else (None, 0)
+        after, count, growth, error, region, self.broken = before, 0, _LATER, None, None, None
+        try:
+            region = self._region()
+            text = await (self._own_summary() if self.settings.summarise is None else self._asked_for(region))
+            count = self._put(text, region)
+            after, growth = self.size.total, _AFTER
+        except NotCompressed as failed:
+            error = str(failed)
+            if region is not None and self.settings.summarise is not None:
+                self.broken = failed
+        self._from = max(self.settings.at, after * growth)
+        start = region.start if region is not None and error is None else None
         seconds = time.monotonic() - started
         self.edits.append(ContextEdit(turn, self.settings.by, before, after, count, seconds, error, start))
 
-    async def _summary(self, region: range) -> tuple[str, int | None]:
-        """The text, and its tokens where they are known. Raises NotCompressed."""
-        if self.settings.summarise is None:
-            return await self._own_summary()
-        replaced = [node.message for node in self._rollout.history.nodes()[region.start : region.stop]]
-        self.broken = None
-        try:
-            async with asyncio.timeout(self.settings.timeout):
-                text = (await self._rollout.wait_for(self.settings.summarise(replaced))).strip()
-        except TimeoutError:
-            self.broken = NotCompressed(f"{self.settings.by}: no summary after {self.settings.timeout:g} s")
-        except LachesisError as error:
-            self.broken = NotCompressed(f"{self.settings.by}: {error}")
-        else:
-            if text:
-                return text, None
-            self.broken = NotCompressed(f"{self.settings.by}: the summary is empty")
-        raise self.broken
-
-    async def _own_summary(self) -> tuple[str, int | None]:
-        """The policy's, in the context as it is: the prompt continues the tokens so far."""
-        length = len(self._rollout.history)
-        settings, flaw = self.settings, ""
-        instruction = INSTRUCTION.format(keep=settings.keep, words=max(20, settings.summary_tokens * 3 // 4))
-        for _ in range(1 + self._max_resamples):
-            self._rollout.append(Message("user", instruction))
-            try:
-                response = replace(await self._rollout.ask(), purpose="summary")
-            except ContextExhausted as error:
-                self._rollout.rewind(length, f"no room for a summary: {error}")
-                raise NotCompressed(f"no room for a summary: {error}") from error
-            self._rollout.append(response)
-            text, flaw = _text_of(response)
-            self._rollout.rewind(
-                length, f"summary: {flaw}" if flaw else "summary of the conversation", attempt=bool(flaw)
-            )
-            if not flaw:
-                return text, response.usage.completion_tokens
-        raise NotCompressed(f"no usable summary in {1 + self._max_resamples} completions, the last one: {flaw}")
-
-    def _region(self) -> range | None:
-        """The messages that a summary is to replace; None where there are none."""
+    def _region(self) -> range:
+        """The messages that a summary is to replace. Raises NotCompressed where there are none."""
         blind = self.settings.summarise is not None
-        messages = [node.message for node in self._rollout.history.nodes()]
         turns = [
             Turn(_ROLES[each.role], round(tokens), bool(each.tool_calls), protected=blind and not _is_text(each))
-            for each, tokens in zip(messages, self.size.sizes, strict=True)
+            for each, tokens in zip(self._messages(), self.size.sizes, strict=True)
         ]
-        return choose_region(turns, self._of_region, self.settings.target)
+        region = choose_region(turns, self._of_region, self.settings.target)
+        if region is None:
+            raise NotCompressed("the messages that may be replaced are no longer than a summary")
+        return region
+
+    async def _asked_for(self, region: range) -> str:
+        """The summary of another writer. Its failures are not the agent's."""
+        assert self.settings.summarise is not None
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                replaced = self._messages()[region.start : region.stop]
+                text = (await self._rollout.wait_for(self.settings.summarise(replaced))).strip()
+            problem = "" if text else "the summary is empty"
+        except TimeoutError:
+            problem = f"no summary after {self.settings.timeout:g} s"
+        except LachesisError as error:
+            problem = str(error)
+        if problem:
+            raise NotCompressed(f"{self.settings.by}: {problem}")
+        return text
+
+    async def _own_summary(self) -> str:
+        """The policy's, in the context as it is: the prompt continues the tokens so far."""
+        rollout, settings, attempts, flaw = self._rollout, self.settings, 0, ""
+        instruction = INSTRUCTION.format(keep=settings.keep, words=max(20, settings.summary_tokens * 3 // 4))
+        while attempts < self._attempts:
+            kept, last = len(rollout.history), rollout.history.nodes()[-1]
+            asked, folded = Message("user", instruction), self._folds
+            if folded:
+                kept, asked = kept - 1, _with(last.message, instruction)
+                rollout.rewind(kept, "instruction for a summary")
+            rollout.append(asked)
+            reason = "no summary"
+            try:
+                response = replace(await rollout.ask(), purpose="summary")
+                rollout.append(response)
+                text, flaw = _text_of(response)
+                reason = f"summary: {flaw}" if flaw else "summary of the conversation"
+            except ContextExhausted as error:
+                reason = f"no room for a summary: {error}"
+                raise NotCompressed(reason) from error
+            except (TemplateError, RequestRejected) as error:
+                if folded or last.message.role == "assistant" or not _is_about_messages(error):
+                    raise
+                self._folds = True
+                continue
+            finally:
+                rollout.rewind(kept, reason, attempt=bool(flaw))
+                if folded:
+                    rollout.append(last.origin if isinstance(last.origin, ToolResponse) else last.message)
+            if not flaw:
+                return text
+            attempts += 1
+        raise NotCompressed(f"no usable summary in {attempts} completions, the last one: {flaw}")
+
+    def _put(self, text: str, region: range) -> int:
+        """Replace the messages. The number of them; raises NotCompressed where that saves nothing."""
+        messages, start, stop = self._messages(), region.start, region.stop
+        if self._folds:  # what is left has to alternate as before: as many turns of the user go as of the model
+            while sum(each.role != "tool" and not each.tool_calls for each in messages[start:stop]) % 2:
+                stop = next(at for at in range(stop - 1, start - 1, -1) if messages[at].role != "tool")
+        summary = Message("user", PREFIX + text)
+        if self.size.of(summary) >= sum(self.size.sizes[start:stop]):
+            raise NotCompressed("the summary is no shorter than the messages that it would replace")
+        if self._folds:
+            task = next(at for at, each in enumerate(messages) if each.role == "user")
+            self._task = self._task or messages[task]
+            self._rollout.replace(start, stop)
+            self._rollout.replace(task, task + 1, _with(self._task, summary.text))
+        else:
+            self._rollout.replace(start, stop, summary)
+        return stop - start
+
+    def _messages(self) -> list[Message]:
+        return [node.message for node in self._rollout.history.nodes()]
 
 
 def _text_of(response: ChatResponse) -> tuple[str, str]:
@@ -219,3 +255,16 @@ def _text_of(response: ChatResponse) -> tuple[str, str]:
 
 def _is_text(message: Message) -> bool:
     return not isinstance(message.content, tuple) or all(part["type"] == "text" for part in message.content)
+
+
+def _with(message: Message, text: str) -> Message:
+    """The message with `text` as its last paragraph."""
+    content = message.content
+    if isinstance(content, tuple):
+        return replace(message, content=(*content, {"type": "text", "text": f"\n\n{text}"}))
+    return replace(message, content=f"{content or ''}\n\n{text}")
+
+
+def _is_about_messages(error: TemplateError | RequestRejected) -> bool:
+    """Whether a chat template, here or at a server, may reject the conversation for its last message."""
+    return not isinstance(error, TurnRejected) if isinstance(error, TemplateError) else error.refuses_content

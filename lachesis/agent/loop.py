@@ -250,7 +250,8 @@ class _Rollout:
                 outcome, reason = Outcome.INFRA_ERROR, self.clock.waited_too_long
                 error = WaitedTooLong(reason)
         compression = self.compression
-        if compression is not None and compression.broken and outcome in _OF_A_FULL_CONTEXT:
+        full = outcome in _OF_A_FULL_CONTEXT and not self.tokens_are_spent
+        if compression is not None and compression.broken and full:
             outcome, error = Outcome.INFRA_ERROR, compression.broken
             reason = f"{reason}; its context could not be compressed: {error}"
         if len(self.history) > self.answered_length:
@@ -301,6 +302,11 @@ class _Rollout:
     def time_is_over(self) -> str:
         return f"the agent took longer than {self.loop.limits.max_seconds:g} s: {self.clock.own:.1f} s of its own"
 
+    @property
+    def tokens_are_spent(self) -> bool:
+        limit = self.loop.limits.max_total_tokens
+        return limit is not None and self.tokens.completion_tokens >= limit
+
     def check_budgets(self) -> None:
         limits = self.loop.limits
         if self.clock.used_up:
@@ -316,7 +322,7 @@ class _Rollout:
                     "it reports no token usage, so the token budget cannot be kept",
                     "unset --env.rollout_token_budget or use a server that reports usage",
                 )
-            if self.tokens.completion_tokens >= limits.max_total_tokens:
+            if self.tokens_are_spent:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, f"the budget of {limits.max_total_tokens} tokens is used up")
 
     async def sample(self) -> tuple[ChatResponse, TurnCheck]:
@@ -431,14 +437,17 @@ class _Rollout:
         if self.compression is not None:
             self.compression.size.cut(length)
 
-    def replace(self, start: int, stop: int, message: Message) -> None:
-        """Put `message` in the place of those from `start` to before `stop`, which ends a turn."""
-        self.history[start:stop] = [message]
+    def replace(self, start: int, stop: int, *messages: Message) -> None:
+        """Put `messages` in the place of those from `start` to before `stop`, which ends a turn."""
+        self.history[start:stop] = messages
         if self.request is not self.history:
-            self.request[self.offset + start : self.offset + stop] = [message]
+            self.request[self.offset + start : self.offset + stop] = messages
+        if self.compression is not None:
+            self.compression.size.replace(start, stop, *messages)
+        end, shift = start + len(messages), len(messages) - (stop - start)
 
         def moved(length: int) -> int:
-            return length if length <= start else max(start + 1, length - (stop - start - 1))
+            return length if length <= start else max(end, length + shift)
 
         self.answered_length, self.good_length = moved(self.answered_length), moved(self.good_length)
         self.turn_began = moved(self.turn_began)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 
-from lachesis.agent.context_compression import ContextCompression, NotCompressed, Summarise
+from lachesis.agent.context_compression import ContextCompression, NotCompressed
 from lachesis.compression.conversation import PREFIX, Conversation
 from lachesis.compression.summary import (
     Passage,
@@ -34,35 +35,23 @@ async def context_compression(config: HermesAgentEnvConfig, stack: AsyncExitStac
     """
     if config.compress_context_at is None:
         return None
-    numbers = ContextCompression(config.compress_context_at, config.compress_context_to, config.compress_context_keep)
-    writer = config.compress_context_with
+    policy = ContextCompression(config.compress_context_at, config.compress_context_to, config.compress_context_keep)
+    tokens, writer = policy.summary_tokens, config.compress_context_with
     if writer == "policy":
-        return numbers
+        return policy
     if writer == "extractive":
-        return ContextCompression(
-            numbers.at, numbers.to, numbers.keep, partial(_extract, numbers.summary_tokens), "extractive"
-        )
+        return replace(policy, summarise=partial(_extract, tokens), by="extractive")
     assert isinstance(writer, dict)
     server, server_config = await start_another(writer, "compress_context_with", settings=config, stack=stack)
-    return ContextCompression(
-        numbers.at,
-        numbers.to,
-        numbers.keep,
-        _asking(server, numbers.summary_tokens),
-        describe([server_config]),
-        timeout=float(server_config.timeout),
-    )
+    asked, by = partial(_ask, server, tokens), describe([server_config])
+    return replace(policy, summarise=asked, by=by, timeout=float(server_config.timeout))
 
 
-def _asking(server: Router, tokens: int) -> Summarise:
-    async def summarise(messages: Sequence[Message]) -> str:
-        request = summary_request(_passages(messages), tokens)
-        asked = [{"role": "user", "content": request}]
-        # Twice as many: some models count badly, and some think first.
-        response = await server.chat(asked, temperature=_TEMPERATURE, max_tokens=max(2 * tokens, 512))
-        return clean_summary(response.message.text)
-
-    return summarise
+async def _ask(server: Router, tokens: int, messages: Sequence[Message]) -> str:
+    asked = [{"role": "user", "content": summary_request(_passages(messages), tokens)}]
+    # Twice as many: some models count badly, and some think first.
+    response = await server.chat(asked, temperature=_TEMPERATURE, max_tokens=max(2 * tokens, 512))
+    return clean_summary(response.message.text)
 
 
 async def _extract(tokens: int, messages: Sequence[Message]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from itertools import pairwise
+from itertools import count, cycle, pairwise
 from random import Random
 from typing import Any
 
@@ -20,10 +20,12 @@ from lachesis.agent.context_size import ContextSize
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.outcome import Outcome
 from lachesis.inference import OpenAIServer, Router
-from lachesis.testing.fake_server import Ask, FakeServer
+from lachesis.inference.chat_template import read_template
+from lachesis.testing.fake_server import Ask, FakeServer, fake_tokenizer
 from lachesis.testing.fake_server.policies import WORDS
 from lachesis.tools import ToolResult
 from lachesis.trajectories import ChatResponse, FinishReason, Message, ToolCall, Usage, validate_messages
+from lachesis.trajectories.frozen import freeze_dict
 from tests.support.exactness import Stack, assert_exact, stack
 from tests.support.summarising import SUMMARY, Summarises
 
@@ -199,6 +201,16 @@ async def test_a_full_context_without_the_summary_of_another_server_is_no_fault_
     assert "could not be compressed: notes: out of order" in result.reason
 
 
+async def test_a_budget_that_is_used_up_has_nothing_to_do_with_a_summary_that_failed() -> None:
+    async def broken(messages: Sequence[Message]) -> str:
+        raise NotCompressed("out of order")
+
+    async with stack(policy=Summarises().reply) as world:
+        compression, limits = ContextCompression(600, summarise=broken), LoopLimits(max_total_tokens=700)
+        result = await loop_of(world, compression, max_turns=99, limits=limits).run(TASK)
+    assert result.context_edits[0].error and result.outcome is Outcome.CONTEXT_EXHAUSTED and result.error is None
+
+
 async def test_a_conversation_without_tokens_is_compressed_by_what_the_server_counts() -> None:
     async with FakeServer(Summarises()) as fake, Router([OpenAIServer(fake.settings())]) as router:
         loop = HermesAgentLoop(
@@ -210,6 +222,79 @@ async def test_a_conversation_without_tokens_is_compressed_by_what_the_server_co
     assert len(result.context_edits) >= 2 and all(edit.error is None for edit in result.context_edits)
     assert len(counted) == result.api_calls and longest < 1400
     validate_messages(node.message for node in result.history.nodes())
+
+
+ALTERNATE = """{%- set spoken = namespace(count=0) -%}
+{%- for message in messages if message.role in ("user", "assistant") and not message.tool_calls -%}
+    {%- if (message.role == "user") != (spoken.count % 2 == 0) -%}
+        {{- raise_exception("roles must alternate") -}}
+    {%- endif -%}
+    {%- set spoken.count = spoken.count + 1 -%}
+{%- endfor -%}"""
+"""What Mistral's templates ask of a conversation, and without tools those of Gemma, Llama 2 and Cohere."""
+
+
+@pytest.mark.parametrize("phase", [1, 2])
+@pytest.mark.parametrize("chats", [False, True])
+async def test_a_template_that_takes_no_further_message_of_the_user_gets_none(phase: int, chats: bool) -> None:
+    """The instruction joins the last message, and the summary joins the task, once."""
+    tokenizer = fake_tokenizer(chat_template=ALTERNATE + read_template("hermes"))
+    said = cycle(["", SUMMARY])
+    policy = Summarises(calls=2, summary=lambda ask: next(said))
+    follow_ups = (f"And on day {day}? " * 9 for day in count(1))
+
+    async def follow_up() -> str:
+        return next(follow_ups)
+
+    async with (
+        stack(tokenizer, policy=policy.reply) as world,
+        Router([OpenAIServer(world.fake.settings())]) as router,
+    ):
+        loop = HermesAgentLoop(
+            router if phase == 1 else world.tokens.for_rollout(),
+            [] if chats else TOOLS,
+            execute=execute,
+            max_turns=40,
+            compression=ContextCompression(at=1800),
+            limits=LoopLimits(),
+        )
+        loop.follow_up = follow_up
+        result = await loop.run(TASK)
+        if phase == 2:
+            assert_exact(world, result.history)
+    assert (result.outcome, result.turns_used) == (Outcome.MAX_TURNS, 40), result.reason
+    assert len(result.context_edits) >= 2 and not any(edit.error for edit in result.context_edits)
+    texts = [str(message["content"]) for message in result.messages]
+    assert texts[:2] == [TASK[0]["content"], f"{TASK[1]['content']}\n\n[CONTEXT SUMMARY]: {SUMMARY}"]
+    assert not any("Answer with the summary" in text for text in texts)
+    assert result.messages[2]["role"] == "assistant" and len(texts) < 40
+    validate_messages(node.message for node in result.history.nodes())
+
+
+async def test_the_reasoning_before_a_summary_is_no_part_of_its_size() -> None:
+    thought = "<think>\n" + "Hm. " * 300 + "\n</think>\n"
+    async with stack(policy=Summarises(summary=thought + SUMMARY).reply) as world:
+        result = await loop_of(world, ContextCompression(at=1000), max_turns=40).run(TASK)
+        assert_exact(world, result.history)
+    assert len(result.context_edits) >= 2
+    assert all(edit.error is None and edit.tokens_after < 700 for edit in result.context_edits)
+    assert all(edit.tokens_before < 1200 for edit in result.context_edits), "as soon as it has grown again"
+
+
+@pytest.mark.parametrize("own", [False, True])
+async def test_a_summary_that_is_longer_than_what_it_replaces_is_left_out(own: bool) -> None:
+    async def notes(messages: Sequence[Message]) -> str:
+        return f"{SUMMARY} " * 90
+
+    policy = Summarises(summary=f"{SUMMARY} " * 90)
+    async with stack(policy=policy.reply) as world:
+        compression = ContextCompression(600, 400, summarise=None if own else notes)
+        result = await loop_of(world, compression).run(TASK)
+        found = assert_exact(world, result.history)
+    first = result.context_edits[0]
+    assert first.error == "the summary is no shorter than the messages that it would replace"
+    assert first.tokens_after == first.tokens_before and SUMMARY not in str(result.messages)
+    assert [span.purpose for sample in found for span in sample.spans].count("summary") == policy.asked
 
 
 def answer(text: str, prompt: int | None, completion: int | None) -> ChatResponse:
@@ -230,12 +315,26 @@ def test_sizes_are_those_that_the_server_counted() -> None:
     assert size.total == 165, "what a character took before"
     size.cut(4)
     assert size.total == 157
-    size.replace(2, 4, 20, Message("user", "summary"))
+    size.replace(2, 4, Message("user", "x" * 40))
     assert size.sizes == [25, 75, 20] and size.total == 120
     size.add(answer("y", 130, 5))
-    assert size.total == 135 and sum(size.sizes) == pytest.approx(135)
+    assert size.sizes == [25, 75, 30, 5]
     size.add(answer("y", None, None))
     assert size.total == 136, "a server that does not count"
+
+
+def test_images_and_what_a_template_drops_count_as_the_server_says() -> None:
+    size = ContextSize()
+    size.add(Message("user", "?"))
+    size.add(answer("y", 40, 60))
+    picture = freeze_dict({"type": "image_url", "image_url": {"url": "data:,"}})
+    size.add(Message("tool", (picture,), tool_call_id="a"))
+    assert size.total == 350, "an image alone is not nothing, also before it is counted"
+    size.add(answer("y", 600, 5))
+    assert size.sizes == [40, 60, 500, 5]
+    size.add(Message("tool", "x" * 8, tool_call_id="b"))
+    size.add(answer("y", 360, 5))
+    assert size.total == 365 and all(each > 0 for each in size.sizes), "reasoning is no longer in the prompt"
 
 
 def test_a_target_that_cannot_be_reached_is_refused() -> None:
