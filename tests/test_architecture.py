@@ -24,12 +24,13 @@ LIGHT = (
 )
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 TALKS = {
+    "lachesis/batch/on_ray.py",
     "lachesis/runs/command_line.py",
     "lachesis/environments/gsm8k/math_child.py",
     "lachesis/task_folders/inside/grade.py",
     "lachesis/tools/repl_driver.py",
 }
-"""Modules that print: a command line, and programs of their own whose standard output is read by the project."""
+"""Modules that print: commands, and programs of their own whose standard output is read by the project."""
 
 
 def name(path: Path) -> str:

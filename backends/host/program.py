@@ -11,7 +11,11 @@ from backends.first_use import in_turn
 
 _BACKENDS = Path(__file__).parents[1]
 _NEAR = {"program", "records", "sandboxes", "spawner"}
-_ERRORS = "class BackendError(Exception): pass\nclass BackendUnavailable(BackendError): pass\n"
+_ERRORS = """\
+class BackendError(Exception): pass
+class BackendUnavailable(BackendError): pass
+class ImageUnavailable(BackendUnavailable): pass
+"""
 
 # Arguments: the size of the zip file, which is the beginning of standard input, then those of `far.main`. The file is
 # read by sys.stdin.buffer, which reads ahead: nothing else may be sent before the program has answered.

@@ -20,6 +20,7 @@ from tests.support.small_envs import ROOT, served
 MISSING = [program for program in ("munged", "slurmctld", "slurmd", "sbatch") if shutil.which(program) is None]
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: apt-get install slurm-wlm munge"),
+    pytest.mark.skipif("LACHESIS_NEED_SLURM" not in os.environ, reason="`make test-slurm` asks for it"),
     pytest.mark.skipif(os.geteuid() != 0, reason="slurmd starts jobs as root only"),
 ]
 # Without systemd and without cgroups: nothing of the plugin is used, but 22.05 does not start without one.

@@ -260,7 +260,9 @@ async def test_another_way_to_sample_is_another_run_and_another_address_is_not(t
 
 def test_the_time_for_a_group_includes_the_reward_of_the_group() -> None:
     config = ManyWords.env_config_cls(worker_timeout=600, reward_timeout=300, max_infra_retries=0)
-    assert longest_group(config) == 3 * 600 + 300 + 300, "the agent's time, its longest wait, and both rewards"
+    assert longest_group(config) == 3 * 600 + 300 + 300 + 300, (
+        "the agent's time, its longest wait, the set-up, and both rewards"
+    )
 
 
 async def test_two_runs_at_once_on_one_folder_are_refused(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ async def test_everything_is_in_it_and_nothing_of_it_is_markup(tmp_path: Path) -
     for mark in ("PROMPT ", "ANSWER ", "THOUGHT ", "JUDGE "):
         assert f"{mark}{HOSTILE}" in text
     assert "ARGUMENT </pre>" in text
-    ((dropped, _),) = groups(page)[0]["rollouts"][0]["discarded"]
+    ((dropped, *_),) = groups(page)[0]["rollouts"][0]["discarded"]
     assert dropped.startswith("arguments are not JSON")
     assert '{"ROLLED": "BACK <script>' in text
     assert "There is no tool" in text
