@@ -51,6 +51,7 @@ def group_context(
             for n in chosen
         ],
         "rewards": ["–" if each["reward"] is None else f"{each['reward']:.2f}" for each in rollouts],
+        "signs": ["good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "" for gain in gains],
         "pair": None if best is None else [best, worst],
         "chosen": bool(only),
         "prompt": [message_view(message) for message in prompts[0]] if prompts else [],

@@ -47,7 +47,7 @@
     const hash = decodeURIComponent(location.hash.slice(1));
     const token = hash.match(/^(?:sample-(\d+)\/)?token-(\d+)$/);
     const sample = hash.match(/^sample-(\d+)$/);
-    const target = hash && document.getElementById(hash);
+    const target = hash ? document.getElementById(hash) : null;
     if (view && (token || sample || hash === "tokens")) {
       show("tokens");
       const number = hash === "tokens" ? view.data?.index : (token || sample)[1];
@@ -214,7 +214,7 @@
           head.append(other);
           box.classList.add("elsewhere");
         } else if (this.data.discarded) head.append(make("span", "tag warn", "discarded attempt"));
-      } else head.append(`${count} ${segment.start ? "between, from the template and results" : "of the prompt, as sent"}`);
+      } else head.append(`${count} tokens ${segment.start ? "between" : "of the prompt, as sent"}`);
       const text = make("div", "text");
       for (let start = segment.start; start < segment.end; ) {
         let end = Math.min(start + PART, segment.end);
