@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -152,13 +153,14 @@ def _tokens(group: Mapping[str, Any], chosen: Sequence[int], vocabulary: Vocabul
     parts = []
     for n, sample in sorted(samples.items()):
         ids = sample["tokens"]
-        at_end = first >= len(ids)
+        token = ids[first] if first < len(ids) else None
+        text = "" if token is None or vocabulary is None else vocabulary.decode([token])
         parts.append(
             {
                 "n": n,
-                "id": None if at_end else ids[first],
-                "text": "" if at_end or vocabulary is None else vocabulary.decode(ids[first : first + 1]),
-                "logprob": None if at_end or sample["masks"][first] == -100 else sample["logprobs"][first],
+                "id": token,
+                "shown": json.dumps(text, ensure_ascii=False) if text else token,
+                "logprob": None if token is None or sample["masks"][first] == -100 else sample["logprobs"][first],
                 "sample": sample["index"],
             }
         )
