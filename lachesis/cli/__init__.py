@@ -29,6 +29,7 @@ VERBS = {
     "trajectories": "figures, checks, conversion and duplicates of files of trajectories",
     "train": "train a model: rollout API, trainer and environment as one command",
     "verify": "check that sample files hold exactly the sampled tokens, each once",
+    "view": "show a folder of runs in a browser, while it grows",
 }
 
 

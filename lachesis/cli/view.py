@@ -1,0 +1,55 @@
+"""`lachesis view [FOLDER]`: show a folder of runs in a browser, while it grows."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve the pages until Ctrl+C."""
+    parser = argparse.ArgumentParser(prog="lachesis view", description=__doc__)
+    parser.add_argument(
+        "folder", type=Path, nargs="?", default=Path("data"), help="what holds the runs (default: data)"
+    )
+    parser.add_argument("--port", type=int, default=7007, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="the address to listen on (default: %(default)s); beyond this machine, the pages ask for a token",
+    )
+    parser.add_argument(
+        "--index", type=Path, help="where the index is kept (default: a file in ~/.cache/lachesis/view)"
+    )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="a tokenizer.json, a folder with one, or a .gguf file, for the texts of tokens (default: what the run names)",
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in a browser")
+    arguments = parser.parse_args(argv)
+    return asyncio.run(_serve(arguments))
+
+
+async def _serve(arguments: argparse.Namespace) -> int:
+    from lachesis.view.app import serve
+    from lachesis.view.index import Index
+    from lachesis.view.token_text import read_vocabulary
+
+    vocabulary = read_vocabulary(arguments.tokenizer) if arguments.tokenizer else None
+    index = Index(arguments.folder, arguments.index)
+    runner, url = await serve(index, arguments.host, arguments.port, vocabulary)
+    print(f"{url}\nshows {index.root}; Ctrl+C ends it", flush=True)
+    if arguments.open:
+        import webbrowser
+
+        await asyncio.to_thread(webbrowser.open, url)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await runner.cleanup()
+        index.close()
+    return 0

@@ -1,0 +1,1 @@
+"""`lachesis view`: a folder of runs in a browser, while it grows."""

@@ -1,0 +1,321 @@
+"""The web app: pages over an index, and the stream that tells them when it has grown."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import orjson
+from aiohttp import web
+
+from lachesis.errors import LachesisError
+from lachesis.html import templates
+from lachesis.view.curves import curves
+from lachesis.view.filters import Filter
+from lachesis.view.group_page import group_context
+from lachesis.view.index import Index, NoSuchGroup
+from lachesis.view.rollout_page import rollout_context, sample_tokens
+from lachesis.view.token_text import Vocabulary, vocabulary_of
+
+HERE = Path(__file__).parent
+INTERVAL = 1.0
+"""Seconds between two looks at the folder."""
+PAGE_SIZE = 100
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+HEADERS = {
+    # Whatever a model wrote into a page: nothing but our own files runs, styles, or is asked for.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",
+}
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Viewer:
+    """One index as a web app.
+
+    Args:
+        token: who asks must have it; empty where only this machine can ask.
+        vocabulary: the texts of tokens; without one, that of each run's tokenizer, where it is on this machine.
+    """
+
+    def __init__(self, index: Index, token: str = "", vocabulary: Vocabulary | None = None) -> None:
+        self.index = index
+        self.vocabulary = vocabulary
+        self._vocabularies: dict[bytes, Vocabulary | None] = {}
+        self.token = token
+        self.grown = asyncio.Condition()
+        self.changes = 0
+        self.failure = ""
+        """Why the files are not followed any more."""
+        self.environment = templates(HERE / "templates")
+        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value)}
+
+    def app(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard])
+        run, group = "/{run:.+}", "/{run:.+}/{group:-?[0-9]{1,15}}"
+        app.add_routes(
+            [
+                web.get("/", self._runs),
+                web.get("/curves", self._curves),
+                web.get("/events", self._events),
+                web.get("/rollouts", self._rollouts),
+                web.get("/static/{name}", self._static),
+                web.get(f"/run{run}", self._run),
+                web.get(f"/group{group}", self._group),
+                web.get(f"/rollout{group}/{{n:[0-9]{{1,9}}}}", self._rollout),
+                web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
+            ]
+        )
+        app.cleanup_ctx.append(self._follow)
+        return app
+
+    # What every answer has
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            response = self._refusal(request) or await handler(request)
+        except web.HTTPException as error:
+            response = self._error(error.status, error.reason)
+        except NoSuchGroup as error:
+            response = self._error(404, str(error))
+        if not response.prepared:
+            response.headers.update(HEADERS)
+        return response
+
+    def _refusal(self, request: web.Request) -> web.StreamResponse | None:
+        """The answer to a request that is not from who started the viewer."""
+        if not self.token:
+            # A page of another site can have a name of its own that leads to this machine.
+            host = re.sub(r":[0-9]+$", "", request.headers.get("Host", "")).lower()
+            return None if host in LOCAL_NAMES else self._error(403, "open the viewer as http://localhost")
+        cookie = f"lachesis-view-{request.url.port or 80}"
+        given = request.query.get("token")
+        if given is not None and secrets.compare_digest(given.encode(), self.token.encode()):
+            rest = urlencode([pair for pair in request.query.items() if pair[0] != "token"])
+            moved = web.Response(status=303, headers={"Location": f"{request.rel_url.raw_path}{rest and '?'}{rest}"})
+            moved.set_cookie(cookie, self.token, httponly=True, samesite="Lax")
+            return moved
+        if secrets.compare_digest(request.cookies.get(cookie, "").encode(), self.token.encode()):
+            return None
+        return self._error(403, "the address needs the token that the viewer printed when it started")
+
+    def _error(self, status: int, reason: str) -> web.Response:
+        return self._page("error.html.jinja", {"status": status, "reason": reason}, status=status)
+
+    def _page(self, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
+        html = self.environment.get_template(template).render(left=self.index.left, failure=self.failure, **context)
+        # Models write halves of surrogate pairs, which have no UTF-8.
+        body = html.encode("utf-8", "backslashreplace")
+        return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
+
+    async def _static(self, request: web.Request) -> web.FileResponse:
+        name = request.match_info["name"]
+        for path in (HERE / "static" / name, HERE.parent / "html" / name):
+            if path.suffix in (".js", ".css") and "/" not in name and path.is_file():
+                return web.FileResponse(path)
+        raise web.HTTPNotFound
+
+    # Growth
+
+    async def _follow(self, app: web.Application) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._refresh())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        self.index.stop()
+
+    async def _refresh(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await asyncio.to_thread(
+                    self.index.refresh, lambda: loop.call_soon_threadsafe(lambda: loop.create_task(self._tell()))
+                )
+                self.failure = ""
+            except Exception as error:  # the disk of the index is full, for example; the pages say so
+                self.failure = str(error)
+            await asyncio.sleep(INTERVAL)
+
+    async def _tell(self) -> None:
+        async with self.grown:
+            self.changes += 1
+            self.grown.notify_all()
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        """An event for each growth, at most one a second: what is new is asked for by the pages themselves."""
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        seen = self.changes
+        with suppress(ConnectionError):
+            while True:
+                await response.write(b": here\n\n")  # notices who has gone
+                with suppress(asyncio.TimeoutError):
+                    async with asyncio.timeout(15), self.grown:
+                        while self.changes == seen:
+                            await self.grown.wait()
+                if self.changes != seen:
+                    seen = self.changes
+                    await response.write(b"event: grown\ndata: %d\n\n" % self.index.left)
+                    await asyncio.sleep(1)
+        return response
+
+    # Pages
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        runs = await asyncio.to_thread(self.index.runs)
+        chosen = _chosen(request, [run["name"] for run in runs])
+        if chosen:
+            return await self._compared(request, runs, chosen)
+        return self._page("runs.html.jinja", {"runs": runs, "root": str(self.index.root)})
+
+    async def _run(self, request: web.Request) -> web.Response:
+        runs = await asyncio.to_thread(self.index.runs)
+        return await self._compared(request, runs, [request.match_info["run"]])
+
+    async def _compared(self, request: web.Request, runs: list[dict[str, Any]], chosen: list[str]) -> web.Response:
+        found = [run for name in chosen for run in runs if run["name"] == name]
+        if len(found) < len(chosen):
+            missing = ", ".join(sorted(set(chosen) - {run["name"] for run in found}))
+            return self._error(404, f"there is no run {missing} in {self.index.root}")
+        names = sorted({name for run in found for name in run["settings"]})
+        rows = [(name, [_setting(run["settings"], name) for run in found]) for name in names]
+        context = {
+            "runs": found,
+            "differences": [row for row in rows if len(set(row[1])) > 1],
+            "settings": rows,
+            "over": request.query.get("over", ""),
+            "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
+        }
+        return self._page("run.html.jinja", context)
+
+    async def _curves(self, request: web.Request) -> web.Response:
+        names = request.query.getall("runs", [])
+        over = request.query.get("over", "groups")
+        found = await asyncio.to_thread(curves, self.index, names, over)
+        return web.Response(body=orjson.dumps(found), content_type="application/json")
+
+    async def _rollouts(self, request: web.Request) -> web.Response:
+        filter = Filter.of(request.query)
+        page, choices = await asyncio.gather(
+            asyncio.to_thread(self.index.rollouts, filter, PAGE_SIZE), asyncio.to_thread(self.index.choices)
+        )
+        context = {
+            "filter": filter,
+            "page": page,
+            "runs": choices.pop("run"),
+            "choices": choices,
+            "page_size": PAGE_SIZE,
+        }
+        return self._page("rollouts.html.jinja", context)
+
+    async def _rollout(self, request: web.Request) -> web.Response:
+        filter = Filter.of(request.query)
+        run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
+        group, (before, after) = await asyncio.gather(
+            asyncio.to_thread(self.index.group, run, number),
+            asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
+        )
+        try:
+            context = await asyncio.to_thread(rollout_context, group, n)
+        except IndexError:
+            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}") from None
+        frame = {"run": run, "number": number, "n": n, "before": before, "after": after, "filter": filter}
+        settings = await asyncio.to_thread(self.index.settings, run)
+        return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame})
+
+    async def _tokens(self, request: web.Request) -> web.Response:
+        """The tokens of one sample, as JSON."""
+        run, number = request.match_info["run"], int(request.match_info["group"])
+        n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
+
+        def read() -> bytes:
+            group = self.index.group(run, number)
+            found = sample_tokens(group, n, sample, self._vocabulary_of(run))
+            return orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
+
+        try:
+            body = await asyncio.to_thread(read)
+        except IndexError:
+            raise NoSuchGroup(f"{run}, group {number}, rollout {n}: there is no sample {sample}") from None
+        return web.Response(body=body, content_type="application/json")
+
+    def _vocabulary_of(self, run: str) -> Vocabulary | None:
+        """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
+        if self.vocabulary is not None:
+            return self.vocabulary
+        settings = self.index.settings(run)
+        named = orjson.dumps(settings.get("tokenizer"))
+        if named not in self._vocabularies:
+            self._vocabularies[named] = vocabulary_of(settings)
+        return self._vocabularies[named]
+
+    async def _group(self, request: web.Request) -> web.Response:
+        run, number = request.match_info["run"], int(request.match_info["group"])
+        only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
+        group = await asyncio.to_thread(self.index.group, run, number)
+        vocabulary = await asyncio.to_thread(self._vocabulary_of, run)
+        context = await asyncio.to_thread(group_context, group, vocabulary, only)
+        frame = {"run": run, "number": number, "filter": Filter.of(request.query)}
+        return self._page("group.html.jinja", {**context, "frame": frame})
+
+
+async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | None = None) -> tuple[web.AppRunner, str]:
+    """Serve an index; the runner, to be cleaned up, and the address to open.
+
+    Raises:
+        LachesisError: the host or the port cannot be used.
+    """
+    token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
+    runner = web.AppRunner(Viewer(index, token, vocabulary).app(), access_log=None, shutdown_timeout=0.2)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise LachesisError(
+            f"cannot listen on {host}, port {port} ({error.strerror or error}); choose another --port or --host"
+        ) from error
+    bound = runner.addresses[0][1]
+    name = "localhost" if host in ("127.0.0.1", "::1") else f"[{host}]" if ":" in host else host
+    return runner, f"http://{name}:{bound}/" + (f"?token={token}" if token else "")
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    with suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _chosen(request: web.Request, known: list[str]) -> list[str]:
+    """The runs of `?runs=a,b` and of `?runs=a&runs=b`; a name may hold a comma."""
+    found = [
+        name
+        for value in request.query.getall("runs", [])
+        for name in ([value] if value in known else value.split(","))
+        if name
+    ]
+    return list(dict.fromkeys(found))[:12]
+
+
+def _setting(settings: Mapping[str, Any], name: str) -> str:
+    return orjson.dumps(settings[name]).decode() if name in settings else ""
+
+
+def _path(parts: Sequence[Any]) -> str:
+    """Parts of an address, with all that has a meaning there escaped."""
+    return "/".join(quote(str(part).encode("utf-8", "replace")) for part in parts)

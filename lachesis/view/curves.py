@@ -1,0 +1,112 @@
+"""The curves of runs, as their page draws them: figures of groups over time, and of steps of a trainer."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from lachesis.evaluation import mean_over_items
+from lachesis.view.index import Index
+
+POINTS = 120
+"""Of a curve, at most."""
+STEP_CHARTS = {
+    "reward": ("train/reward", "train/reward_low", "train/reward_high"),
+    "staleness, policy versions": ("train/staleness/mean",),
+    "tokens of a sequence": ("train/completions/mean_length",),
+    "loss": ("train/loss",),
+    "entropy": ("train/entropy",),
+    "KL, sampler to trainer": ("train/sampling/kl_k3",),
+    "groups without a signal": ("train/frac_reward_zero_std",),
+    "seconds of a step": ("train/step_time",),
+    "loss on validation data": ("eval/loss",),
+}
+"""By title: the name of the figure, and of the ends of its interval."""
+
+
+def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
+    """Charts over `groups`, `time` (seconds since 1970) or `step`: a title, and lines with the run they are of, a
+    label, x, y, and where there is an interval its ends."""
+    charts: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over)
+        for title, line in lines:
+            charts.setdefault(title, []).append({"run": run, **line})
+    return [{"title": title, "over": over, "lines": lines} for title, lines in charts.items()]
+
+
+def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for title, (name, *ends) in STEP_CHARTS.items():
+        if known := [step for step in steps if name in step]:
+            line = {"label": "", "x": [step["step"] for step in known], "y": [step[name] for step in known]}
+            for end, key in zip(ends, ("low", "high"), strict=False):
+                line[key] = [step.get(end) for step in known]
+            yield title, line
+    outcomes = {name for step in steps for name in step if name.startswith("train/outcome/")}
+    for name in sorted(outcomes):
+        known = [step for step in steps if "train/completions/mean_length" in step]
+        x, y = [step["step"] for step in known], [step.get(name, 0) for step in known]
+        yield "outcomes", {"label": name.removeprefix("train/outcome/"), "x": x, "y": y}
+
+
+def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Means over ranges of groups that ended one after the other."""
+    numbers = list(dict.fromkeys(row["number"] for row in rows))
+    if not numbers:
+        return
+    width = math.ceil(len(numbers) / POINTS)
+    bins: list[list[sqlite3.Row]] = [[] for _ in range(math.ceil(len(numbers) / width))]
+    places = {number: place // width for place, number in enumerate(numbers)}
+    for row in rows:
+        bins[places[row["number"]]].append(row)
+    if over == "time":
+        x: list[float] = [each[-1]["time"] for each in bins]
+    else:
+        x = [min(len(numbers), (place + 1) * width) for place in range(len(bins))]
+    means = [_reward(each) for each in bins]
+    yield (
+        "reward",
+        {
+            "label": "",
+            "x": x,
+            "y": means and [m[0] for m in means],
+            "low": [m[1] for m in means],
+            "high": [m[2] for m in means],
+        },
+    )
+    for name, title in (("outcome", "outcomes, share"), ("cause", "causes, share")):
+        for value in sorted({row[name] for row in rows} - {""}):
+            yield title, {"label": value, "x": x, "y": [_share(each, name, value) for each in bins]}
+    yield "turns", {"label": "", "x": x, "y": [_mean(each, "turns") for each in bins]}
+    if any(row["tokens"] for row in rows):
+        yield "tokens sampled", {"label": "", "x": x, "y": [_mean(each, "tokens") for each in bins]}
+    if any(row["calls"] for row in rows):
+        yield "tool calls that succeed", {"label": "", "x": x, "y": [_success(each) for each in bins]}
+    yield "seconds", {"label": "", "x": x, "y": [_mean(each, "seconds") for each in bins]}
+
+
+def _reward(rows: Sequence[sqlite3.Row]) -> tuple[float | None, float | None, float | None]:
+    items: dict[str, list[float | None]] = {}
+    for row in rows:
+        items.setdefault(row["item"], []).append(row["reward"])
+    mean = mean_over_items(list(items.values()))
+    return _finite(mean.mean), _finite(mean.low), _finite(mean.high)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:
+    return sum(row[name] == value for row in rows) / len(rows)
+
+
+def _mean(rows: Sequence[sqlite3.Row], name: str) -> float:
+    return math.fsum(row[name] for row in rows) / len(rows)
+
+
+def _success(rows: Sequence[sqlite3.Row]) -> float | None:
+    calls = sum(row["calls"] for row in rows)
+    return 1 - sum(row["errors"] for row in rows) / calls if calls else None

@@ -1,0 +1,96 @@
+"""Which rollouts a page lists, and in which order: the query of its address."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+from urllib.parse import urlencode
+
+SORTS = {
+    **{name: name for name in ("reward", "outcome", "turns", "calls", "errors", "tokens", "seconds", "time", "title")},
+    "run": "run",
+}
+"""By the name in an address: the column."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """All fields empty let every rollout through, the latest first."""
+
+    runs: tuple[str, ...] = ()
+    outcome: str = ""
+    cause: str = ""
+    item: str = ""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    tool_error: bool | None = None
+    scored: bool | None = None
+    q: str = ""
+    sort: str = "-time"
+    page: int = 1
+
+    @classmethod
+    def of(cls, query: Mapping[str, str]) -> Self:
+        """The filter of an address. What it does not understand lets everything through: people type."""
+        run = query.get("run", "")
+        sort = query.get("sort", "")
+        page = query.get("page", "")
+        return cls(
+            runs=(run,) if run else (),
+            outcome=query.get("outcome", ""),
+            cause=query.get("cause", ""),
+            item=query.get("item", ""),
+            min_reward=_number(query.get("min_reward", "")),
+            max_reward=_number(query.get("max_reward", "")),
+            tool_error=_flag(query.get("tool_error", "")),
+            scored=_flag(query.get("scored", "")),
+            q=query.get("q", "")[:400],
+            sort=sort if sort.removeprefix("-") in SORTS else "-time",
+            page=min(int(page), 10**6) if page.isdecimal() and page != "0" else 1,
+        )
+
+    @property
+    def order(self) -> str:
+        """For `ORDER BY`. Rollouts without a value come last; those of one group stay together."""
+        column, way = SORTS[self.sort.removeprefix("-")], "DESC" if self.sort.startswith("-") else "ASC"
+        if column == "time":
+            return f"time {way}, run, number {way}, n"
+        return f"{column} {way} NULLS LAST, time DESC, run, number DESC, n"
+
+    def full_text(self) -> str:
+        """The query in FTS5's language: all words, the last one as a beginning; what is in quotes stays together."""
+        found = [quoted or word for quoted, word in re.findall(r'"([^"]*)"|([^\s"]+)', self.q)]
+        words = [f'"{word}"' for word in found if any(map(str.isalnum, word))]
+        return " ".join(words) + ("*" if words and not self.q.endswith('"') else "")
+
+    def to_query(self, **changes: Any) -> str:
+        """The query of the address, with some fields changed; the page is the first one unless it is given."""
+        other = replace(self, **{"page": 1, **changes})
+        fields = {
+            "run": other.runs[0] if other.runs else "",
+            **{name: getattr(other, name) for name in ("outcome", "cause", "item", "min_reward", "max_reward")},
+            **{name: _written(getattr(other, name)) for name in ("tool_error", "scored")},
+            "q": other.q,
+            "sort": "" if other.sort == "-time" else other.sort,
+            "page": "" if other.page == 1 else other.page,
+        }
+        return urlencode({name: value for name, value in fields.items() if value not in ("", None)}, errors="replace")
+
+
+def _number(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _flag(text: str) -> bool | None:
+    return {"yes": True, "no": False}.get(text)
+
+
+def _written(flag: bool | None) -> str:
+    return "" if flag is None else "yes" if flag else "no"

@@ -1,0 +1,541 @@
+"""The index of a folder of runs: an SQLite file that follows the files of groups as they grow.
+
+The files stay the truth. The index knows where each group's line is, and what its rollouts are sorted and searched by. It
+is outside of the folder, and may be deleted at any time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+
+from lachesis.errors import LachesisError
+from lachesis.runs.item_keys import whole_and_part
+from lachesis.trajectories.exports import stored_messages
+from lachesis.view.filters import Filter
+
+VERSION = 1
+"""Of the tables; an index of another version is another file."""
+TEXT_LIMIT = 20_000
+"""Characters of a rollout that can be searched for: half from its beginning, half from its end."""
+TITLE_LENGTH = 110
+BATCH = 4 << 20
+"""Bytes of a file after which what was read of it becomes visible."""
+MARK = 4096
+"""Bytes at the beginning, and before where reading stopped, by which a file is known again."""
+
+_GROUP = re.compile(rb'\s*\{\s*"schema":\s*"lachesis\.group/1"')
+_STEP = re.compile(rb'\s*\{\s*"step":\s*\d')
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS files (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, run TEXT, kind TEXT,
+  inode INTEGER, size INTEGER, changed INTEGER, at INTEGER, lines INTEGER, mark BLOB);
+CREATE TABLE IF NOT EXISTS runs (name TEXT PRIMARY KEY, environment TEXT, model TEXT, evaluation INTEGER, settings TEXT,
+  begun REAL, latest REAL);
+CREATE TABLE IF NOT EXISTS groups (run TEXT, number INTEGER, file INTEGER, start INTEGER, length INTEGER, key TEXT,
+  PRIMARY KEY (run, number)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
+CREATE INDEX IF NOT EXISTS groups_of_item ON groups (run, key);
+CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, run TEXT, number INTEGER,
+  n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
+  tokens INTEGER, seconds REAL, time REAL);
+CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
+CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
+CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (time);
+CREATE TABLE IF NOT EXISTS steps (file INTEGER, run TEXT, step INTEGER, time REAL, line TEXT);
+CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run, step);
+CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize="unicode61 tokenchars '_'");
+"""
+_COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, time"
+
+
+class NoSuchGroup(LachesisError):
+    """The index has no group of this run and number, or its file has changed since."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of the rollouts that a filter lets through, and how many these are."""
+
+    rows: Sequence[Mapping[str, Any]]
+    total: int
+
+
+def cache_path(root: Path) -> Path:
+    """Where the index of a folder is, unless a path is given."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    name = hashlib.sha256(f"{VERSION}:{root.resolve()}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
+    return base / "lachesis" / "view" / f"{name}.sqlite"
+
+
+class Index:
+    """The index of `root`. Threads may share it: one calls `refresh` again and again, all others ask.
+
+    Two processes may have one index: the first one follows the files, the other asks.
+
+    Args:
+        path: the SQLite file; it and its folder are created.
+
+    Raises:
+        LachesisError: `root` is no folder, or `path` cannot be written.
+    """
+
+    def __init__(self, root: Path, path: Path | None = None) -> None:
+        if not root.is_dir():
+            raise LachesisError(f"{root} is no folder; name the folder that holds your runs, which is data/ by default")
+        self.root = root.resolve()
+        self.path = path or cache_path(root)
+        self.left = 0
+        """Bytes that are not indexed yet, as of the last look at the folder."""
+        self._stopped = False
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._others: dict[Path, tuple[int, int]] = {}
+        self._lock: BinaryIO | None = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = self.path.with_suffix(".lock").open("ab")
+            self._database.executescript(_TABLES)
+        except (OSError, sqlite3.Error) as error:
+            raise LachesisError(
+                f"the index {self.path} cannot be written ({error}); choose another place with --index"
+            ) from error
+
+    @property
+    def _database(self) -> sqlite3.Connection:
+        """The connection of this thread."""
+        if not hasattr(self._local, "database"):
+            database = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+            database.row_factory = sqlite3.Row
+            database.execute("PRAGMA journal_mode = WAL")
+            database.execute("PRAGMA synchronous = OFF")  # it can be made again
+            self._local.database = database
+            self._connections.append(database)
+        found: sqlite3.Connection = self._local.database
+        return found
+
+    def stop(self) -> None:
+        """End a `refresh` of another thread soon."""
+        self._stopped = True
+
+    def close(self) -> None:
+        """No other thread may use the index now."""
+        for connection in self._connections:
+            connection.close()
+        if self._lock is not None:
+            self._lock.close()
+
+    # Following the files
+
+    def refresh(self, changed: Callable[[], None] = lambda: None) -> bool:
+        """Read what the files have more than before; whether there was anything. Blocks: call it in a thread.
+
+        Args:
+            changed: called whenever more can be seen.
+        """
+        assert self._lock is not None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # another viewer follows the files
+            return True
+        found = list(self._files())
+        known = {row["path"]: row for row in self._database.execute("SELECT * FROM files")}
+        any_change = False
+        for path in known.keys() - {name for name, _, _ in found}:
+            self._forget(known[path]["id"], "gone")
+            any_change = True
+        self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, _, size in found)
+        for name, kind, _ in found:
+            with suppress(OSError):  # it may be gone by now
+                any_change |= self._follow(name, kind, known.get(name), changed)
+        if any_change:
+            changed()
+        return any_change
+
+    def _files(self) -> Iterator[tuple[str, str, int]]:
+        """The files of groups and of steps below the folder: relative path, kind, size in bytes."""
+        for folder, folders, names in os.walk(self.root):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in sorted(names):
+                path = Path(folder) / name
+                if name.endswith(".jsonl") and not name.startswith("."):
+                    with suppress(OSError):
+                        status = path.stat()
+                        identity = (status.st_ino, status.st_mtime_ns)
+                        if status.st_size and self._others.get(path) != identity:
+                            if kind := _kind(path):
+                                yield str(path.relative_to(self.root)), kind, status.st_size
+                            else:
+                                self._others[path] = identity
+
+    def _follow(self, name: str, kind: str, known: sqlite3.Row | None, changed: Callable[[], None]) -> bool:
+        path = self.root / name
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            state = (status.st_ino, status.st_size, status.st_mtime_ns)
+            if known is not None:
+                if state == (known["inode"], known["size"], known["changed"]):
+                    return False
+                same = status.st_ino == known["inode"] and status.st_size >= known["at"]
+                if not (same and _mark(file, known["at"]) == known["mark"]):
+                    self._forget(known["id"], "replaced")
+                    known = None
+            run = _run_name(self.root, path)
+            if known is None:
+                cursor = self._database.execute(
+                    "INSERT INTO files (path, run, kind, at, lines) VALUES (?, ?, ?, 0, 0)", (name, run, kind)
+                )
+                file_id, at, lines = cursor.lastrowid, 0, 0
+                self._add_run(run, path)
+            else:
+                file_id, at, lines = known["id"], known["at"], known["lines"]
+            assert file_id is not None
+            before = at
+            file.seek(at)
+            more = True
+            while more and not self._stopped:
+                began = at
+                with self._transaction():
+                    more = False
+                    for line in file:
+                        if not line.endswith(b"\n"):  # half-written; the rest comes later
+                            break
+                        with suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # no group
+                            self._add(kind, file_id, run, lines, at, line)
+                        at, lines = at + len(line), lines + 1
+                        if at - began >= BATCH:
+                            more = True
+                            break
+                    self._database.execute(
+                        "UPDATE files SET inode = ?, size = ?, changed = ?, at = ?, lines = ?, mark = ? WHERE id = ?",
+                        (*state, at, lines, _mark(file, at), file_id),
+                    )
+                    file.seek(at)
+                self.left = max(0, self.left - (at - began))
+                if more:
+                    changed()
+        return at > before or known is None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._database.execute("ROLLBACK")
+            raise
+        self._database.execute("COMMIT")
+
+    def _forget(self, file: int, why: str) -> None:
+        """Remove what is known of a file. Its texts stay behind: nothing finds them without their rollouts."""
+        with self._transaction():
+            for table in ("rollouts", "groups", "steps"):
+                self._database.execute(f"DELETE FROM {table} WHERE file = ?", (file,))
+            self._database.execute("DELETE FROM files WHERE id = ?", (file,))
+            self._database.execute("DELETE FROM runs WHERE name NOT IN (SELECT run FROM files)")
+
+    def _add_run(self, run: str, path: Path) -> None:
+        manifest: dict[str, Any] = {}
+        stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
+        with suppress(OSError, ValueError):
+            manifest = dict(orjson.loads(path.with_name(f"{stem}.run.json").read_bytes()))
+        settings = json.dumps(manifest.get("settings") or {})
+        self._database.execute(
+            "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
+            "CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END",
+            (run, settings),
+        )
+
+    def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes) -> None:
+        content = _parsed(line)
+        if kind == "steps":
+            self._database.execute(
+                "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
+                (file, run, content["step"], content.get("timestamp"), line.decode()),
+            )
+            return
+        time = datetime.fromisoformat(content["timestamp"]).timestamp()
+        key = content["item_key"]
+        item, _ = whole_and_part(key)
+        # Groups without a score have a file and a count of their own; here they count downwards from -1.
+        number = line_number if kind == "groups" else -1 - line_number
+        if kind == "failed":
+            if self._database.execute(
+                "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0", (run, key)
+            ).fetchone():
+                return  # a later start has finished it
+        else:
+            for table, which in (("rollouts", "number"), ("groups", "number")):
+                self._database.execute(
+                    f"DELETE FROM {table} WHERE run = ? AND {which} IN "
+                    "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
+                    (run, run, key),
+                )
+        rows = [
+            (file, run, number, n, item, *_rollout_row(content, rollout), time)
+            for n, rollout in enumerate(content["rollouts"])
+        ]
+        texts = [_text(content, rollout) for rollout in content["rollouts"]]
+        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 15)})"
+        for row, text in zip(rows, texts, strict=True):
+            cursor = self._database.execute(insert, row)
+            self._database.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))
+        self._database.execute(
+            "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?)", (run, number, file, start, len(line), key)
+        )
+        self._database.execute(
+            "UPDATE runs SET environment = ?, model = ?, evaluation = ?, begun = min(coalesce(begun, ?), ?), "
+            "latest = max(coalesce(latest, ?), ?) WHERE name = ?",
+            (
+                *(content["environment"], content["model"], bool(content.get("evaluation"))),
+                *(time, time, time, time, run),
+            ),
+        )
+
+    # Asking
+
+    def runs(self) -> list[dict[str, Any]]:
+        """The runs, the latest first, each with its figures."""
+        figures = {
+            row["run"]: dict(row)
+            for row in self._database.execute(
+                "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
+                "avg(turns) AS turns, sum(calls) AS calls, sum(errors) AS errors, avg(tokens) AS tokens "
+                "FROM rollouts GROUP BY run"
+            )
+        }
+        outcomes: dict[str, dict[str, int]] = {}
+        for row in self._database.execute("SELECT run, outcome, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 3 DESC"):
+            outcomes.setdefault(row[0], {})[row[1]] = row[2]
+        rewards = {row[0]: row for row in self._database.execute(_REWARDS)}
+        steps = {row[0]: row for row in self._database.execute("SELECT run, count(*), max(time) FROM steps GROUP BY 1")}
+        found = []
+        for row in self._database.execute("SELECT * FROM runs"):
+            name = row["name"]
+            latest = max(row["latest"] or 0.0, (steps[name][2] or 0.0) if name in steps else 0.0)
+            found.append(
+                {
+                    "rollouts": 0,
+                    "groups": 0,
+                    "scored": 0,
+                    "turns": None,
+                    "calls": 0,
+                    "errors": 0,
+                    "tokens": None,
+                    **figures.get(name, {}),
+                    **row,
+                    "settings": orjson.loads(row["settings"]),
+                    "latest": latest,
+                    "outcomes": outcomes.get(name, {}),
+                    "reward": _reward(rewards[name]) if name in rewards else None,
+                    "steps": steps[name][1] if name in steps else 0,
+                }
+            )
+        return sorted(found, key=lambda run: -run["latest"])
+
+    def settings(self, run: str) -> dict[str, Any]:
+        """The settings of a run; none where it has no manifest."""
+        row = self._database.execute("SELECT settings FROM runs WHERE name = ?", (run,)).fetchone()
+        return {} if row is None else dict(orjson.loads(row[0]))
+
+    def group(self, run: str, number: int) -> dict[str, Any]:
+        """The line of a group, parsed.
+
+        Raises:
+            NoSuchGroup: there is none, or its file has been replaced and is not read again yet.
+        """
+        row = self._database.execute(
+            "SELECT path, start, length FROM groups JOIN files ON files.id = file WHERE groups.run = ? AND number = ?",
+            (run, number),
+        ).fetchone()
+        if row is None:
+            raise NoSuchGroup(f"{run} has no group {number}")
+        try:
+            with (self.root / row["path"]).open("rb") as file:
+                file.seek(row["start"])
+                content = _parsed(file.read(row["length"]))
+            content["rollouts"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise NoSuchGroup(f"{row['path']} has changed since it was indexed; load the page again") from error
+        return content
+
+    def rollouts(self, filter: Filter, page_size: int = 100) -> Page:
+        """One page of the rollouts that a filter lets through, in its order."""
+        where, values = _where(filter)
+        total = self._database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchone()[0]
+        rows = self._database.execute(
+            f"SELECT {_COLUMNS} FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
+            (*values, page_size, page_size * (filter.page - 1)),
+        )
+        return Page([dict(row) for row in rows], total)
+
+    def neighbours(self, filter: Filter, place: tuple[str, int, int]) -> tuple[Any, Any]:
+        """The rollouts before and after one (run, number, n) in the list of a filter; None at its ends, and for one
+        that the filter does not let through."""
+        where, values = _where(filter)
+        query = (
+            f"WITH list AS (SELECT run, number, n, row_number() OVER (ORDER BY {filter.order}) AS place "
+            f"FROM rollouts WHERE {where}), here AS (SELECT place FROM list WHERE run = ? AND number = ? AND n = ?) "
+            "SELECT list.place - here.place, run, number, n FROM list, here WHERE abs(list.place - here.place) = 1"
+        )
+        found = {row[0]: tuple(row)[1:] for row in self._database.execute(query, (*values, *place))}
+        return found.get(-1), found.get(1)
+
+    def choices(self) -> dict[str, list[str]]:
+        """The runs, outcomes and causes that occur."""
+        return {
+            name: [row[0] for row in self._database.execute(f"SELECT DISTINCT {name} FROM rollouts ORDER BY 1")]
+            for name in ("run", "outcome", "cause")
+        }
+
+    def history(self, run: str) -> list[sqlite3.Row]:
+        """What curves are made of: every rollout of a run, in the order of its groups' ends."""
+        query = (
+            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, time FROM rollouts "
+            "WHERE run = ? ORDER BY time, number, n"
+        )
+        return self._database.execute(query, (run,)).fetchall()
+
+    def steps(self, run: str) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl` of a training run."""
+        return [
+            _parsed(row[0])
+            for row in self._database.execute("SELECT line FROM steps WHERE run = ? ORDER BY step", (run,))
+        ]
+
+
+# An interval has the items as clusters: samples of one item are not independent.
+_REWARDS = """
+SELECT run, count(*), avg(mean), avg(mean * mean) FROM
+  (SELECT run, item, avg(reward) AS mean FROM rollouts WHERE reward IS NOT NULL GROUP BY run, item) GROUP BY run
+"""
+
+
+def _reward(row: sqlite3.Row) -> tuple[float, float, float]:
+    """Mean over the items, and the ends of its 95 % interval."""
+    count, mean, square = row[1], row[2], row[3]
+    half = 1.96 * (max(0.0, square - mean * mean) / (count - 1)) ** 0.5 if count > 1 else float("nan")
+    return mean, mean - half, mean + half
+
+
+def _where(filter: Filter) -> tuple[str, list[Any]]:
+    parts, values = ["1"], list[Any]()
+    equal = {"outcome": filter.outcome, "cause": filter.cause, "item": filter.item}
+    if filter.runs:
+        parts.append(f"run IN ({', '.join('?' * len(filter.runs))})")
+        values += filter.runs
+    for column, value in equal.items():
+        if value:
+            parts.append(f"{column} = ?")
+            values.append(value)
+    for comparison, bound in ((">=", filter.min_reward), ("<=", filter.max_reward)):
+        if bound is not None:
+            parts.append(f"reward {comparison} ?")
+            values.append(bound)
+    if filter.tool_error is not None:
+        parts.append("errors > 0" if filter.tool_error else "errors = 0")
+    if filter.scored is not None:
+        parts.append("reward IS NOT NULL" if filter.scored else "reward IS NULL")
+    if query := filter.full_text():
+        parts.append("id IN (SELECT rowid FROM texts WHERE texts MATCH ?)")
+        values.append(query)
+    return " AND ".join(parts), values
+
+
+def _kind(path: Path) -> str:
+    """What a file holds: groups, failed groups, steps of a training run; empty for anything else."""
+    with path.open("rb") as file:
+        begin = file.read(64)
+    if _GROUP.match(begin):
+        return "failed" if path.name.endswith(".failed.jsonl") else "groups"
+    return "steps" if path.name == "metrics.jsonl" and _STEP.match(begin) else ""
+
+
+def _run_name(root: Path, path: Path) -> str:
+    """The folder of a file from the root; with the name of the file where that is not a usual one."""
+    folder = path.parent.relative_to(root).as_posix()
+    stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
+    usual = stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
+    name = root.name if folder == "." else folder
+    return name if usual else f"{name}/{stem}"
+
+
+def _mark(file: BinaryIO, at: int) -> bytes:
+    """A digest of the beginning of a file, and of what stands before a place in it."""
+    size = min(MARK, at)
+    read = os.pread(file.fileno(), size, 0) + os.pread(file.fileno(), size, at - size)
+    return hashlib.blake2b(read, digest_size=16).digest()
+
+
+def _parsed(line: bytes | str) -> dict[str, Any]:
+    try:
+        content = orjson.loads(line)
+    except orjson.JSONDecodeError:  # halves of surrogate pairs
+        content = json.loads(line)
+    return dict(content)
+
+
+def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
+    """From `title` to `seconds`."""
+    verifier = rollout.get("verifier") or {}
+    return (
+        _title(stored_messages(group, rollout)),  # type: ignore[arg-type]
+        rollout["reward"],
+        rollout["outcome"],
+        rollout.get("unscored_kind") or verifier.get("cause") or rollout.get("agent_fault") or "",
+        rollout["turns"],
+        rollout["tool_calls"],
+        sum(count["failure"] for count in rollout["tool_stats"].values()),
+        rollout.get("completion_tokens", 0),
+        rollout["seconds"],
+    )
+
+
+def _title(messages: Sequence[Mapping[str, Any]]) -> str:
+    """The beginning of what the user asked."""
+    said = next((message.get("content") for message in messages if message["role"] == "user"), "")
+    text = " ".join("".join(_strings(said))[: 8 * TITLE_LENGTH].split())
+    return _storable(text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…")
+
+
+def _text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
+    parts = [part for message in stored_messages(group, rollout) for part in _said(message)]  # type: ignore[arg-type]
+    parts += [text for name in ("reason", "traceback") if isinstance(text := rollout.get(name), str)]
+    text = "\n".join(parts)
+    if len(text) > TEXT_LIMIT:
+        text = f"{text[: TEXT_LIMIT // 2]}\n{text[-TEXT_LIMIT // 2 :]}"
+    return _storable(text)
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[str]:
+    """The texts of a message."""
+    yield from _strings(message.get("reasoning"))
+    yield from _strings(message.get("content"))
+    for call in message.get("tool_calls") or ():
+        yield from (call["function"]["name"], call["function"]["arguments"])
+
+
+def _strings(content: Any) -> Iterator[str]:
+    """Content is a text, or a list of parts of which some have one."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def _storable(text: str) -> str:
+    """Halves of surrogate pairs have no UTF-8, and SQLite reads a text up to its first NUL."""
+    return text.encode("utf-8", "replace").decode().replace("\0", " ")

@@ -1,0 +1,135 @@
+// The frame of all pages: growth, keys of lists, times, curves.
+"use strict";
+(() => {
+  const one = (selector, root = document) => root.querySelector(selector);
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+
+  // Growth. A browser has six connections to a host, and each open page would keep one: hidden pages let go of theirs.
+  let source = null, missed = false;
+  function listen() {
+    if (document.hidden) { source?.close(); source = null; missed = true; return; }
+    if (source) return;
+    if (missed) document.body.dispatchEvent(new Event("grown"));
+    source = new EventSource("/events");
+    source.addEventListener("grown", (event) => {
+      const left = Number(event.data);
+      one("#standing").textContent = left ? `${(left / 1e6).toFixed(1)} MB left to index` : "";
+      document.body.dispatchEvent(new Event("grown"));
+    });
+  }
+  document.addEventListener("visibilitychange", listen);
+  listen();
+
+  // Times, as their reader's clock has them.
+  function times() {
+    for (const each of all("time[data-at]")) {
+      const at = new Date(1000 * each.dataset.at), today = new Date().toDateString() === at.toDateString();
+      each.dateTime = at.toISOString();
+      each.textContent = today ? at.toLocaleTimeString() : at.toLocaleString([], { dateStyle: "short", timeStyle: "short" });
+    }
+  }
+
+  // Lists: j and k move, Enter opens, n and p turn pages, / searches.
+  let current = "";
+  const rows = () => all("#list tr[data-open]");
+  function mark(row, scroll) {
+    all("tr.current").forEach((each) => each.classList.remove("current"));
+    if (!row) return;
+    current = row.id;
+    row.classList.add("current");
+    if (scroll) row.scrollIntoView({ block: "nearest" });
+  }
+  function walk(step) {
+    const list = rows(), at = list.findIndex((row) => row.id === current);
+    mark(list[at < 0 ? 0 : Math.min(list.length - 1, Math.max(0, at + step))], true);
+  }
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+    const search = one("#filter input[type=search]");
+    if (event.key === "/") search ? (search.focus(), search.select()) : (location.href = "/rollouts#search");
+    else if (!one("#list")) return;
+    else if (event.key === "j" || event.key === "k") walk(event.key === "j" ? 1 : -1);
+    else if (event.key === "Enter" && !event.target.closest("a, button")) location.href = document.getElementById(current)?.dataset.open ?? location.href;
+    else if (event.key === "n" || event.key === "p") one(`#list a[rel=${event.key === "n" ? "next" : "prev"}]`)?.click();
+    else return;
+    event.preventDefault();
+  });
+  document.addEventListener("click", (event) => {
+    const row = event.target.closest("tr[data-open]");
+    if (row && !event.target.closest("a, input, label") && !String(getSelection())) location.href = row.dataset.open;
+  });
+  if (location.hash === "#search") one("#filter input[type=search]")?.focus();
+
+  // What is reloaded keeps the marked row and the chosen runs.
+  let chosen = [];
+  document.addEventListener("htmx:beforeSwap", () => { chosen = all("#list input:checked").map((each) => each.value); });
+  document.addEventListener("htmx:afterSettle", () => {
+    for (const box of all("#list input[type=checkbox]")) box.checked = chosen.includes(box.value);
+    if (current) mark(document.getElementById(current), false);
+    times();
+  });
+  times();
+
+  // Curves.
+  const holder = one("#curves");
+  if (!holder) return;
+  const colours = ["#2f7fb0", "#d2762b", "#2f9d5f", "#b5485f", "#8060c0", "#a08a1c", "#30a0a0", "#c060a0", "#707c8c", "#6a8f2a", "#4a60c8", "#b04a2a"];
+  const plots = new Map();
+  const several = new Set();
+  const name = (line) => [several.size > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
+  function draw(chart) {
+    let card = plots.get(chart.title);
+    if (!card) {
+      card = document.createElement("section");
+      card.className = "card";
+      card.append(Object.assign(document.createElement("h2"), { textContent: chart.title }));
+      holder.append(card);
+      plots.set(chart.title, card);
+    }
+    const style = getComputedStyle(document.body), ink = style.getPropertyValue("--dim"), grid = style.getPropertyValue("--line");
+    const series = [{}], bands = [], tables = [];
+    chart.lines.forEach((line, at) => {
+      const stroke = colours[at % colours.length], label = name(line) || chart.title, table = [line.x, line.y];
+      series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : String(+value.toPrecision(4)) });
+      if (line.low) {
+        const first = series.length;
+        for (const end of [line.high, line.low]) { table.push(end); series.push({ label: "", stroke: "transparent", points: { show: false } }); }
+        bands.push({ series: [first, first + 1], fill: stroke + "33" });
+      }
+      tables.push(table);
+    });
+    const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+    card.plot?.destroy();
+    card.plot = new uPlot({
+      width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [{ ...axis }, { ...axis, size: 56 }],
+      scales: { x: { time: chart.over === "time" } }, cursor: { drag: { x: true, y: false } },
+      legend: { live: true, show: true },
+    }, tables.length > 1 ? uPlot.join(tables) : tables[0], card);
+    // The ends of intervals are lines for uPlot, and need no place in the legend.
+    all(".u-series", card).forEach((row, at) => { row.hidden = at > 0 && series[at]?.label === ""; });
+  }
+  let latest = [], asked = 0;
+  async function load() {
+    const number = ++asked, over = holder.dataset.over;
+    for (const button of all("[data-over]", one(".choice"))) button.setAttribute("aria-pressed", button.dataset.over === over);
+    const answer = await fetch(`${holder.dataset.curves}&over=${over}`);
+    if (!answer.ok || number !== asked) return;
+    latest = await answer.json();
+    several.clear();
+    latest.forEach((chart) => chart.lines.forEach((line) => several.add(line.run)));
+    const titles = new Set(latest.map((chart) => chart.title));
+    for (const [title, card] of plots) if (!titles.has(title)) { card.plot?.destroy(); card.remove(); plots.delete(title); }
+    latest.forEach(draw);
+    holder.dataset.drawn = latest.length;
+  }
+  document.addEventListener("click", (event) => {
+    const over = event.target.closest("button[data-over]")?.dataset.over;
+    if (over) { holder.dataset.over = over; load(); }
+  });
+  document.body.addEventListener("grown", load);
+  const redraw = () => latest.forEach(draw);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+  let width = innerWidth, waiting = 0;
+  addEventListener("resize", () => { clearTimeout(waiting); if (innerWidth !== width) waiting = setTimeout(() => { width = innerWidth; redraw(); }, 150); });
+  load();
+})();
