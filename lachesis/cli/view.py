@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--tokenizer",
         type=Path,
         metavar="PATH",
-        help="a tokenizer.json, a folder with one, or a .gguf file, for the texts of tokens (default: what the run names)",
+        help="a tokenizer.json, a folder with one, or a .gguf file: the texts of tokens (default: the run's own)",
     )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     arguments = parser.parse_args(argv)

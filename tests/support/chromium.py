@@ -69,7 +69,7 @@ class Page:
         """Wait until an expression is true."""
         async with asyncio.timeout(60):
             while True:
-                if (await self.send("Runtime.evaluate", expression=script))["result"].get("value"):
+                if (await self.send("Runtime.evaluate", expression=f"Boolean({script})"))["result"].get("value"):
                     return
                 await asyncio.sleep(0.02)
 

@@ -1,0 +1,154 @@
+"""The pages of a rollout and of a group in a browser: tokens, keys, deep links, small and dark screens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.view.app import serve
+from lachesis.view.index import Index
+from tests.support.chromium import Page, needs_chromium, open_page
+from tests.support.viewed_runs import played_shelves
+
+pytestmark = needs_chromium
+OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two siblings, and one whose sample has 32,000 tokens."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "long").mkdir()
+    group = asyncio.run(played_shelves(folder))
+    (sample, *_) = (each for each in group["samples"] if not each["discarded"])
+    times = 32_000 // len(sample["tokens"]) + 1
+    spans = [
+        {**span, "turn": at, "start": span["start"] + shift, "end": span["end"] + shift}
+        for shift in range(0, times * len(sample["tokens"]), len(sample["tokens"]))
+        for at, span in enumerate(sample["spans"], shift)
+    ]
+    lists = {name: sample[name] * times for name in ("tokens", "masks", "logprobs")}
+    long = {**group, "run": "long", "samples": [{**sample, **lists, "spans": spans}]}
+    (folder / "long" / "groups.jsonl").write_text(json.dumps(long) + "\n")
+    (folder / "long" / "groups.run.json").write_bytes((folder / "groups.run.json").read_bytes())
+    return folder
+
+
+@asynccontextmanager
+async def browsed(folder: Path, **size: int) -> AsyncIterator[tuple[Page, str, list[int]]]:
+    """A page, the viewer's address, and the numbers of the rollouts: the honest one first."""
+    index = Index(folder, folder.parent / f"{folder.name}.sqlite")
+    runner, url = await serve(index, "127.0.0.1", 0)
+    group = json.loads((folder / "groups.jsonl").read_text().splitlines()[0])
+    rewards = [rollout["reward"] for rollout in group["rollouts"]]
+    try:
+        await asyncio.to_thread(index.refresh)
+        (run,) = (each["name"] for each in index.runs() if each["name"] != "long")
+        async with open_page(**size) as page:
+            yield page, f"{url}{{}}/{run}/0", [rewards.index(1.0), rewards.index(0.0)]
+            assert page.errors == []
+            assert "owned" not in await page.eval("document.title"), "texts of models are never markup"
+    finally:
+        await runner.cleanup()
+        index.close()
+
+
+async def test_a_rollout_is_read_by_keys_and_its_failed_call_is_one_click_away(folder: Path) -> None:
+    async with browsed(folder) as (page, url, (honest, other)):
+        await page.open(f"{url.format('rollout')}/{honest}")
+        await page.eval("document.querySelector('.facts a.bad').click()")
+        await page.until("location.hash === '#turn-1'")
+        assert "nowhere" in await page.eval("document.querySelector('.call.failed').textContent")
+        await page.press("j")
+        assert "no such shelf <i>here</i>" in await page.eval("document.querySelector('.current').textContent")
+        await page.press("k")
+        assert await page.eval("document.querySelector('.current').id") == "turn-1"
+        await page.eval("document.querySelector('[data-shows=reward]').click()")
+        await page.until("!document.querySelector('#reward').hidden && document.querySelector('#conversation').hidden")
+        assert "honest" in await page.eval("document.querySelector('#reward').innerText")
+        await page.press("n" if other > honest else "p")
+        await page.until(f"location.pathname.endsWith('/{other}') && document.readyState === 'complete'")
+        # The attempt is in a closed part of the page, and its row in the drawing leads to it.
+        await page.eval("document.querySelector('.log li.attempt:not(:has(i)) a').click()")
+        await page.until("document.querySelector('#turn-1').closest('details').open")
+
+
+async def test_tokens_show_what_was_sampled_and_say_all_about_each(folder: Path) -> None:
+    async with browsed(folder) as (page, url, (_, other)):
+        await page.open(f"{url.format('rollout')}/{other}#tokens")
+        await page.until("document.querySelectorAll('.sampled .t').length > 0")
+        shown = await page.eval("[...document.querySelectorAll('.sampled')].map(each => each.innerText).join('|')")
+        assert "Let me look first." in shown and "<tool_call>" in shown and "\\u{202e}" in shown
+        assert "🙂" in await page.eval("document.querySelector('ruby rt').textContent")
+        background = "getComputedStyle(document.querySelector('.sampled .m1')).backgroundColor"
+        colours = set()
+        for name in ("logprob", "training", "advantage", "version"):
+            await page.eval(f"document.querySelector('input[value={name}]').click()")
+            colours.add(await page.eval(background))
+        assert len(colours) == 4, "each switch shows another fact"
+        assert await page.eval("document.querySelector('input[value=choices]').disabled"), "the server reported none"
+        first = await page.eval("document.querySelector('.sampled .t').i")
+        await page.eval("document.querySelector('.sampled .t').click()")
+        assert await page.eval("location.hash") == f"#token-{first}"
+        card = await page.eval("document.querySelector('.card-of-token').innerText")
+        assert "logprob" in card and f"{first} of" in card and "trained here" in card and "\u22120.50" in card
+        await page.press("ArrowRight")
+        assert await page.eval("location.hash") == f"#token-{first + 1}"
+        await page.eval("document.querySelector('[data-sample=\"1\"]').click()")
+        await page.until("document.querySelector('.segment.elsewhere a.tag')")
+        assert "discarded attempt" in await page.eval("document.querySelector('.stage').innerText")
+        await page.press("t")
+        await page.until("!document.querySelector('#conversation').hidden")
+
+
+async def test_a_link_leads_to_one_of_32_000_tokens_and_all_of_them_are_there(folder: Path) -> None:
+    async with browsed(folder) as (page, url, _):
+        group = json.loads((folder / "long" / "groups.jsonl").read_text())
+        (n,) = (
+            at for at, each in enumerate(group["rollouts"]) if each["rollout_id"] == group["samples"][0]["rollout_id"]
+        )
+        await page.open(f"{url.rpartition('{}')[0]}rollout/long/0/{n}#token-20010")
+        await page.until("document.querySelector('.t.selected')")
+        place = await page.eval("document.querySelector('.t.selected').getBoundingClientRect().top")
+        assert 0 < place < 900, "in sight"
+        total = len(group["samples"][0]["tokens"])
+        await page.until(f"document.querySelectorAll('.stage .t').length === {total}")
+        ids: list[int] = await page.eval("[...document.querySelectorAll('.stage .t')].map(each => each.i)")
+        assert ids == list(range(total)), "each once, in order"
+
+
+async def test_siblings_stand_side_by_side_and_the_first_difference_is_marked(folder: Path) -> None:
+    async with browsed(folder) as (page, url, (honest, _)):
+        await page.open(url.format("group"))
+        rows: list[Any] = await page.eval(
+            "[...document.querySelectorAll('.side-by-side tbody tr')].map(row => [row.className, row.cells.length])"
+        )
+        assert rows == [["alike", 1], ["parted", 1], ["differ", 2], ["differ", 2]]
+        assert await page.eval("document.querySelectorAll('.parting .leaf').length") == 2
+        await page.eval(f"document.querySelectorAll('.fork a')[{honest}].click()")
+        await page.until("document.querySelector('.t.selected')")
+        assert "N" in await page.eval("document.querySelector('.card-of-token b').textContent")
+
+
+async def test_pages_are_readable_on_a_phone_and_in_the_dark(folder: Path) -> None:
+    async with browsed(folder, width=390, height=844) as (page, url, (_, other)):
+        await page.prefer("dark")
+        for address in (
+            f"{url.format('rollout')}/{other}",
+            f"{url.format('rollout')}/{other}#tokens",
+            url.format("group"),
+        ):
+            await page.open(address)
+            if address.endswith("tokens"):
+                await page.until("document.querySelectorAll('.sampled .t').length > 0")
+            assert not await page.eval(OVERFLOWS), address
+            ink, ground = await page.eval(
+                "['color', 'backgroundColor'].map(name => getComputedStyle(document.body)[name].match(/\\d+/g)[0])"
+            )
+            assert int(ink) > 150 > 60 > int(ground), address
