@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 500
 """Characters of an argument in a `RewardCall`."""
+_LONGEST_OUTPUT = 4000
+"""Characters of an output: its first half and its last."""
 _RUN = ("terminal", "call_tool", "search")
 """Methods that run commands."""
 
@@ -39,10 +41,16 @@ class RewardCall:
     seconds: float
     error: str = ""
     """Of an exception that it raised."""
+    output: str = ""
+    """What it gave back, in short: at most 4000 characters, the first half and the last."""
+    exit_code: int | None = None
+    """Of a command."""
 
     def to_record(self) -> dict[str, Any]:
-        record = {"method": self.method, "arguments": list(self.arguments), "seconds": self.seconds}
-        return {**record, "error": self.error} if self.error else record
+        record: dict[str, Any] = {"method": self.method, "arguments": list(self.arguments), "seconds": self.seconds}
+        found = {"output": self.output, "error": self.error}
+        exit_code = {} if self.exit_code is None else {"exit_code": self.exit_code}
+        return {**record, **exit_code, **{name: text for name, text in found.items() if text}}
 
 
 def context_method(
@@ -93,6 +101,7 @@ async def _noted(
 ) -> T:
     """Log the call, and keep a failure of the infrastructure even if the reward catches it: it is no low score."""
     begin, problem, method = time.monotonic(), "", function.__name__
+    result: Any = None
     for scope in scopes:
         scope.used()
     self._shared.begin()
@@ -101,7 +110,8 @@ async def _noted(
     try:
         try:
             with outside_scopes():
-                return await function(self, *args, **kwargs)
+                result = await function(self, *args, **kwargs)
+                return result  # type: ignore[no-any-return]
         except (OSError, SandboxExhausted) as error:
             whose = blamed(method, error, local_path(method, args, kwargs), own=own)
             if isinstance(whose, AgentFault):
@@ -124,7 +134,8 @@ async def _noted(
         self._shared.end()
         arguments = [_brief(arg) for arg in args] + [f"{name}={_brief(value, name)}" for name, value in kwargs.items()]
         seconds = round(time.monotonic() - begin, 4)
-        self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500]))
+        output, exit_code = _output(result)
+        self._shared.calls.append(RewardCall(method, tuple(arguments), seconds, problem[:500], output, exit_code))
 
 
 @dataclass(slots=True)
@@ -169,3 +180,22 @@ def _brief(value: Any, name: str = "") -> str:
         return f"{len(value)} bytes"
     text = value if isinstance(value, str) else repr(value)
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}... ({len(text)} characters)"
+
+
+def _output(result: Any) -> tuple[str, int | None]:
+    """What a call gave back, in short, and the exit code where it ran a command."""
+    exit_code = None
+    if isinstance(result, dict):
+        given = result.get("exit_code")
+        exit_code = given if isinstance(given, int) else None
+        parts = [str(part) for name in ("output", "error") if (part := result.get(name))]
+        text = "\n".join(parts) if "output" in result else str(result)
+    elif isinstance(result, str):
+        text = str.__str__(result)
+    elif isinstance(result, bytes):
+        text = f"{len(result)} bytes"
+    else:
+        text = repr(list(result)) if isinstance(result, list | tuple) else ""
+    half = _LONGEST_OUTPUT // 2
+    cut = len(text) - _LONGEST_OUTPUT
+    return (text if cut <= 0 else f"{text[:half]}\n... ({cut} characters) ...\n{text[-half:]}"), exit_code

@@ -23,6 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--index", type=Path, help="where the index is kept (default: a file in ~/.cache/lachesis/view)"
     )
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="PATH",
+        help="a tokenizer.json, a folder with one, or a .gguf file, for the texts of tokens (default: what the run names)",
+    )
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     arguments = parser.parse_args(argv)
     return asyncio.run(_serve(arguments))
@@ -31,9 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def _serve(arguments: argparse.Namespace) -> int:
     from lachesis.view.app import serve
     from lachesis.view.index import Index
+    from lachesis.view.token_text import read_vocabulary
 
+    vocabulary = read_vocabulary(arguments.tokenizer) if arguments.tokenizer else None
     index = Index(arguments.folder, arguments.index)
-    runner, url = await serve(index, arguments.host, arguments.port)
+    runner, url = await serve(index, arguments.host, arguments.port, vocabulary)
     print(f"{url}\nshows {index.root}; Ctrl+C ends it", flush=True)
     if arguments.open:
         import webbrowser

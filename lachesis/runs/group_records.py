@@ -8,7 +8,7 @@ null, since a rollout may have several samples: Phase 2 has them under `samples`
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,12 +17,12 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.item_keys import plain
-from lachesis.trajectories import ChatResponse
+from lachesis.trajectories import ChatResponse, MessageHistory, ToolResponse
 from lachesis.trajectories.builtin_exports import trajectory
 from lachesis.trajectories.chat_exports import NO_ANSWER
 from lachesis.trajectories.exports import ExportLine
 from lachesis.trajectories.images import image_data
-from lachesis.trajectories.nodes import Discarded
+from lachesis.trajectories.nodes import Discarded, Node
 from lachesis.trajectories.sharegpt import SystemTurn
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,7 @@ def _messages(result: AgentResult | None) -> list[dict[str, Any]]:
 def _agent_record(result: AgentResult | None) -> dict[str, Any]:
     if result is None:
         return {"turns": 0, "api_calls": 0, "tool_calls": 0, "tool_stats": {}, "tool_errors": [], "discarded": []}
+    sampled = {_identity(response): turn for turn, response in enumerate(result.history.completions())}
     return {
         **({"program": result.program.to_record()} if result.program is not None else {}),
         **({"verifier": plain(result.verifier)} if result.verifier is not None else {}),
@@ -149,7 +150,7 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
         "cached_tokens": result.tokens.cached_tokens,
         "completion_tokens": result.tokens.completion_tokens,
         "uncounted_requests": result.tokens.uncounted_requests,
-        "message_turns": _message_turns(result),
+        "message_turns": _message_turns(result.history.nodes(), sampled),
         **({"context_edits": [edit.to_record() for edit in result.context_edits]} if result.context_edits else {}),
         "seconds_in_model": round(result.seconds_in_model, 3),
         "seconds_in_tools": round(result.seconds_in_tools, 3),
@@ -162,17 +163,49 @@ def _agent_record(result: AgentResult | None) -> dict[str, Any]:
             {"turn": error.turn, "tool": error.tool_name, "arguments": error.arguments, "error": error.error}
             for error in result.tool_errors
         ],
-        "discarded": [
-            {
-                "reason": dropped.reason,
-                "at": dropped.at,
-                "attempt": dropped.attempt,
-                "edit": dropped.edit or _is_summary(dropped),
-                "messages": [node.message.to_openai("reasoning") for node in dropped.nodes],
-            }
-            for dropped in result.history.discarded
-        ],
+        "calls": _calls(result.history, sampled, {id(result.history)}),
+        "discarded": _discarded(result.history, sampled),
     }
+
+
+def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) -> dict[str, dict[str, Any]]:
+    """What is known of each tool call beside its result, by its id, with the conversation of a sub-agent."""
+    calls: dict[str, dict[str, Any]] = {}
+    for node in history.all_nodes():
+        result = node.origin
+        if not isinstance(result, ToolResponse) or result.message.tool_call_id is None:
+            continue
+        call = calls[result.message.tool_call_id] = {"seconds": round(result.duration, 3)}
+        if result.error is not None:
+            call["failed"] = True
+        if (chat := result.chat) is not None and id(chat) not in seen:
+            seen.add(id(chat))
+            call["subagent"] = {
+                "messages": chat.to_openai("reasoning"),
+                "message_turns": _message_turns(chat.nodes(), sampled),
+                "calls": _calls(chat, sampled, seen),
+                "discarded": _discarded(chat, sampled),
+            }
+    return calls
+
+
+def _discarded(history: MessageHistory, sampled: Mapping[int, int]) -> list[dict[str, Any]]:
+    branches = [history.nodes(), *(dropped.nodes for dropped in history.discarded)]
+    places = {
+        id(node): [number - 1, place] for number, nodes in enumerate(branches) for place, node in enumerate(nodes)
+    }
+    return [
+        {
+            "reason": dropped.reason,
+            "at": dropped.at,
+            "attempt": dropped.attempt,
+            "edit": dropped.edit or _is_summary(dropped),
+            "after": places.get(id(dropped.nodes[0].parent)),
+            "messages": [node.message.to_openai("reasoning") for node in dropped.nodes],
+            "message_turns": _message_turns(dropped.nodes, sampled),
+        }
+        for dropped in history.discarded
+    ]
 
 
 def _is_summary(dropped: Discarded) -> bool:
@@ -181,12 +214,11 @@ def _is_summary(dropped: Discarded) -> bool:
     return not dropped.attempt and any(origin.purpose == "summary" for origin in origins)
 
 
-def _message_turns(result: AgentResult) -> list[int | None]:
+def _message_turns(nodes: Iterable[Node], sampled: Mapping[int, int]) -> list[int | None]:
     """For each message the number of the completion, in the order of sampling, that was sampled as it in its place."""
-    turns = {_identity(response): turn for turn, response in enumerate(result.history.completions())}
     return [
-        turns.get(_identity(node.origin)) if node.sampled and isinstance(node.origin, ChatResponse) else None
-        for node in result.history.nodes()
+        sampled.get(_identity(node.origin)) if node.sampled and isinstance(node.origin, ChatResponse) else None
+        for node in nodes
     ]
 
 

@@ -19,7 +19,10 @@ from lachesis.errors import LachesisError
 from lachesis.html import templates
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
+from lachesis.view.group_page import group_context
 from lachesis.view.index import Index, NoSuchGroup
+from lachesis.view.rollout_page import rollout_context, sample_tokens
+from lachesis.view.token_text import Vocabulary, vocabulary_of
 
 HERE = Path(__file__).parent
 INTERVAL = 1.0
@@ -43,10 +46,13 @@ class Viewer:
 
     Args:
         token: who asks must have it; empty where only this machine can ask.
+        vocabulary: the texts of tokens; without one, that of each run's tokenizer, where it is on this machine.
     """
 
-    def __init__(self, index: Index, token: str = "") -> None:
+    def __init__(self, index: Index, token: str = "", vocabulary: Vocabulary | None = None) -> None:
         self.index = index
+        self.vocabulary = vocabulary
+        self._vocabularies: dict[bytes, Vocabulary | None] = {}
         self.token = token
         self.grown = asyncio.Condition()
         self.changes = 0
@@ -68,6 +74,7 @@ class Viewer:
                 web.get(f"/run{run}", self._run),
                 web.get(f"/group{group}", self._group),
                 web.get(f"/rollout{group}/{{n:[0-9]{{1,9}}}}", self._rollout),
+                web.get(f"/tokens{group}/{{n:[0-9]{{1,9}}}}/{{sample:[0-9]{{1,9}}}}", self._tokens),
             ]
         )
         app.cleanup_ctx.append(self._follow)
@@ -219,8 +226,6 @@ class Viewer:
         return self._page("rollouts.html.jinja", context)
 
     async def _rollout(self, request: web.Request) -> web.Response:
-        from lachesis.view.rollout_page import rollout_context
-
         filter = Filter.of(request.query)
         run, number, n = request.match_info["run"], int(request.match_info["group"]), int(request.match_info["n"])
         group, (before, after) = await asyncio.gather(
@@ -232,26 +237,53 @@ class Viewer:
         except IndexError:
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}") from None
         frame = {"run": run, "number": number, "n": n, "before": before, "after": after, "filter": filter}
-        return self._page("rollout.html.jinja", {**context, "frame": frame})
+        settings = await asyncio.to_thread(self.index.settings, run)
+        return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame})
+
+    async def _tokens(self, request: web.Request) -> web.Response:
+        """The tokens of one sample, as JSON."""
+        run, number = request.match_info["run"], int(request.match_info["group"])
+        n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
+
+        def read() -> bytes:
+            group = self.index.group(run, number)
+            found = sample_tokens(group, n, sample, self._vocabulary_of(run))
+            return orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
+
+        try:
+            body = await asyncio.to_thread(read)
+        except IndexError:
+            raise NoSuchGroup(f"{run}, group {number}, rollout {n}: there is no sample {sample}") from None
+        return web.Response(body=body, content_type="application/json")
+
+    def _vocabulary_of(self, run: str) -> Vocabulary | None:
+        """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
+        if self.vocabulary is not None:
+            return self.vocabulary
+        settings = self.index.settings(run)
+        named = orjson.dumps(settings.get("tokenizer"))
+        if named not in self._vocabularies:
+            self._vocabularies[named] = vocabulary_of(settings)
+        return self._vocabularies[named]
 
     async def _group(self, request: web.Request) -> web.Response:
-        from lachesis.view.rollout_page import group_context
-
         run, number = request.match_info["run"], int(request.match_info["group"])
+        only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
         group = await asyncio.to_thread(self.index.group, run, number)
-        context = await asyncio.to_thread(group_context, group)
+        vocabulary = await asyncio.to_thread(self._vocabulary_of, run)
+        context = await asyncio.to_thread(group_context, group, vocabulary, only)
         frame = {"run": run, "number": number, "filter": Filter.of(request.query)}
         return self._page("group.html.jinja", {**context, "frame": frame})
 
 
-async def serve(index: Index, host: str, port: int) -> tuple[web.AppRunner, str]:
+async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | None = None) -> tuple[web.AppRunner, str]:
     """Serve an index; the runner, to be cleaned up, and the address to open.
 
     Raises:
         LachesisError: the host or the port cannot be used.
     """
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
-    runner = web.AppRunner(Viewer(index, token).app(), access_log=None, shutdown_timeout=0.2)
+    runner = web.AppRunner(Viewer(index, token, vocabulary).app(), access_log=None, shutdown_timeout=0.2)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port).start()

@@ -100,6 +100,7 @@ class Index:
         self.path = path or cache_path(root)
         self.left = 0
         """Bytes that are not indexed yet, as of the last look at the folder."""
+        self._refreshing = threading.Lock()
         self._stopped = False
         self._seen: tuple[Any, ...] = ()
         self._local = threading.local()
@@ -147,6 +148,10 @@ class Index:
         Args:
             changed: called whenever more can be seen.
         """
+        with self._refreshing:
+            return self._refresh(changed)
+
+    def _refresh(self, changed: Callable[[], None]) -> bool:
         assert self._lock is not None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -364,6 +369,11 @@ class Index:
         """Lines of the files that are no groups, and are left out."""
         found: int = self._database.execute("SELECT coalesce(sum(unread), 0) FROM files").fetchone()[0]
         return found
+
+    def settings(self, run: str) -> dict[str, Any]:
+        """The settings of a run; none where it has no manifest."""
+        row = self._database.execute("SELECT settings FROM runs WHERE name = ?", (run,)).fetchone()
+        return {} if row is None else dict(orjson.loads(row[0]))
 
     def group(self, run: str, number: int) -> dict[str, Any]:
         """The line of a group, parsed.

@@ -1,19 +1,297 @@
-"""What the pages of a rollout and of a group show, from the record of the group."""
+"""What the page of a rollout shows, from the record of its group: conversation, branches, reward, samples."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from lachesis.trajectories.exports import stored_messages
+import orjson
+
+from lachesis.html import pretty
+from lachesis.trajectories.advantages import rollout_advantages
+from lachesis.trajectories.exports import rollout_samples, stored_messages
+from lachesis.view.message_graph import Branch, branches_of, drawing, rows_of
+from lachesis.view.token_text import Vocabulary
+
+_IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
+_FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")
 
 
 def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
     """What the template of rollout `n` takes. Raises IndexError where the group has none of this number."""
+    rollouts = group["rollouts"]
+    if not 0 <= n < len(rollouts):
+        raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
+    rollout = rollouts[n]
+    samples = rollout_samples(group, rollout)
+    branches = branches_of(rollout, stored_messages(group, rollout))
+    rows = list(rows_of(branches[0]))
+    spans = {span["turn"]: (sample, span) for sample in samples for span in sample["spans"]}
+    shown = [_branch_view(branch, rollout, spans) for branch in branches]
+    metrics = rollout.get("metrics") or {}
+    return {
+        "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
+        "item": pretty(group.get("item")),
+        "rollout": rollout,
+        "n": n,
+        "count": len(rollouts),
+        "advantage": advantages(group)[n],
+        "baseline": _baseline(group),
+        "components": {name[7:]: value for name, value in metrics.items() if name.startswith("reward/")},
+        "metrics": {name: value for name, value in metrics.items() if not name.startswith("reward/")},
+        "reward_calls": [{**call, "arguments": ", ".join(call["arguments"])} for call in rollout["reward_calls"]],
+        "branches": shown,
+        "failed": [call for branch in shown for message in branch["messages"] for call in message["failed_calls"]],
+        "log": [_row_view(row.branch, row.place, shown) for row in rows] if len(branches) > 1 else [],
+        "graph": drawing(rows),
+        "edits": rollout.get("context_edits") or [],
+        "samples": [_sample_view(sample) for sample in samples],
+        "tools": [_tool_view(tool) for tool in group.get("tools") or ()],
+    }
+
+
+def advantages(group: Mapping[str, Any]) -> list[float | None]:
+    """Of each rollout: its reward minus the mean of the group."""
+    return rollout_advantages([rollout["reward"] for rollout in group["rollouts"]])
+
+
+def _baseline(group: Mapping[str, Any]) -> float | None:
+    rewards = [rollout["reward"] for rollout in group["rollouts"] if rollout["reward"] is not None]
+    return sum(rewards) / len(rewards) if rewards else None
+
+
+def _branch_view(
+    branch: Branch, rollout: Mapping[str, Any], spans: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]]
+) -> dict[str, Any]:
+    errors = {(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()}
+    results = {each["tool_call_id"]: each for each in branch.messages if each["role"] == "tool"}
+    messages = []
+    for place, message in enumerate(branch.messages):
+        turn = branch.turns[place] if place < len(branch.turns) else None
+        view = message_view(message)
+        for call in view["calls"]:
+            known = branch.calls.get(call["id"])
+            call["seconds"] = known and known["seconds"]
+            # Records of older versions name failed calls by what was called.
+            call["failed"] = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
+            call["exit_code"] = _exit_code(results.get(call["id"]))
+        sample, span = spans.get(turn, (None, None)) if turn is not None else (None, None)
+        messages.append(
+            {
+                **view,
+                "anchor": branch.anchor(place),
+                "turn": turn,
+                "context": message["role"] == "assistant" and turn is None,
+                "span": span and sample and {**_span_facts(sample, span), "sample": sample["index"]},
+                "failed_calls": [{**call, "anchor": branch.anchor(place)} for call in view["calls"] if call["failed"]],
+            }
+        )
+    failed = {call["id"]: call for message in messages for call in message["calls"]}
+    for message in messages:
+        message["of"] = failed.get(message["call_id"])
+    return {"kind": branch.kind, "reason": branch.reason, "number": branch.number, "messages": messages}
+
+
+def message_view(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The texts of a message. Images are data URLs of pixels; other parts are shown as JSON."""
+    content, images = message.get("content"), []
+    if not isinstance(content, str | None):
+        urls = [(part.get("image_url") or {}).get("url", "") for part in content]
+        images = [url for url in urls if url.startswith(_IMAGES)]
+        content = "\n".join(
+            part["text"] if part.get("type") == "text" else pretty(part)
+            for part, url in zip(content, urls, strict=True)
+            if url not in images or not url
+        )
+    return {
+        "role": message["role"],
+        "name": message.get("name") or "",
+        "call_id": message.get("tool_call_id"),
+        "reasoning": message.get("reasoning") or "",
+        "text": pretty(content or "") if message["role"] == "tool" else content or "",
+        "images": images,
+        "calls": [
+            {
+                "id": call["id"],
+                "name": call["function"]["name"],
+                "arguments": call["function"]["arguments"],
+                "shown": pretty(call["function"]["arguments"]),
+            }
+            for call in message.get("tool_calls") or ()
+        ],
+    }
+
+
+def _exit_code(result: Mapping[str, Any] | None) -> int | None:
+    """That of the command whose output a tool message is."""
+    try:
+        content = orjson.loads(result["content"]) if result else None
+    except (orjson.JSONDecodeError, TypeError):
+        return None
+    code = content.get("exit_code") if isinstance(content, dict) else None
+    return code if isinstance(code, int) else None
+
+
+def _row_view(branch: Branch, place: int | None, shown: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    if place is None:
+        return {"kind": branch.kind, "head": True, "text": branch.reason, "anchor": branch.anchor(0), "role": ""}
+    message = shown[branch.number]["messages"][place]
+    calls = ", ".join(call["name"] for call in message["calls"])
+    text = " ".join((message["text"] or message["reasoning"]).split())[:160]
+    return {
+        "kind": branch.kind,
+        "role": message["role"],
+        "turn": message["turn"],
+        "failed": bool(message["of"] and message["of"]["failed"]),
+        "context": message["context"],
+        "text": f"calls {calls} {text}".rstrip() if calls else text,
+        "anchor": message["anchor"],
+    }
+
+
+def _tool_view(tool: Mapping[str, Any]) -> dict[str, str]:
+    function = tool.get("function") or tool
+    return {
+        "name": str(function.get("name", "")),
+        "description": str(function.get("description", "")),
+        "parameters": json.dumps(function.get("parameters"), indent=2, ensure_ascii=False),
+    }
+
+
+def _sample_view(sample: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **{name: sample[name] for name in ("index", "count", "weight", "discarded", "outcome")},
+        "length": len(sample["tokens"]),
+        "trained": sum(span["end"] - span["start"] for span in sample["spans"]),
+        "turns": [span["turn"] for span in sample["spans"]],
+    }
+
+
+def _span_facts(sample: Mapping[str, Any], span: Mapping[str, Any]) -> dict[str, Any]:
+    logprobs = sample["logprobs"][span["start"] : span["end"]]
+    return {
+        **{name: span.get(name) for name in _FACTS},
+        "turn": span["turn"],
+        "start": span["start"],
+        "end": span["end"],
+        "versions": span.get("versions") or [],
+        "mean_logprob": sum(logprobs) / len(logprobs),
+    }
+
+
+def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The tokens of one sample of rollout `n`, ready for JSON; all lists are as long as the sample.
+
+    `segments` cut it into context and completions; `trained_in` is the number of the sample that trains a completion.
+    Logprobs are null in context. `texts` are null without a vocabulary; a token that is no text has its bytes in
+    `bytes`, and `runs` says which text several of these are. Raises IndexError.
+    """
+    samples = rollout_samples(group, group["rollouts"][n])
+    if not 0 <= number < len(samples):
+        raise IndexError(f"sample {number}: the rollout has {len(samples)}")
+    sample = samples[number]
+    ids: list[int] = sample["tokens"]
+    logprobs: list[float | None] = [None] * len(ids)
+    versions: list[tuple[str, int, int]] = []
+    segments: list[dict[str, Any]] = []
+    for other, span in _sampled_in(ids, sample, samples):
+        start, end = span["start"], span["end"]
+        logprobs[start:end] = [round(each, 4) for each in other["logprobs"][start:end]]
+        versions += [(name, start + low, start + high) for name, low, high in span.get("versions") or ()]
+        segments.append({"kind": "sampled", "trained_in": other["index"], **_span_facts(other, span)})
+    ends = [0, *(place for each in segments for place in (each["start"], each["end"])), len(ids)]
+    gaps = [(start, end) for start, end in list(pairwise(ends))[::2] if end > start]
+    segments += [{"kind": "context", "start": start, "end": end} for start, end in gaps]
+    texts, runs = vocabulary.texts(ids) if vocabulary is not None else (None, [])
     rollout = group["rollouts"][n]
-    return {"group": group, "rollout": rollout, "messages": stored_messages(group, rollout)}
+    return {
+        **_sample_view(sample),
+        "ids": ids,
+        "texts": texts,
+        "bytes": {
+            at: (vocabulary.piece(ids[at]) or b"").hex(" ") for at, text in enumerate(texts or ()) if text is None
+        }
+        if vocabulary
+        else {},
+        "runs": runs,
+        "special": sorted({*sample["end_of_turn"], *(vocabulary.special if vocabulary else ())} & set(ids)),
+        "tokenizer": vocabulary and vocabulary.name,
+        "doubtful": _doubtful(vocabulary, ids, segments, stored_messages(group, rollout), rollout),
+        "logprobs": logprobs,
+        "versions": versions,
+        "choices": _choices(sample),
+        "segments": sorted(segments, key=lambda each: each["start"]),
+        "advantage": advantages(group)[n],
+        "largest_advantage": max((abs(each) for each in advantages(group) if each is not None), default=0.0),
+        "turn_rewards": _turn_rewards(rollout),
+    }
 
 
-def group_context(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What the template of a group takes."""
-    return {"group": group, "rollouts": group["rollouts"]}
+def _turn_rewards(rollout: Mapping[str, Any]) -> dict[int, float]:
+    """By completion, where each turn of the rollout is one in its conversation."""
+    turns = [turn for turn in rollout.get("message_turns") or () if turn is not None]
+    rewards = rollout.get("turn_rewards") or ()
+    return dict(zip(turns, rewards, strict=True)) if len(turns) == len(rewards) else {}
+
+
+def _sampled_in(
+    ids: Sequence[int], sample: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]
+) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """The completions that a sample holds, each with the sample that trains it."""
+    found: dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
+        span["start"]: (sample, span) for span in sample["spans"]
+    }
+    for other in samples:
+        if other is not sample:
+            shared = common_prefix(ids, other["tokens"])
+            for span in other["spans"]:
+                if span["end"] <= shared:
+                    found.setdefault(span["start"], (other, span))
+    return [found[start] for start in sorted(found)]
+
+
+def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two sequences begin with together."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _doubtful(
+    vocabulary: Vocabulary | None,
+    ids: Sequence[int],
+    segments: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],
+    rollout: Mapping[str, Any],
+) -> bool:
+    """Whether a message of the conversation is not the text of its tokens: the vocabulary is another model's."""
+    if vocabulary is None:
+        return False
+    turns = {turn: at for at, turn in enumerate(rollout.get("message_turns") or ()) if turn is not None}
+    for each in segments:
+        at = turns.get(each.get("turn"))
+        content = messages[at].get("content") if at is not None else None
+        words = content.split()[:3] if isinstance(content, str) else []
+        text = vocabulary.decode(ids[each["start"] : each["end"]])
+        if words and not all(word in text for word in words if "\ufffd" not in word):
+            return True
+    return False
+
+
+def _choices(sample: Mapping[str, Any]) -> list[int] | None:
+    """How many ids each token was sampled from, where the server reported them."""
+    mask = sample.get("sampling_mask")
+    if not mask:
+        return None
+    import numpy
+
+    counts: list[int] = numpy.frombuffer(base64.b64decode(mask["counts"]), "<u4").tolist()
+    return counts

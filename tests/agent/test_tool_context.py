@@ -136,6 +136,7 @@ async def test_what_the_reward_does_is_written_down_apart(tmp_path: Path) -> Non
     calls = record["reward_calls"]
     assert [made["method"] for made in calls] == ["terminal", "write_file", "read_file", "read_bytes"]
     assert calls[0]["arguments"] == ["echo checking", "timeout=7"]
+    assert (calls[0]["output"], calls[0]["exit_code"]) == ("checking\n", 0)
     assert calls[1]["arguments"] == ["big", "100000 bytes"]
     assert "error" not in calls[2] and calls[3]["error"].startswith("AgentFault: read_bytes: [Errno 2]")
     assert all(made["seconds"] >= 0 for made in calls)

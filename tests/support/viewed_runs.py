@@ -1,0 +1,70 @@
+"""Runs for the tests of the viewer: siblings that part, calls that fail, attempts, texts that attack the page."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+from lachesis import Reward
+from lachesis.testing.fake_server import Ask, FakeServer, Reply
+from lachesis.testing.fake_server.policies import as_reply
+from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
+from lachesis.trajectories.jsonl import read_lines
+from tests.support.small_envs import ManyWords
+from tests.support.training_runs import environment, with_tokens
+
+HOSTILE = (
+    "</script><script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\"> "
+    "{{ 7*7 }} 🙂 \u202eevil <b>bold</b> &amp; <!-- ]]>"
+)
+
+
+@tool(toolset="shelf")
+async def look(at: str) -> str:
+    """Look at a shelf."""
+    if at == "nowhere":
+        raise ToolFailure("there is no such shelf <i>here</i>")
+    return json.dumps({"found": [f"a book about {at}", HOSTILE]})
+
+
+class Shelves(ManyWords):
+    """Two rollouts look at a shelf. One then looks where nothing is; the other breaks a call, and answers."""
+
+    name = "shelves"
+    tools = BUILTIN_TOOLS.extended(look)
+    toolsets = ("shelf",)
+    system_prompt = "You keep the shelves. <script>document.title='owned'</script>"
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Reward:
+        honest = float(result.messages[-1]["content"] == "Nothing is there.")
+        return Reward(honest, {"honest": honest, "short": 0.5})
+
+
+class Librarian:
+    """Its policy: what is said second depends on who asks first."""
+
+    def __init__(self) -> None:
+        broken = 'Now for a broken one.\n<tool_call>{"name": "look", "arg'
+        second = (f"Now nowhere.\n{_call('nowhere')}", broken, HOSTILE)
+        self.second = iter(second)
+        self.more = itertools.repeat("Nothing is there.")
+
+    def reply(self, ask: Ask) -> Reply:
+        if ask.turn == 0:
+            return as_reply(ask, f"Let me look first.\n{_call('the window')}")
+        return as_reply(ask, next(self.second if ask.turn == 1 else self.more))
+
+
+def _call(at: str) -> str:
+    return f"<tool_call>\n{json.dumps({'name': 'look', 'arguments': {'at': at}})}\n</tool_call>"
+
+
+async def played_shelves(folder: Path) -> dict[str, Any]:
+    """The group of one item, as `process` writes it into the folder (Phase 2)."""
+    async with FakeServer(Librarian()) as model:
+        env = environment(Shelves, folder, with_tokens(model, folder), max_token_length=200)
+        await env.process_manager()
+    (group,) = read_lines(folder / "groups.jsonl")
+    return dict(group)

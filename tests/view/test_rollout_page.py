@@ -1,0 +1,254 @@
+"""What the pages of a rollout and of a group are made of: exact, and nothing of it lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.result import AgentResult
+from lachesis.agent.rollout import Rollout
+from lachesis.runs.group_player import PlayedGroup
+from lachesis.runs.group_records import group_record
+from lachesis.trajectories import (
+    ChatResponse,
+    FinishReason,
+    Message,
+    MessageHistory,
+    SampledTokens,
+    TokenPrefix,
+    ToolCall,
+    ToolResponse,
+)
+from lachesis.view.group_page import group_context
+from lachesis.view.rollout_page import rollout_context, sample_tokens
+from lachesis.view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of
+from tests.support.gguf_writer import write_gguf
+from tests.support.viewed_runs import HOSTILE, played_shelves
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shelves")
+
+
+@pytest.fixture(scope="module")
+def group(folder: Path) -> dict[str, Any]:
+    return asyncio.run(played_shelves(folder))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(folder: Path, group: dict[str, Any]) -> Vocabulary:
+    """That of the run, found by its settings alone."""
+    found = vocabulary_of(json.loads((folder / "groups.run.json").read_text())["settings"])
+    assert found is not None
+    return found
+
+
+def honest(group: dict[str, Any]) -> int:
+    """The number of the rollout that looked twice."""
+    return [rollout["reward"] for rollout in group["rollouts"]].index(1.0)
+
+
+def test_a_page_says_which_call_failed_and_what_the_reward_is_made_of(group: dict[str, Any]) -> None:
+    n = honest(group)
+    page = rollout_context(group, n)
+    (failed,) = page["failed"]
+    assert (failed["name"], json.loads(failed["arguments"]), failed["anchor"]) == ("look", {"at": "nowhere"}, "turn-1")
+    messages = page["branches"][0]["messages"]
+    assert [message["turn"] for message in messages if message["role"] == "assistant"] == [0, 1, 2]
+    calls = [message["of"] for message in messages if message["role"] == "tool"]
+    assert [call["failed"] for call in calls] == [False, True]
+    assert all(call["seconds"] >= 0 for call in calls)
+    assert page["components"] == {"honest": 1.0, "short": 0.5}
+    assert (page["advantage"], page["baseline"]) == (0.5, 0.5)
+    assert rollout_context(group, 1 - n)["advantage"] == -0.5
+
+
+def test_a_discarded_attempt_hangs_where_it_was_sampled_with_its_reason(group: dict[str, Any]) -> None:
+    page = rollout_context(group, 1 - honest(group))
+    _, attempt = page["branches"]
+    assert (attempt["kind"], [message["turn"] for message in attempt["messages"]]) == ("attempt", [1])
+    assert "text that starts a tool call" in attempt["reason"]
+    rows = [(row["kind"], row.get("turn")) for row in page["log"]]
+    assert rows[-3:] == [("attempt", None), ("attempt", 1), ("conversation", 2)], "in the order of sampling"
+
+
+def test_every_sampled_token_is_shown_with_its_logprob_and_trained_in_one_sample(
+    group: dict[str, Any], vocabulary: Vocabulary
+) -> None:
+    for n, rollout in enumerate(group["rollouts"]):
+        records = [sample for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
+        trained = 0
+        for number, record in enumerate(records):
+            shown = sample_tokens(group, n, number, vocabulary)
+            assert shown["ids"] == record["tokens"] and not shown["doubtful"]
+            assert [each["start"] for each in shown["segments"][1:]] == [each["end"] for each in shown["segments"][:-1]]
+            assert (shown["segments"][0]["start"], shown["segments"][-1]["end"]) == (0, len(record["tokens"]))
+            for place, mask in enumerate(record["masks"]):
+                if mask != -100:
+                    assert shown["logprobs"][place] == pytest.approx(record["logprobs"][place], abs=1e-4)
+            sampled = [each for each in shown["segments"] if each["kind"] == "sampled"]
+            trained += sum(each["end"] - each["start"] for each in sampled if each["trained_in"] == number)
+            for each in sampled:
+                place = rollout["message_turns"].index(each["turn"]) if number == 0 else None
+                if place is not None:
+                    said = group["messages"][rollout["place"]][place]["content"]
+                    assert said in vocabulary.decode(shown["ids"][each["start"] : each["end"]])
+        assert trained == rollout["completion_tokens"]
+
+
+def test_a_token_that_another_sample_trains_says_so(group: dict[str, Any], vocabulary: Vocabulary) -> None:
+    n = 1 - honest(group)
+    shown = sample_tokens(group, n, 1, vocabulary)
+    sampled = [(each["turn"], each["trained_in"]) for each in shown["segments"] if each["kind"] == "sampled"]
+    assert sampled == [(0, 0), (1, 1)] and shown["discarded"]
+    first = shown["segments"][1]
+    assert shown["logprobs"][first["start"]] is not None, "known from the sample that trains it"
+
+
+def test_tokens_that_split_a_character_are_bytes_and_their_run_is_the_text(
+    group: dict[str, Any], vocabulary: Vocabulary
+) -> None:
+    shown = sample_tokens(group, 1 - honest(group), 0, vocabulary)
+    runs = [text for _, _, text in shown["runs"]]
+    assert any("🙂" in text for text in runs)
+    for start, count, text in shown["runs"]:
+        joined = b"".join(bytes.fromhex(shown["bytes"][place]) for place in range(start, start + count))
+        assert joined == text.encode()
+    without = sample_tokens(group, 0, 0, None)
+    assert (without["texts"], without["bytes"], without["runs"]) == (None, {}, [])
+
+
+def test_a_vocabulary_of_another_model_is_noticed(group: dict[str, Any], vocabulary: Vocabulary) -> None:
+    other = Vocabulary("other", vocabulary.pieces[::-1], frozenset())
+    assert sample_tokens(group, 0, 0, other)["doubtful"]
+
+
+def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocabulary: Vocabulary) -> None:
+    page = group_context(group, vocabulary)
+    assert [column["is"] for column in page["columns"]] in (["best", "worst"], ["worst", "best"])
+    assert page["pair"] == [honest(group), 1 - honest(group)]
+    assert (page["parted"], [row["differ"] for row in page["rows"]]) == (1, [False, True, True])
+    assert page["same_prompt"] and page["rows"][2]["cells"].count(None) == 1
+    tokens = page["tokens"]
+    sequences = {n: sample_tokens(group, n, 0, None)["ids"] for n in (0, 1)}
+    first = tokens["first"]
+    assert sequences[0][:first] == sequences[1][:first] and sequences[0][first] != sequences[1][first]
+    assert [part["id"] for part in tokens["parts"]] == [sequences[n][first] for n in (0, 1)]
+    alone = group_context(group, vocabulary, only={honest(group)})
+    assert len(alone["columns"]) == 1 and alone["tokens"] is None
+
+
+def completion(prompt: TokenPrefix, text: str, *calls: ToolCall) -> ChatResponse:
+    tokens = SampledTokens.sample(prompt.extend([1]), [7, 8], [-0.5, -0.25])
+    return ChatResponse(Message("assistant", text, calls), FinishReason.STOP, tokens=tokens)
+
+
+def test_edits_and_sub_agents_are_branches_of_their_own() -> None:
+    history = MessageHistory([{"role": "user", "content": "Plan a day."}])
+    prompt = TokenPrefix([1])
+    history.branch(completion(prompt, "Cut off"), "the token limit")
+    asks = completion(prompt, "", ToolCall("c1", "guide", "{}"))
+    history.append(asks)
+    guide = MessageHistory([{"role": "user", "content": "What is there?"}])
+    guide.append(completion(TokenPrefix([2]), "A tower."))
+    history.append(
+        ToolResponse(Message("tool", "A tower.", tool_call_id="c1", name="guide"), "guide", duration=1.5, chat=guide)
+    )
+    assert asks.tokens is not None
+    history.append(completion(asks.tokens.after, "Go there."))
+    history[1:3] = [{"role": "user", "content": "In short: a tower."}]
+    result = AgentResult(2, True, [], [], Outcome.COMPLETED, "", history)
+    rollout = Rollout("r", "k", 0, Outcome.COMPLETED, "", 1.0, result)
+    played = PlayedGroup("k", "k", tools=[], rollouts=[rollout])
+    group = json.loads(json.dumps(group_record(played, environment="e", model="m")))
+    page = rollout_context(group, 0)
+    kinds = [(branch["kind"], [message["turn"] for message in branch["messages"]]) for branch in page["branches"]]
+    assert kinds == [
+        ("conversation", [None, None, None]),
+        ("branch", [0]),
+        ("edit", [1, None, 3]),
+        ("subagent", [None, 2]),
+    ]
+    order = [(row["kind"], row["role"] or "head") for row in page["log"]]
+    assert order == [
+        ("conversation", "user"),
+        ("branch", "head"),
+        ("branch", "assistant"),
+        ("edit", "head"),
+        ("edit", "assistant"),
+        ("edit", "tool"),
+        ("subagent", "head"),
+        ("subagent", "user"),
+        ("subagent", "assistant"),
+        ("edit", "assistant"),
+        ("conversation", "user"),
+        ("conversation", "assistant"),
+    ]
+    assert page["branches"][2]["messages"][1]["of"]["seconds"] == 1.5
+    assert page["branches"][0]["messages"][2]["context"], "the kept answer was sampled in another context"
+    assert len(page["graph"]["lines"]) == 4 and len(page["graph"]["dots"]) == len(order)
+
+
+def test_records_of_older_versions_are_shown_as_far_as_they_go(group: dict[str, Any]) -> None:
+    old = json.loads(json.dumps(group))
+    for rollout in old["rollouts"]:
+        del rollout["calls"], rollout["message_turns"]
+        for dropped in rollout["discarded"]:
+            del dropped["after"], dropped["message_turns"]
+    page = rollout_context(old, honest(old))
+    assert [call["arguments"] for call in page["failed"]] == ['{"at": "nowhere"}'], "known by what was called"
+    log = rollout_context(old, 1 - honest(old))["log"]
+    assert [row["kind"] for row in log[-3:]] == ["attempt", "attempt", "conversation"]
+
+
+@given(st.lists(st.text(max_size=6), max_size=8), st.randoms(use_true_random=False))
+def test_texts_and_runs_together_are_the_whole_text_however_tokens_cut_it(texts: list[str], draw: Any) -> None:
+    data = "".join(texts).encode("utf-8", "ignore")
+    pieces, rest = [], data
+    while rest:
+        size = draw.randint(1, 4)
+        pieces.append(rest[:size])
+        rest = rest[size:]
+    found, runs = Vocabulary("cut", pieces, frozenset()).texts(range(len(pieces)))
+    said = {start: (count, text) for start, count, text in runs}
+    place, whole = 0, ""
+    while place < len(pieces):
+        count, text = said.get(place, (1, found[place]))
+        assert text is not None, "every part of a character is in a run"
+        whole, place = whole + text, place + count
+    assert whole.encode() == data
+
+
+def test_a_gguf_file_and_a_sentencepiece_tokenizer_give_the_same_pieces(tmp_path: Path) -> None:
+    tokens = ["<s>", "▁the", "<0xE2>", "<0x82>", "<0xAC>"]
+    kinds = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 1, 6, 6, 6],
+    }
+    write_gguf(tmp_path / "model.gguf", kinds, {})
+    vocab = {token: at for at, token in enumerate(tokens)}
+    added = [{"id": 0, "content": "<s>", "special": True}]
+    state = {"model": {"vocab": vocab}, "added_tokens": added, "decoder": {"type": "ByteFallback"}}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(state))
+    for path in (tmp_path / "model.gguf", tmp_path):
+        found = read_vocabulary(path)
+        assert found.decode([0, 1, 2, 3, 4, 99]) == "<s> the€" and found.special == {0}
+        assert found.texts([1, 2, 3, 4, 99]) == ([" the", None, None, None, None], [(1, 3, "€")])
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(NoVocabulary, match=r"tokenizer.json: no vocabulary .*; give a tokenizer.json"):
+        read_vocabulary(tmp_path)
+    assert vocabulary_of({"tokenizer": {"name": "no-one/has-this"}}) is None
+
+
+def test_texts_of_models_stay_texts(group: dict[str, Any]) -> None:
+    page = rollout_context(group, 1 - honest(group))
+    assert page["branches"][0]["messages"][-1]["text"] == HOSTILE, "escaped by the template, not here"
