@@ -115,7 +115,9 @@ class Viewer:
         return self._page("error.html.jinja", {"status": status, "reason": reason}, status=status)
 
     def _page(self, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
-        html = self.environment.get_template(template).render(left=self.index.left, failure=self.failure, **context)
+        html = self.environment.get_template(template).render(
+            left=self.index.left, unread=self.index.unread(), failure=self.failure, **context
+        )
         # Models write halves of surrogate pairs, which have no UTF-8.
         body = html.encode("utf-8", "backslashreplace")
         return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
@@ -139,11 +141,13 @@ class Viewer:
 
     async def _refresh(self) -> None:
         loop = asyncio.get_running_loop()
+
+        def changed() -> None:
+            asyncio.run_coroutine_threadsafe(self._tell(), loop)
+
         while True:
             try:
-                await asyncio.to_thread(
-                    self.index.refresh, lambda: loop.call_soon_threadsafe(lambda: loop.create_task(self._tell()))
-                )
+                await asyncio.to_thread(self.index.refresh, changed)
                 self.failure = ""
             except Exception as error:  # the disk of the index is full, for example; the pages say so
                 self.failure = str(error)

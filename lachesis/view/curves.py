@@ -100,7 +100,7 @@ def _finite(value: float) -> float | None:
 
 
 def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:
-    return sum(row[name] == value for row in rows) / len(rows)
+    return sum(1 for row in rows if row[name] == value) / len(rows)
 
 
 def _mean(rows: Sequence[sqlite3.Row], name: str) -> float:

@@ -1,7 +1,7 @@
 """The index of a folder of runs: an SQLite file that follows the files of groups as they grow.
 
-The files stay the truth. The index knows where each group's line is, and what its rollouts are sorted and searched by. It
-is outside of the folder, and may be deleted at any time.
+The files stay the truth. The index knows where each group's line is, and what its rollouts are sorted and searched by.
+It is outside of the folder, and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lachesis.view.filters import Filter
 
 VERSION = 1
 """Of the tables; an index of another version is another file."""
-TEXT_LIMIT = 20_000
+TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
 TITLE_LENGTH = 110
 BATCH = 4 << 20
@@ -42,7 +42,7 @@ _STEP = re.compile(rb'\s*\{\s*"step":\s*\d')
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, run TEXT, kind TEXT,
-  inode INTEGER, size INTEGER, changed INTEGER, at INTEGER, lines INTEGER, mark BLOB);
+  inode INTEGER, size INTEGER, changed INTEGER, at INTEGER, lines INTEGER, unread INTEGER DEFAULT 0, mark BLOB);
 CREATE TABLE IF NOT EXISTS runs (name TEXT PRIMARY KEY, environment TEXT, model TEXT, evaluation INTEGER, settings TEXT,
   begun REAL, latest REAL);
 CREATE TABLE IF NOT EXISTS groups (run TEXT, number INTEGER, file INTEGER, start INTEGER, length INTEGER, key TEXT,
@@ -100,10 +100,12 @@ class Index:
         self.path = path or cache_path(root)
         self.left = 0
         """Bytes that are not indexed yet, as of the last look at the folder."""
+        self._refreshing = threading.Lock()
         self._stopped = False
+        self._seen: tuple[Any, ...] = ()
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
-        self._others: dict[Path, tuple[int, int]] = {}
+        self._others: dict[Path, tuple[int, int, int]] = {}
         self._lock: BinaryIO | None = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,16 +148,26 @@ class Index:
         Args:
             changed: called whenever more can be seen.
         """
+        with self._refreshing:
+            return self._refresh(changed)
+
+    def _refresh(self, changed: Callable[[], None]) -> bool:
         assert self._lock is not None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:  # another viewer follows the files
-            return True
-        found = list(self._files())
+            seen, self._seen = (
+                self._seen,
+                tuple(self._database.execute("SELECT total(at), max(id) FROM files").fetchone()),
+            )
+            if seen != self._seen:
+                changed()
+            return seen != self._seen
         known = {row["path"]: row for row in self._database.execute("SELECT * FROM files")}
+        found = list(self._files())
         any_change = False
         for path in known.keys() - {name for name, _, _ in found}:
-            self._forget(known[path]["id"], "gone")
+            self._forget(known[path]["id"])
             any_change = True
         self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, _, size in found)
         for name, kind, _ in found:
@@ -171,15 +183,17 @@ class Index:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 path = Path(folder) / name
-                if name.endswith(".jsonl") and not name.startswith("."):
+                relative = path.relative_to(self.root).as_posix()
+                if name.endswith(".jsonl") and not name.startswith(".") and relative.isprintable():
                     with suppress(OSError):
                         status = path.stat()
-                        identity = (status.st_ino, status.st_mtime_ns)
-                        if status.st_size and self._others.get(path) != identity:
-                            if kind := _kind(path):
-                                yield str(path.relative_to(self.root)), kind, status.st_size
-                            else:
-                                self._others[path] = identity
+                        identity = (status.st_ino, status.st_mtime_ns, status.st_size)
+                        if self._others.get(path) == identity:
+                            continue
+                        if kind := _kind(path):
+                            yield relative, kind, status.st_size
+                        else:
+                            self._others[path] = identity
 
     def _follow(self, name: str, kind: str, known: sqlite3.Row | None, changed: Callable[[], None]) -> bool:
         path = self.root / name
@@ -191,7 +205,7 @@ class Index:
                     return False
                 same = status.st_ino == known["inode"] and status.st_size >= known["at"]
                 if not (same and _mark(file, known["at"]) == known["mark"]):
-                    self._forget(known["id"], "replaced")
+                    self._forget(known["id"])
                     known = None
             run = _run_name(self.root, path)
             if known is None:
@@ -207,21 +221,25 @@ class Index:
             file.seek(at)
             more = True
             while more and not self._stopped:
-                began = at
+                began, unread = at, 0
                 with self._transaction():
                     more = False
                     for line in file:
                         if not line.endswith(b"\n"):  # half-written; the rest comes later
                             break
-                        with suppress(ValueError, KeyError, TypeError, AttributeError, IndexError):  # no group
+                        try:
                             self._add(kind, file_id, run, lines, at, line)
+                        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                            unread += bool(line.strip())
                         at, lines = at + len(line), lines + 1
                         if at - began >= BATCH:
                             more = True
                             break
                     self._database.execute(
-                        "UPDATE files SET inode = ?, size = ?, changed = ?, at = ?, lines = ?, mark = ? WHERE id = ?",
-                        (*state, at, lines, _mark(file, at), file_id),
+                        "UPDATE files SET inode = ?, size = ?, changed = ?, at = ?, lines = ?, "
+                        "unread = unread + ?, mark = ? WHERE id = ?",
+                        # Until it is read to its end, it is not known as it is.
+                        (*state[:2], -1 if more else state[2], at, lines, unread, _mark(file, at), file_id),
                     )
                     file.seek(at)
                 self.left = max(0, self.left - (at - began))
@@ -239,7 +257,7 @@ class Index:
             raise
         self._database.execute("COMMIT")
 
-    def _forget(self, file: int, why: str) -> None:
+    def _forget(self, file: int) -> None:
         """Remove what is known of a file. Its texts stay behind: nothing finds them without their rollouts."""
         with self._transaction():
             for table in ("rollouts", "groups", "steps"):
@@ -278,9 +296,9 @@ class Index:
             ).fetchone():
                 return  # a later start has finished it
         else:
-            for table, which in (("rollouts", "number"), ("groups", "number")):
+            for table in ("rollouts", "groups"):
                 self._database.execute(
-                    f"DELETE FROM {table} WHERE run = ? AND {which} IN "
+                    f"DELETE FROM {table} WHERE run = ? AND number IN "
                     "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
                     (run, run, key),
                 )
@@ -321,11 +339,12 @@ class Index:
         for row in self._database.execute("SELECT run, outcome, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 3 DESC"):
             outcomes.setdefault(row[0], {})[row[1]] = row[2]
         rewards = {row[0]: row for row in self._database.execute(_REWARDS)}
-        steps = {row[0]: row for row in self._database.execute("SELECT run, count(*), max(time) FROM steps GROUP BY 1")}
+        counted = "SELECT run, count(*) AS steps, max(time) AS latest FROM steps GROUP BY run"
+        steps = {row["run"]: row for row in self._database.execute(counted)}
         found = []
         for row in self._database.execute("SELECT * FROM runs"):
             name = row["name"]
-            latest = max(row["latest"] or 0.0, (steps[name][2] or 0.0) if name in steps else 0.0)
+            latest = max(row["latest"] or 0.0, (steps[name]["latest"] or 0.0) if name in steps else 0.0)
             found.append(
                 {
                     "rollouts": 0,
@@ -341,10 +360,15 @@ class Index:
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
                     "reward": _reward(rewards[name]) if name in rewards else None,
-                    "steps": steps[name][1] if name in steps else 0,
+                    "steps": steps[name]["steps"] if name in steps else 0,
                 }
             )
         return sorted(found, key=lambda run: -run["latest"])
+
+    def unread(self) -> int:
+        """Lines of the files that are no groups, and are left out."""
+        found: int = self._database.execute("SELECT coalesce(sum(unread), 0) FROM files").fetchone()[0]
+        return found
 
     def settings(self, run: str) -> dict[str, Any]:
         """The settings of a run; none where it has no manifest."""
@@ -492,7 +516,7 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
     """From `title` to `seconds`."""
     verifier = rollout.get("verifier") or {}
     return (
-        _title(stored_messages(group, rollout)),  # type: ignore[arg-type]
+        _title(stored_messages(group, rollout)),
         rollout["reward"],
         rollout["outcome"],
         rollout.get("unscored_kind") or verifier.get("cause") or rollout.get("agent_fault") or "",
@@ -512,7 +536,7 @@ def _title(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
-    parts = [part for message in stored_messages(group, rollout) for part in _said(message)]  # type: ignore[arg-type]
+    parts = [part for message in stored_messages(group, rollout) for part in _said(message)]
     parts += [text for name in ("reason", "traceback") if isinstance(text := rollout.get(name), str)]
     text = "\n".join(parts)
     if len(text) > TEXT_LIMIT:
