@@ -78,18 +78,18 @@ def _rows(columns: Sequence[Sequence[Sequence[Mapping[str, Any]]]]) -> tuple[lis
     """The rows, and the first one whose cells differ."""
     rows: list[dict[str, Any]] = []
     parted = None
-    histories: list[Any] = [""] * len(columns)
+    classes = [0] * len(columns)
     for at in range(max(map(len, columns), default=0)):
-        letters: dict[Any, str] = {}
+        found: dict[Any, int] = {}
         cells: list[dict[str, Any] | None] = []
         for number, column in enumerate(columns):
             turn = column[at] if at < len(column) else None
             # Ids of calls are drawn at random and say nothing.
             said = None if turn is None else [_said(message) for message in turn]
-            histories[number] = (histories[number], repr(said))
-            letter = letters.setdefault(histories[number], chr(ord("A") + len(letters) % 26))
-            cells.append(None if turn is None else {"messages": [message_view(each) for each in turn], "same": letter})
-        differ = len(letters) > 1
+            classes[number] = found.setdefault((classes[number], repr(said)), len(found))
+            same = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[classes[number]] if classes[number] < 26 else str(classes[number])
+            cells.append(None if turn is None else {"messages": [message_view(each) for each in turn], "same": same})
+        differ = len(found) > 1
         if differ and parted is None:
             parted = at
             _mark([cell["messages"][0] for cell in cells if cell])

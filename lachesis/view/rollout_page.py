@@ -42,7 +42,9 @@ def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
         "baseline": _baseline(group),
         "components": {name[7:]: value for name, value in metrics.items() if name.startswith("reward/")},
         "metrics": {name: value for name, value in metrics.items() if not name.startswith("reward/")},
-        "reward_calls": [{**call, "arguments": ", ".join(call["arguments"])} for call in rollout["reward_calls"]],
+        "reward_calls": [
+            {**call, "arguments": ", ".join(call["arguments"])} for call in rollout.get("reward_calls") or ()
+        ],
         "branches": shown,
         "failed": [call for branch in shown for message in branch["messages"] for call in message["failed_calls"]],
         "log": [_row_view(row.branch, row.place, shown) for row in rows] if len(branches) > 1 else [],
