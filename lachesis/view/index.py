@@ -286,7 +286,7 @@ class Index:
             )
             return
         time = datetime.fromisoformat(content["timestamp"]).timestamp()
-        key = content["item_key"]
+        key = _storable(content["item_key"])
         item, _ = whole_and_part(key)
         # Groups without a score have a file and a count of their own; here they count downwards from -1.
         number = line_number if kind == "groups" else -1 - line_number
