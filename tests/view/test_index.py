@@ -188,9 +188,7 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(source)
     (root / "deep/er/trajectory_samples.jsonl").write_text('{"conversations": []}\n')
-    steps = [
-        {"step": at, "timestamp": 5e9 + at, "train/reward": at / 2, "train/staleness/mean": 1} for at in range(2)
-    ]
+    steps = [{"step": at, "timestamp": 5e9 + at, "train/reward": at / 2, "train/staleness/mean": 1} for at in range(2)]
     (root / "deep/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
     with indexed(root) as index:
         runs = {run["name"]: run for run in index.runs()}
