@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import orjson
 from aiohttp import web
 
-from lachesis.errors import LachesisError
+from lachesis.errors import SettingsError
 from lachesis.html import templates
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
@@ -280,7 +280,7 @@ async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | Non
     """Serve an index; the runner, to be cleaned up, and the address to open.
 
     Raises:
-        LachesisError: the host or the port cannot be used.
+        SettingsError: the host or the port cannot be used.
     """
     token = "" if _is_loopback(host) else secrets.token_urlsafe(24)
     runner = web.AppRunner(Viewer(index, token, vocabulary).app(), access_log=None, shutdown_timeout=0.2)
@@ -289,7 +289,7 @@ async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | Non
         await web.TCPSite(runner, host, port).start()
     except OSError as error:
         await runner.cleanup()
-        raise LachesisError(
+        raise SettingsError(
             f"cannot listen on {host}, port {port} ({error.strerror or error}); choose another --port or --host"
         ) from error
     bound = runner.addresses[0][1]

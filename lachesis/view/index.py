@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
-from lachesis.errors import LachesisError
+from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import Filter
@@ -90,12 +90,12 @@ class Index:
         path: the SQLite file; it and its folder are created.
 
     Raises:
-        LachesisError: `root` is no folder, or `path` cannot be written.
+        SettingsError: `root` is no folder, or `path` cannot be written.
     """
 
     def __init__(self, root: Path, path: Path | None = None) -> None:
         if not root.is_dir():
-            raise LachesisError(f"{root} is no folder; name the folder that holds your runs, which is data/ by default")
+            raise SettingsError(f"{root} is no folder; name the folder that holds your runs, which is data/ by default")
         self.root = root.resolve()
         self.path = path or cache_path(root)
         self.left = 0
@@ -112,7 +112,7 @@ class Index:
             self._lock = self.path.with_suffix(".lock").open("ab")
             self._database.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
-            raise LachesisError(
+            raise SettingsError(
                 f"the index {self.path} cannot be written ({error}); choose another place with --index"
             ) from error
 
@@ -286,7 +286,7 @@ class Index:
             )
             return
         time = datetime.fromisoformat(content["timestamp"]).timestamp()
-        key = content["item_key"]
+        key = _storable(content["item_key"])
         item, _ = whole_and_part(key)
         # Groups without a score have a file and a count of their own; here they count downwards from -1.
         number = line_number if kind == "groups" else -1 - line_number

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from lachesis.testing.fake_server import Ask, FakeServer, Reply
 from lachesis.testing.fake_server.policies import as_reply
 from lachesis.tools import BUILTIN_TOOLS, ToolFailure, tool
 from lachesis.trajectories.jsonl import read_lines
-from tests.support.small_envs import ManyWords
+from tests.support.scripted_server import call, say
+from tests.support.small_envs import WORDS, ManyWords, asked_words, process
 from tests.support.training_runs import environment, with_tokens
 
 HOSTILE = (
@@ -68,3 +71,37 @@ async def played_shelves(folder: Path) -> dict[str, Any]:
         await env.process_manager()
     (group,) = read_lines(folder / "groups.jsonl")
     return dict(group)
+
+
+class Mixed(ManyWords):
+    """Every second item is solved; of the others, a call fails and what is said attacks the page. The fifth item has no
+    score."""
+
+    name = "mixed"
+    toolsets = ("todo",)
+
+    async def setup(self) -> None:
+        self.items = iter((*WORDS[:3], "b a pear", "unscorable"))
+
+    async def get_next_item(self) -> Any:
+        return next(self.items, None)
+
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float | None:
+        said = result.messages[-1]["content"]
+        return None if item == "unscorable" else float(said == "Done.")
+
+
+def mixed(request: Mapping[str, Any]) -> Any:
+    """The policy of `Mixed`."""
+    words = asked_words(request)
+    if words[0] in ("pear", "one"):
+        return say("Done.")
+    return call(("no_such_tool", {})) if request["messages"][-1]["role"] == "user" else say(HOSTILE)
+
+
+def mixed_run(root: Path) -> Path:
+    """The run `mixed` below a folder, four groups of which are scored; the folder."""
+    settings = {"total_steps": 5, "max_num_workers": 1, "enabled_toolsets": ["todo"]}
+    (root / "mixed").mkdir()
+    asyncio.run(process(Mixed, root / "mixed", mixed, **settings))
+    return root

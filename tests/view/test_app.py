@@ -1,0 +1,161 @@
+"""The pages over the wire: who may read them, what they say of themselves, and that texts stay texts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+from yarl import URL
+
+from lachesis.cli import main
+from lachesis.view import app as viewer
+from lachesis.view.index import Index
+from tests.support.viewed_runs import mixed_run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixed_run(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+async def index(root: Path, tmp_path: Path) -> AsyncIterator[Index]:
+    index = Index(root, tmp_path / "index.sqlite")
+    await asyncio.to_thread(index.refresh)
+    yield index
+    index.close()
+
+
+PAGES = (
+    "/",
+    "/?runs=mixed",
+    "/run/mixed",
+    "/rollouts?run=mixed&tool_error=yes&sort=-turns&q=evil",
+    "/rollouts?min_reward=x&page=-3&sort=nothing&tool_error=maybe&q=%22%00)(%F0%9F",
+    "/rollout/mixed/1/0?q=evil",
+    "/group/mixed/1",
+    "/group/mixed/-1",
+    "/curves?runs=mixed&over=groups",
+    "/static/view.js",
+)
+
+
+async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_only(index: Index) -> None:
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+            for page in (
+                *PAGES,
+                "/run/none",
+                "/group/mixed/99",
+                "/rollout/mixed/0/7",
+                "/static/..%2fapp.py",
+                "/nothing",
+            ):
+                async with session.get(URL(f"{url[:-1]}{page}", encoded=True)) as answer:
+                    text = await answer.text()
+                    assert answer.status == (200 if page in PAGES else 404), page
+                    policy = answer.headers["Content-Security-Policy"]
+                    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
+                    assert "unsafe" not in policy and answer.headers["X-Content-Type-Options"] == "nosniff"
+                    if answer.content_type == "text/html":
+                        assert "<img" not in text and " style=" not in text and "<style" not in text, page
+                        assert text.count("<script") == text.count("<script defer src="), page
+            async with session.get(f"{url}rollouts?q=evil") as answer:
+                assert '<b id="total">6</b>' in await answer.text()
+            async with session.post(url) as answer:
+                assert answer.status == 405
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:7007", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("LOCALHOST", 200),
+        ("evil.example", 403),
+        ("evil.example:7007", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1:evil.example", 403),
+        ("", 403),
+    ],
+)
+async def test_a_name_of_another_site_that_leads_here_is_refused(index: Index, host: str, status: int) -> None:
+    runner, url = await viewer.serve(index, "localhost", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(url, headers={"Host": host}) as answer:
+            assert answer.status == status
+            assert ("mixed" in await answer.text()) == (status == 200)
+    finally:
+        await runner.cleanup()
+
+
+async def test_beyond_this_machine_the_pages_ask_for_the_token_which_then_leaves_the_address(index: Index) -> None:
+    runner, url = await viewer.serve(index, "0.0.0.0", 0)
+    url = url.replace("0.0.0.0", "127.0.0.1")
+    plain, _, token = url.partition("?token=")
+    assert len(token) >= 32
+    jar = aiohttp.CookieJar(unsafe=True)
+    try:
+        async with aiohttp.ClientSession() as stranger:
+            for page in (*PAGES, "/events", "/?token=", f"/?token={token[:-1]}", "/?token=%C3%A9"):
+                async with stranger.get(URL(f"{plain[:-1]}{page}", encoded=True)) as answer:
+                    assert answer.status == 403 and "token" in await answer.text(), page
+        async with aiohttp.ClientSession(cookie_jar=jar) as session:
+            async with session.get(f"{plain}rollouts?q=evil&token={token}") as answer:
+                assert answer.status == 200 and token not in str(answer.url) and answer.url.query["q"] == "evil"
+                assert "HttpOnly" in answer.history[0].headers["Set-Cookie"]
+            async with session.get(plain) as answer:
+                assert answer.status == 200
+    finally:
+        await runner.cleanup()
+
+
+async def test_what_a_run_writes_is_told_to_the_pages_that_are_open(root: Path, tmp_path: Path) -> None:
+    index = Index(root, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    added = root / "later" / "groups.jsonl"
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}events") as events:
+            assert events.content_type == "text/event-stream"
+            added.parent.mkdir()
+            added.write_bytes((root / "mixed" / "groups.jsonl").read_bytes())
+            while index.rollouts(viewer.Filter(runs=("later",))).total < 8:
+                assert (await events.content.readuntil(b"\n\n")) in (b": here\n\n", b"event: grown\ndata: 0\n\n")
+    finally:
+        added.unlink()
+        added.parent.rmdir()
+        await runner.cleanup()
+        index.close()
+
+
+def test_the_command_prints_its_address_and_ends_on_a_signal(root: Path, tmp_path: Path) -> None:
+    code = "import sys; from lachesis.cli import main; sys.exit(main(['view', *sys.argv[1:]]))"
+    command = [sys.executable, "-c", code, str(root), "--port", "0"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert process.stdout.readline().startswith("http://localhost:")
+        process.send_signal(2)
+        assert process.wait() == 130 and process.stderr.read() == "stopped\n"
+    assert len(list((tmp_path / "lachesis" / "view").glob("*.sqlite"))) == 1
+    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == before, "runs are read only"
+
+
+def test_a_folder_or_a_port_that_cannot_be_used_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(tmp_path / "none")]) == 2
+    assert "is no folder; name the folder" in capsys.readouterr().err
+    assert main(["view", str(tmp_path), "--port", "1", "--host", "203.0.113.1", "--index", str(tmp_path / "i")]) == 2
+    assert "choose another --port or --host" in capsys.readouterr().err

@@ -1,0 +1,212 @@
+"""The index follows files that grow, are replaced and are torn, and finds rollouts by all that they are sorted by."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis.errors import LachesisError
+from lachesis.view.curves import curves
+from lachesis.view.filters import Filter
+from lachesis.view.index import BATCH, Index, NoSuchGroup
+from tests.support.viewed_runs import Mixed, mixed_run
+
+
+@contextmanager
+def indexed(root: Path) -> Iterator[Index]:
+    """An index of the folder as it is now, beside it."""
+    index = Index(root, root.parent / f"{root.name}.sqlite")
+    try:
+        index.refresh()
+        yield index
+    finally:
+        index.close()
+
+
+def found(index: Index, query: dict[str, str]) -> list[tuple[int, int]]:
+    """Group and number of the rollouts that a query lists."""
+    return [(row["number"], row["n"]) for row in index.rollouts(Filter.of(query)).rows]
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mixed_run(tmp_path_factory.mktemp("played"))
+
+
+@pytest.fixture
+def root(played: Path, tmp_path: Path) -> Path:
+    shutil.copytree(played, tmp_path / "runs")
+    return tmp_path / "runs"
+
+
+def test_every_rollout_has_a_row_with_what_its_record_says(root: Path) -> None:
+    with indexed(root) as index:
+        (run,) = index.runs()
+        assert (run["name"], run["environment"], run["groups"], run["rollouts"]) == ("mixed", Mixed.name, 5, 10)
+        assert run["settings"]["group_size"] == 2 and run["scored"] == 8
+        records = [json.loads(line) for line in (root / "mixed/groups.jsonl").read_text().splitlines()]
+        rows = {(row["number"], row["n"]): row for row in index.rollouts(Filter(), 100).rows}
+        for number, record in enumerate(records):
+            assert index.group("mixed", number) == record
+            for n, rollout in enumerate(record["rollouts"]):
+                row = rows[number, n]
+                same = ("reward", "outcome", "turns", "seconds")
+                assert [row[name] for name in same] == [rollout[name] for name in same]
+                assert row["calls"] == rollout["tool_calls"] and row["errors"] == len(rollout["tool_errors"])
+        assert index.group("mixed", -1)["scores"] == [], "a group without a score"
+        assert {rows[-1, n]["cause"] for n in (0, 1)} == {index.group("mixed", -1)["rollouts"][0]["unscored_kind"]}
+        with pytest.raises(NoSuchGroup, match="no group 7"):
+            index.group("mixed", 7)
+
+
+def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> None:
+    with indexed(root) as index:
+        good = {(number, n) for number in range(4) for n in (0, 1) if number % 2 == 0}
+        assert set(found(index, {"min_reward": "1"})) == good
+        assert set(found(index, {"max_reward": "0.5", "scored": "yes"})) == {(1, 0), (1, 1), (3, 0), (3, 1)}
+        assert set(found(index, {"scored": "no"})) == {(-1, 0), (-1, 1)}
+        assert set(found(index, {"tool_error": "yes"})) == {(number, n) for number in (-1, 1, 3) for n in (0, 1)}
+        assert found(index, {"outcome": "no such"}) == [] and found(index, {"run": "other"}) == []
+        by_turns = [row["turns"] for row in index.rollouts(Filter.of({"sort": "-turns"})).rows]
+        assert by_turns == sorted(by_turns, reverse=True) and len(set(by_turns)) > 1
+        assert [row["reward"] for row in index.rollouts(Filter.of({"sort": "reward"})).rows][-2:] == [None, None]
+        pages = [index.rollouts(Filter.of({"page": str(page)}), 4) for page in (1, 2, 3, 4)]
+        assert [len(page.rows) for page in pages] == [4, 4, 2, 0] and {page.total for page in pages} == {10}
+        listed = [(row["run"], row["number"], row["n"]) for row in index.rollouts(Filter()).rows]
+        assert [index.neighbours(Filter(), place) for place in listed] == [
+            (before, after) for before, after in zip([None, *listed], [*listed[1:], None], strict=False)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("query", "numbers"),
+    [
+        ("pear", {0, 3}),
+        ("PEAR fig", {0}),
+        ('"fig pear"', set()),
+        ("no_such_t", {-1, 1, 3}),
+        ("evil", {-1, 1, 3}),
+        ('")(*', {-1, 0, 1, 2, 3}),
+        ('"', {-1, 0, 1, 2, 3}),
+        ("NEAR(pear fig) OR body:", set()),
+        ("unscorabl", {-1}),
+    ],
+)
+def test_a_search_finds_words_in_all_messages_and_is_no_language(root: Path, query: str, numbers: set[int]) -> None:
+    with indexed(root) as index:
+        assert {number for number, _ in found(index, {"q": query})} == numbers
+
+
+def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    *most, last = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(most) + last[:100])
+    with indexed(root) as index:
+        assert index.runs()[0]["groups"] == 4
+        assert not index.refresh(), "nothing is new"
+        with path.open("ab") as file:
+            file.write(last[100:])
+        assert index.refresh() and index.runs()[0]["groups"] == 5
+        assert index.group("mixed", 3) == json.loads(last)
+    with indexed(root) as again, sqlite3.connect(again.path) as database:
+        assert again.runs()[0]["rollouts"] == 10
+        assert database.execute("SELECT max(id) FROM rollouts").fetchone() == (10,), "nothing was read twice"
+
+
+def test_a_file_that_was_cut_replaced_or_removed_is_read_anew(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    with indexed(root) as index:
+        path.write_bytes(lines[0])
+        assert index.refresh() and index.runs()[0]["groups"] == 2
+        with pytest.raises(NoSuchGroup):
+            index.group("mixed", 1)
+        path.unlink()
+        path.write_bytes(b"".join(reversed(lines)))
+        with pytest.raises(NoSuchGroup, match="load the page again"):
+            index.group("mixed", 0)  # before it has been read anew
+        index.refresh()
+        assert index.group("mixed", 0) == json.loads(lines[-1])
+        assert {number for number, _ in found(index, {"q": "pear"})} == {0, 3}, "no text is found twice"
+        shutil.rmtree(root / "mixed")
+        assert index.refresh() and index.runs() == [] and index.rollouts(Filter()).total == 0
+
+
+def test_an_index_that_was_ended_in_the_middle_of_a_file_goes_on_there(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    line = path.read_bytes().splitlines()[0]
+    group = json.loads(line)
+    path.write_bytes(b"".join(json.dumps({**group, "pad": "x" * BATCH}).encode() + b"\n" for _ in range(3)))
+    index = Index(root, root.parent / "runs.sqlite")
+    index.refresh(index.stop)
+    assert index.rollouts(Filter()).total < 8
+    index.close()
+    with indexed(root) as index:
+        assert index.rollouts(Filter()).total == 8 and index.left == 0
+
+
+def test_lines_that_are_no_groups_are_counted_and_keep_their_numbers(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    first, second, *_ = path.read_bytes().splitlines(keepends=True)
+    surrogate = json.dumps({**json.loads(second), "item_key": "half \ud83d"}).encode() + b"\n"
+    odd: list[Any] = [b"{}\n", b"nonsense\n", b"[" * 100_000 + b"\n", b'{"rollouts": [{}]}\n', b"\n", surrogate]
+    path.write_bytes(b"".join([first, *odd, second]))
+    with indexed(root) as index:
+        assert index.unread() == 4
+        assert index.group("mixed", 7) == json.loads(second)
+        assert [number for number, n in found(index, {"min_reward": "-9"}) if n == 0] == [7, 6, 0]
+
+
+def test_a_group_that_was_scored_at_last_replaces_its_failure(root: Path) -> None:
+    failed = json.loads((root / "mixed/groups.failed.jsonl").read_text())
+    with indexed(root) as index:
+        assert found(index, {"scored": "no"})
+        scored = json.loads((root / "mixed/groups.jsonl").read_text().splitlines()[0])
+        with (root / "mixed/groups.jsonl").open("a") as file:
+            file.write(json.dumps({**scored, "item_key": failed["item_key"]}) + "\n")
+        index.refresh()
+        assert not found(index, {"scored": "no"}) and index.runs()[0]["groups"] == 5
+
+
+def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(root: Path) -> None:
+    (root / "deep/er/eval").mkdir(parents=True)
+    source = (root / "mixed/groups.jsonl").read_bytes()
+    for name in (
+        "deep/er/groups.jsonl",
+        "deep/er/other.jsonl",
+        "deep/er/eval/samples.jsonl",
+        "top.jsonl",
+        ".no/x.jsonl",
+    ):
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_bytes(source)
+    (root / "deep/er/trajectory_samples.jsonl").write_text('{"conversations": []}\n')
+    steps = [{"step": at, "timestamp": 5e9 + at, "train/reward": at / 2, "train/staleness/mean": 1} for at in range(2)]
+    (root / "deep/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    with indexed(root) as index:
+        runs = {run["name"]: run for run in index.runs()}
+        assert set(runs) == {"deep", "deep/er", "deep/er/other", "deep/er/eval", "mixed", "runs/top"}
+        assert next(iter(runs)) == "deep" and runs["deep"]["steps"] == 2
+        charts = {chart["title"]: chart["lines"] for chart in curves(index, ["deep", "mixed"], "step")}
+        assert charts["reward"][0]["x"] == [0, 1] and charts["reward"][0]["y"] == [0.0, 0.5]
+        assert charts["staleness, policy versions"][0]["run"] == "deep"
+        over = {chart["title"]: chart["lines"] for chart in curves(index, ["mixed"], "groups")}
+        (reward,) = over["reward"]
+        assert sorted(y for y in reward["y"] if y is not None) == [0.0, 0.0, 1.0, 1.0] and len(reward["x"]) == 5
+        shares = [line["y"] for line in over["outcomes, share"]]
+        assert [sum(column) for column in zip(*shares, strict=True)] == [1.0] * 5
+
+
+def test_a_folder_or_an_index_that_cannot_be_used_is_named(root: Path) -> None:
+    with pytest.raises(LachesisError, match="is no folder; name the folder"):
+        Index(root / "none")
+    (root.parent / "file").write_text("no database, but long enough to be looked at as one" * 20)
+    with pytest.raises(LachesisError, match="cannot be written"):
+        Index(root, root.parent / "file")
