@@ -150,32 +150,46 @@ def _tokens(group: Mapping[str, Any], chosen: Sequence[int], vocabulary: Vocabul
         return round(12 + scale * math.log1p(max(0, place - start)), 1)
 
     first = root.at
-    parts = []
-    for n, sample in sorted(samples.items()):
-        ids = sample["tokens"]
-        token = ids[first] if first < len(ids) else None
-        text = "" if token is None or vocabulary is None else vocabulary.decode([token])
-        parts.append(
-            {
-                "n": n,
-                "id": token,
-                "shown": json.dumps(text, ensure_ascii=False) if text else token,
-                "logprob": None if token is None or sample["masks"][first] == -100 else sample["logprobs"][first],
-                "sample": sample["index"],
-            }
-        )
+    forks = [_fork_view(fork, samples, vocabulary) for fork in _forks(root)]
     lines = list(_lines(root, 0, start, x, {n: len(sample["tokens"]) for n, sample in samples.items()}))
     before = next(iter(samples.values()))["tokens"][max(start, first - 24) : first]
     return {
         "first": first,
         "sampled": first - start,
         "before": vocabulary.decode(before) if vocabulary is not None else " ".join(map(str, before)),
-        "parts": parts,
+        "forks": forks,
         "lines": lines,
         "ticks": [(x(start + tokens), tokens) for tokens in _ticks(longest - start)],
         "width": _WIDTH,
         "height": _LANE * len(samples) + 28,
     }
+
+
+def _forks(root: _Fork) -> Iterator[_Fork]:
+    if root.children:
+        yield root
+        for child in root.children:
+            yield from _forks(child)
+
+
+def _fork_view(fork: _Fork, samples: Mapping[int, Mapping[str, Any]], vocabulary: Vocabulary | None) -> dict[str, Any]:
+    """The tokens with which each side goes on."""
+    sides = []
+    for child in fork.children:
+        sample = samples[child.members[0]]
+        token = sample["tokens"][fork.at] if fork.at < len(sample["tokens"]) else None
+        text = "" if token is None or vocabulary is None else vocabulary.decode([token])
+        known = token is not None and sample["masks"][fork.at] != -100
+        sides.append(
+            {
+                "members": child.members,
+                "sample": sample["index"],
+                "id": token,
+                "shown": json.dumps(text, ensure_ascii=False) if text else token,
+                "logprob": sample["logprobs"][fork.at] if known else None,
+            }
+        )
+    return {"at": fork.at, "sides": sides}
 
 
 def _fork(members: list[int], ids: Mapping[int, Sequence[int]]) -> _Fork:

@@ -141,7 +141,8 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
     sequences = {n: sample_tokens(group, n, 0, None)["ids"] for n in (0, 1)}
     first = tokens["first"]
     assert sequences[0][:first] == sequences[1][:first] and sequences[0][first] != sequences[1][first]
-    assert [part["id"] for part in tokens["parts"]] == [sequences[n][first] for n in (0, 1)]
+    (fork,) = tokens["forks"]
+    assert [(side["members"], side["id"]) for side in fork["sides"]] == [([n], sequences[n][first]) for n in (0, 1)]
     alone = group_context(group, vocabulary, only={honest(group)})
     assert len(alone["columns"]) == 1 and alone["tokens"] is None
 

@@ -358,6 +358,7 @@
       if (!element) return;
       const place = element.getBoundingClientRect();
       const card = this.card.getBoundingClientRect();
+      this.card.hidden = i === this.selected && (place.bottom < 0 || place.top > innerHeight);
       const below = place.bottom + 8 + card.height < innerHeight;
       this.card.style.left = `${Math.max(8, Math.min(place.left, document.documentElement.clientWidth - card.width - 8))}px`;
       this.card.style.top = `${below ? place.bottom + 8 : Math.max(8, place.top - card.height - 8)}px`;
@@ -398,6 +399,7 @@
     mark() {
       this.marking = null;
       if (!this.data || this.box.hidden) return;
+      if (this.selected !== null) this.describe(this.selected);
       const edge = (from, step) => {
         for (let at = from; this.chunks[at]; at += step) {
           const { top, bottom, height } = this.chunks[at].getBoundingClientRect();
