@@ -1,0 +1,132 @@
+"""The frame of the viewer in a browser: filters, keys, growth, curves, hostile texts, small and dark screens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from lachesis.view.app import serve
+from lachesis.view.index import Index
+from tests.support.chromium import Page, needs_chromium, open_page
+from tests.support.viewed_runs import HOSTILE, mixed_run
+
+pytestmark = needs_chromium
+OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+ROWS = "document.querySelectorAll('#list tbody tr')"
+LABELS = "document.querySelector('#curves .u-legend').querySelectorAll('tr:not([hidden]) .u-label')"
+TOTAL = "Number(document.querySelector('#total').textContent)"
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose names attack the page, too."""
+    root = mixed_run(tmp_path_factory.mktemp("runs"))
+    for path in (root / "mixed").glob("groups*.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps({**line, "model": HOSTILE}) + "\n" for line in lines))
+    return root
+
+
+@asynccontextmanager
+async def browsed(root: Path, tmp_path: Path, **size: int) -> AsyncIterator[tuple[Page, str]]:
+    index = Index(root, tmp_path / "index.sqlite")
+    await asyncio.to_thread(index.refresh)
+    runner, url = await serve(index, "127.0.0.1", 0)
+    try:
+        async with open_page(**size) as page:
+            yield page, url
+            assert page.errors == []
+            assert "owned" not in await page.eval("document.title"), "texts of models are never markup"
+    finally:
+        await runner.cleanup()
+        index.close()
+
+
+async def test_rollouts_are_filtered_walked_by_keys_opened_and_followed(played: Path, tmp_path: Path) -> None:
+    async with browsed(played, tmp_path) as (page, url):
+        await page.open(f"{url}rollouts")
+        assert await page.eval(TOTAL) == 10
+        await page.press("/")
+        for key in "evil":
+            await page.press(key)
+        await page.until(f"{TOTAL} === 6 && location.search.includes('q=evil')")
+        await page.eval(
+            "for (const [name, value] of [['tool_error', 'yes'], ['scored', 'yes']]) "
+            "{ const field = document.forms.filter.elements[name]; field.value = value; "
+            "field.dispatchEvent(new Event('input', {bubbles: true})); }"
+        )
+        await page.until(f"{TOTAL} === 4")
+        await page.eval("document.activeElement.blur()")
+        for key, place in (("j", 0), ("j", 1), ("k", 0), ("j", 1)):
+            await page.press(key)
+            assert (
+                await page.eval(
+                    "[...document.querySelectorAll('#list tbody tr')].findIndex(r => r.matches('.current'))"
+                )
+                == place
+            )
+        listed = await page.eval(f"[...{ROWS}].map(row => '/rollout/' + row.id)")
+        await page.press("Enter")
+        await page.until(f"location.pathname === {listed[1]!r} && document.readyState === 'complete'")
+        for key, path in (("n", listed[2]), ("p", listed[1]), ("p", listed[0])):
+            await page.press(key)
+            await page.until(f"location.pathname === {path!r} && document.readyState === 'complete'")
+        assert await page.eval("document.querySelector('a[rel=prev]')") is None, "the first of the list"
+        assert await page.eval("document.querySelector('main').textContent.includes('{{ 7*7 }}')")
+        await page.eval("document.querySelector('.steps a:not([rel])').click()")
+        await page.until("location.pathname === '/rollouts' && document.readyState === 'complete'")
+        assert await page.eval(TOTAL) == 4, "back in the same list"
+
+
+async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    (root / "live").mkdir(parents=True)
+    lines = (played / "mixed/groups.jsonl").read_text().splitlines(keepends=True)
+    (root / "live/groups.jsonl").write_text(lines[0])
+    async with browsed(root, tmp_path) as (page, url):
+        await page.open(f"{url}rollouts")
+        await page.press("j")
+        mark = await page.eval("document.querySelector('tr.current').id")
+        with (root / "live/groups.jsonl").open("a") as file:
+            file.write("".join(lines[1:3]))
+        await page.until(f"{TOTAL} === 6")
+        await page.until(f"document.querySelector('tr.current')?.id === {mark!r}")
+        await page.open(f"{url}run/live")
+        points = "document.querySelector('#curves .card')?.plot?.data[0].length"
+        await page.until(f"{points} === 3")
+        with (root / "live/groups.jsonl").open("a") as file:
+            file.write(lines[3])
+        await page.until(f"{points} === 4")
+        await page.until("document.querySelector('#list tbody').textContent.includes('8')")
+
+
+async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path, tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    for name, size in (("one", 2), ("two", 4)):
+        (root / name).mkdir(parents=True)
+        (root / name / "groups.jsonl").write_bytes((played / "mixed/groups.jsonl").read_bytes())
+        (root / name / "groups.run.json").write_text(json.dumps({"settings": {"group_size": size, "same": HOSTILE}}))
+    (root / "one/metrics.jsonl").write_text("".join(f'{{"step": {at}, "train/loss": {at}}}\n' for at in range(4)))
+    async with browsed(root, tmp_path, width=390) as (page, url):
+        await page.prefer("dark")
+        for path in ("", "rollouts", "run/one", "rollout/one/1/0"):
+            await page.open(f"{url}{path}")
+            assert await page.eval(OVERFLOWS) is False, path
+            assert await page.eval("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 30)"
+        await page.open(url)
+        assert HOSTILE in await page.eval("document.querySelector('#list').textContent")
+        await page.eval("document.querySelectorAll('#list input').forEach(box => box.click())")
+        await page.eval("document.querySelector('#compare button').click()")
+        await page.until("document.querySelector('#curves')?.dataset.drawn > 3")
+        table = "document.querySelector('table.settings').textContent.replace(/\\s+/g, ' ')"
+        assert "group_size" in await page.eval(table) and "same" not in await page.eval(table)
+        assert (await page.eval(f"[...{LABELS}].map(label => label.textContent)"))[1:] == ["one", "two"]
+        await page.eval("document.querySelector('button[data-over=step]').click()")
+        await page.until("document.querySelector('#curves h2')?.textContent === 'loss'")
+        assert await page.eval("document.querySelectorAll('#curves .card').length") == 1
+        assert await page.eval(OVERFLOWS) is False
