@@ -189,6 +189,7 @@ def _rollout(messages: Sequence[Mapping[str, Any]], reward: float | None, outcom
         "metrics": {},
         "turn_rewards": None if reward is None else [0.0] * (turns - 1) + [reward],
         "reward_calls": [],
+        "calls": {},
         "turns": turns,
         "api_calls": turns,
         "prompt_tokens": 10,

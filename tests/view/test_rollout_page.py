@@ -16,6 +16,7 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
+from lachesis.testing.export_suite import example_groups
 from lachesis.trajectories import (
     ChatResponse,
     FinishReason,
@@ -26,7 +27,10 @@ from lachesis.trajectories import (
     ToolCall,
     ToolResponse,
 )
+from lachesis.view.app import Viewer
+from lachesis.view.filters import Filter
 from lachesis.view.group_page import group_context
+from lachesis.view.index import Index
 from lachesis.view.rollout_page import rollout_context, sample_tokens
 from lachesis.view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of
 from tests.support.gguf_writer import write_gguf
@@ -208,6 +212,25 @@ def test_records_of_older_versions_are_shown_as_far_as_they_go(group: dict[str, 
     assert [call["arguments"] for call in page["failed"]] == ['{"at": "nowhere"}'], "known by what was called"
     log = rollout_context(old, 1 - honest(old))["log"]
     assert [row["kind"] for row in log[-3:]] == ["attempt", "attempt", "conversation"]
+
+
+def test_every_kind_of_group_has_its_pages(tmp_path: Path) -> None:
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    pages = Viewer(index).environment
+    frame = {"run": "a run/of <mine>", "number": 0, "n": 0, "before": None, "after": ("r", 0, 1), "filter": Filter()}
+    more = {"frame": frame, "settings": {}, "left": 0, "unread": 0, "failure": ""}
+    shown = 0
+    for group in example_groups():
+        html = pages.get_template("group.html.jinja").render(**group_context(group), **more)
+        assert f"<p>{len(group['rollouts'])} rollout" in html and "/rollout/a%20run/of%20%3Cmine%3E/0/" in html
+        for n, rollout in enumerate(group["rollouts"]):
+            html = pages.get_template("rollout.html.jinja").render(**rollout_context(group, n), **more)
+            assert rollout["outcome"] in html and ('id="tokens"' in html) == any(
+                sample["rollout_id"] == rollout["rollout_id"] for sample in group["samples"]
+            )
+            shown += 1
+    assert shown > 5
+    index.close()
 
 
 @given(st.lists(st.text(max_size=6), max_size=8), st.randoms(use_true_random=False))
