@@ -3,6 +3,7 @@
 #
 #   scripts/debian-packages.sh           what `make demo` needs
 #   scripts/debian-packages.sh engines   and what the tests of all sandbox backends need: a Docker engine, an ssh server, ...
+#   scripts/debian-packages.sh browser   and what the tests of `lachesis view` in a browser need
 set -eu
 packages="python3 python3-venv libgomp1" # libgomp1: the embedded model's OpenMP
 case ${1:-} in
@@ -12,7 +13,8 @@ engines)
   packages="$packages binutils-aarch64-linux-gnu binutils-x86-64-linux-gnu" # for the code that starts shells
   packages="$packages patchelf squashfs-tools libseccomp2 libsqlite3-0" # what scripts/install-apptainer.sh builds on
   ;;
-*) echo "error: $0 takes nothing, or the word engines; not $1" >&2; exit 2 ;;
+browser) packages="$packages chromium" ;;
+*) echo "error: $0 takes nothing, or one of the words engines and browser; not $1" >&2; exit 2 ;;
 esac
 missing=$(for package in $packages; do
   dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed' || echo "$package"

@@ -10,8 +10,8 @@ from typing import Any
 from lachesis.evaluation import mean_over_items
 from lachesis.view.index import Index
 
-POINTS = 120
-"""Of a curve, at most."""
+POINTS, GROUPS = 60, 10
+"""Points of a curve, at most; and groups of a point, if there are enough for ten points: a mean of few says little."""
 STEP_CHARTS = {
     "reward": ("train/reward", "train/reward_low", "train/reward_high"),
     "staleness, policy versions": ("train/staleness/mean",),
@@ -28,13 +28,16 @@ STEP_CHARTS = {
 
 def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
     """Charts over `groups`, `time` (seconds since 1970) or `step`: a title, and lines with the run they are of, a
-    label, x, y, and where there is an interval its ends."""
+    label, x, y, and where there is an interval its ends. The y of a `share` is 0 to 1."""
     charts: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over)
         for title, line in lines:
             charts.setdefault(title, []).append({"run": run, **line})
-    return [{"title": title, "over": over, "lines": lines} for title, lines in charts.items()]
+    return [
+        {"title": title, "over": over, "share": title.endswith("share"), "lines": lines}
+        for title, lines in charts.items()
+    ]
 
 
 def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -56,7 +59,7 @@ def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, di
     numbers = list(dict.fromkeys(row["number"] for row in rows))
     if not numbers:
         return
-    width = math.ceil(len(numbers) / POINTS)
+    width = max(math.ceil(len(numbers) / POINTS), min(GROUPS, len(numbers) // 10))
     bins: list[list[sqlite3.Row]] = [[] for _ in range(math.ceil(len(numbers) / width))]
     places = {number: place // width for place, number in enumerate(numbers)}
     for row in rows:
@@ -83,7 +86,7 @@ def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, di
     if any(row["tokens"] for row in rows):
         yield "tokens sampled", {"label": "", "x": x, "y": [_mean(each, "tokens") for each in bins]}
     if any(row["calls"] for row in rows):
-        yield "tool calls that succeed", {"label": "", "x": x, "y": [_success(each) for each in bins]}
+        yield "tool calls that succeed, share", {"label": "", "x": x, "y": [_success(each) for each in bins]}
     yield "seconds", {"label": "", "x": x, "y": [_mean(each, "seconds") for each in bins]}
 
 

@@ -77,23 +77,24 @@
   const plots = new Map();
   const several = new Set();
   const name = (line) => [several.size > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
+  function add(chart) {
+    if (plots.has(chart.title)) return;
+    const card = document.createElement("section");
+    card.className = "card";
+    card.append(Object.assign(document.createElement("h2"), { textContent: chart.title }));
+    holder.append(card);
+    plots.set(chart.title, card);
+  }
   function draw(chart) {
-    let card = plots.get(chart.title);
-    if (!card) {
-      card = document.createElement("section");
-      card.className = "card";
-      card.append(Object.assign(document.createElement("h2"), { textContent: chart.title }));
-      holder.append(card);
-      plots.set(chart.title, card);
-    }
+    const card = plots.get(chart.title);
     const style = getComputedStyle(document.body), ink = style.getPropertyValue("--dim"), grid = style.getPropertyValue("--line");
-    const series = [{}], bands = [], tables = [];
+    const series = [{ label: { groups: "group", time: "time", step: "step" }[chart.over] }], bands = [], tables = [], ends = new Set();
     chart.lines.forEach((line, at) => {
       const stroke = colours[at % colours.length], label = name(line) || chart.title, table = [line.x, line.y];
       series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : String(+value.toPrecision(4)) });
       if (line.low) {
         const first = series.length;
-        for (const end of [line.high, line.low]) { table.push(end); series.push({ label: "", stroke: "transparent", points: { show: false } }); }
+        for (const end of [line.high, line.low]) { table.push(end); ends.add(series.length); series.push({ stroke: "transparent", points: { show: false } }); }
         bands.push({ series: [first, first + 1], fill: stroke + "33" });
       }
       tables.push(table);
@@ -102,11 +103,11 @@
     card.plot?.destroy();
     card.plot = new uPlot({
       width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [{ ...axis }, { ...axis, size: 56 }],
-      scales: { x: { time: chart.over === "time" } }, cursor: { drag: { x: true, y: false } },
+      scales: { x: { time: chart.over === "time" }, ...(chart.share ? { y: { range: [0, 1.05] } } : {}) }, cursor: { drag: { x: true, y: false } },
       legend: { live: true, show: true },
     }, tables.length > 1 ? uPlot.join(tables) : tables[0], card);
     // The ends of intervals are lines for uPlot, and need no place in the legend.
-    all(".u-series", card).forEach((row, at) => { row.hidden = at > 0 && series[at]?.label === ""; });
+    all(".u-series", card).forEach((row, at) => { row.hidden = ends.has(at); });
   }
   let latest = [], asked = 0;
   async function load() {
@@ -119,6 +120,7 @@
     latest.forEach((chart) => chart.lines.forEach((line) => several.add(line.run)));
     const titles = new Set(latest.map((chart) => chart.title));
     for (const [title, card] of plots) if (!titles.has(title)) { card.plot?.destroy(); card.remove(); plots.delete(title); }
+    latest.forEach(add);
     latest.forEach(draw);
     holder.dataset.drawn = latest.length;
   }
