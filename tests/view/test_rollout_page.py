@@ -27,6 +27,7 @@ from lachesis.trajectories import (
     ToolCall,
     ToolResponse,
 )
+from lachesis.trajectories.replay import SamplingMask
 from lachesis.view.app import Viewer
 from lachesis.view.filters import Filter
 from lachesis.view.group_page import group_context
@@ -128,6 +129,15 @@ def test_tokens_that_split_a_character_are_bytes_and_their_run_is_the_text(
         assert joined == text.encode()
     without = sample_tokens(group, 0, 0, None)
     assert (without["texts"], without["bytes"], without["runs"]) == (None, {}, [])
+
+
+def test_a_sampling_mask_says_from_how_many_ids_each_token_was_sampled(group: dict[str, Any]) -> None:
+    (first, *others) = group["samples"]
+    kept = [[] if mask == -100 else [mask, mask + 1] for mask in first["masks"]]
+    n = [rollout["rollout_id"] for rollout in group["rollouts"]].index(first["rollout_id"])
+    masked = {**first, "sampling_mask": SamplingMask.of(kept).to_record()}
+    assert sample_tokens({**group, "samples": [masked, *others]}, n, 0, None)["choices"] == [len(ids) for ids in kept]
+    assert sample_tokens(group, n, 0, None)["choices"] is None
 
 
 def test_a_vocabulary_of_another_model_is_noticed(group: dict[str, Any], vocabulary: Vocabulary) -> None:
