@@ -7,17 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 
 class RunFolderError(LachesisError):
     """The run's folder cannot be used; the message says why and what to do."""
 
 
-class OtherSettings(RunFolderError):
-    """The folder is of a run with other settings."""
+class WrongFolder(RunFolderError):
+    """Another folder or name has to be chosen."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
+
+
+class OtherSettings(WrongFolder):
+    """The folder is of a run with other settings."""
 
 
 def settings_of(groups: Path) -> dict[str, Any]:

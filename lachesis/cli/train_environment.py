@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from lachesis.cli.play import load_env
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import SettingsError
 from lachesis.runs import command_line
 from lachesis.runs.flags import close_names
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append("")
     try:
         env_cls = environment_class(target)
-    except LachesisError as error:
+    except Exception as error:
         return command_line.report_error(error)
     return command_line.main(env_cls, rest)
 

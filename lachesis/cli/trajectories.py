@@ -16,7 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from lachesis.cli.export import options_of, print_counts, printable
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis.trajectories.errors import MessageError
@@ -29,7 +29,7 @@ from lachesis.trajectories.validation import VALIDATORS, validate_entry
 class TrajectoryFilesError(LachesisError):
     """The arguments do not fit together."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 def main(argv: Sequence[str] | None = None) -> int:

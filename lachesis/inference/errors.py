@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 """`https://user:password@` of a URL. No message or record may have a login."""
@@ -49,6 +49,8 @@ class RequestRejected(InferenceError):
 
 class Unauthorized(RequestRejected):
     """401 or 403. The message says whether a key was sent, never the key."""
+
+    exit_code = ExitCode.SETTINGS
 
     def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
         key = "the api_key that is set for this server was sent" if has_key else "no api_key is set for this server"

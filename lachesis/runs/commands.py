@@ -22,7 +22,7 @@ from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import RunningFigures
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
-from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item
 from lachesis.runs.group_records import group_record
@@ -378,7 +378,7 @@ async def _draw_eval_items(env: Environment) -> None:
     """Take the items of evaluations out of the stream."""
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
-        raise RunStopped(
+        raise UnusableSettings(
             f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
             "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
@@ -17,7 +18,10 @@ from aiohttp import web
 
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.service import WebService, json_response
+from lachesis.tracebacks import explained, headline
 from lachesis.trajectories.messages import Message
+
+log = logging.getLogger(__name__)
 
 MODEL_NAME = "reference-policy"
 
@@ -41,6 +45,7 @@ class ReferenceServer(WebService):
         self.requests = 0
         """The number of requests for completions."""
         self._ids = itertools.count(1)
+        self._shown: set[str] = set()
 
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for an `OpenAIServer` that talks to it."""
@@ -80,7 +85,10 @@ class ReferenceServer(WebService):
                 plain = message.to_openai("reasoning_content")
                 choices.append({"index": index, "message": plain, "finish_reason": reason})
         except Exception as error:
-            return _rejection(f"the policy failed: {type(error).__name__}: {error}")
+            if (trace := explained(error)) not in self._shown:
+                self._shown.add(trace)
+                log.error("exception in the policy: %s", trace)
+            return _rejection(f"the policy failed: {headline(error)}")
         return json_response(
             {
                 "id": f"chatcmpl-reference-{next(self._ids)}",

@@ -18,7 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.plugins import Registry
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, read_lines, replacing
@@ -95,7 +95,7 @@ class ExportError(LachesisError):
 class ExportOptionsError(ExportError):
     """An export cannot be called as the arguments say."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 @dataclass(slots=True)
