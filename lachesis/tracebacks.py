@@ -55,7 +55,7 @@ def headline(error: BaseException) -> str:
 
 
 def place(error: BaseException | None) -> str:
-    """The outermost function (`SortWords.setup`) or file of an author that the error went through; empty without one."""
+    """The author's outermost function (`SortWords.setup`) or file that the error went through; empty without one."""
     while error is not None:
         for frame, _ in traceback.walk_tb(error.__traceback__):
             code = frame.f_code

@@ -245,7 +245,7 @@ def test_a_flag_that_cannot_be_used_is_named(
             1,
             ["127.0.0.1:1/v1", "unavailable", "base_url is right"],
         ),
-        (["--openai.model_name", "/nowhere/model.gguf"], 1, ["/nowhere/model.gguf"]),
+        (["--openai.model_name", "/nowhere/model.gguf"], 2, ["/nowhere/model.gguf"]),
     ],
 )
 def test_never_silently_less_what_cannot_run_is_one_message(
@@ -265,7 +265,7 @@ def test_a_wrong_key_is_found_before_anything_is_played(tmp_path: Path, capsys: 
     with served(lambda _: 401) as server:
         arguments = ["process", "--openai.base_url", server.base_url, "--openai.api_key", "sk-secret"]
         arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
-        assert cli.main(Tuned, arguments) == 1
+        assert cli.main(Tuned, arguments) == 2
     message = capsys.readouterr().err
     assert "401" in message
     assert "set api_key to one that this server accepts" in message
