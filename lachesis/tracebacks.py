@@ -43,7 +43,7 @@ def explained(error: BaseException) -> str:
     if expected or place(error):  # otherwise the mistake is ours
         for each in chain:
             _remove_ours(each, expected=expected)
-    if len(chain) == 1 and trace.stack is None:
+    if len(chain) == 1 and not trace.stack:
         return "\n".join([headline(error), *str(error).splitlines()[1:]]) + "\n"
     return f"{headline(error)}\n{''.join(trace.format())}"
 
@@ -98,7 +98,7 @@ def _about_files(error: OSError) -> str:
             "lower --env.max_num_workers"
         )
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full: make room there and start again, which continues the run"
+        return "the disk is full: make room there and start again"
     name = error.filename
     if isinstance(error, FileNotFoundError) and isinstance(name, str) and not Path(name).is_absolute():
         return f"the path begins in the folder of the command, {Path.cwd()}"

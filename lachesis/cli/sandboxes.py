@@ -9,13 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
-from lachesis.errors import ExitCode
+from lachesis.errors import ExitCode, SettingsError
 
 from . import sandbox_attacks
+from .subcommands import options_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,17 +82,11 @@ def _line(info: SandboxInfo) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line a sandbox; the exit code."""
     arguments = parser().parse_args(argv)
-    try:
-        options = yaml.safe_load(arguments.options) or {}
-    except yaml.YAMLError as error:
-        print(f"error: --options is not YAML: {error}", file=sys.stderr)
-        return ExitCode.SETTINGS
-    if not isinstance(options, dict) or (options and len(arguments.backend or []) != 1):
-        print("error: --options takes a mapping, and needs exactly one --backend", file=sys.stderr)
-        return ExitCode.SETTINGS
+    options = options_of(arguments.options)
+    if options and len(arguments.backend or []) != 1:
+        raise SettingsError("--options needs exactly one --backend")
     if arguments.verb == "attack":
         if len(arguments.backend) != 1:
-            print("error: attack takes exactly one --backend", file=sys.stderr)
-            return ExitCode.SETTINGS
+            raise SettingsError("attack takes exactly one --backend")
         return asyncio.run(sandbox_attacks.attack(arguments.backend[0], options, arguments))
     return asyncio.run(look(arguments.backend, options, arguments))
