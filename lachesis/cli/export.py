@@ -59,6 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
     )
+    parser.add_argument(
+        "--min-reward", type=float, metavar="X", help="leave out lines without a rollout of at least this reward"
+    )
     arguments = parser.parse_args(argv)
     try:
         options = options_of(arguments.options)
@@ -67,10 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
         read = read_groups
         if arguments.format == JOB:
+            if arguments.min_reward is not None:
+                raise ExportOptionsError(f"--min-reward: {JOB} is a folder with every rollout; choose another --format")
             write = _job_writer(arguments.groups, options)
         else:
             export = _load(arguments.format, options)
-            write = partial(write_export, export)
+            write = partial(write_export, export, min_reward=arguments.min_reward)
             read = read_items if getattr(export, "of_items", False) else read_groups
         if has_torn_tail(arguments.groups):
             print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)

@@ -178,6 +178,7 @@ async def _into_files(
         workers=workers,
         system=config.trajectory_system_prompt,
         save_trajectories=config.save_trajectories,
+        min_reward=config.trajectory_min_reward,
         console=env.console,
         evaluation=evaluation,
         on_earlier=None if exclusions is None else partial(_note_earlier, exclusions),

@@ -14,7 +14,7 @@ from lachesis.run_folder import RunFolderError, changes
 from lachesis.runs.ledger import Ledger
 from lachesis.trajectories import save_trajectory
 from tests.support.scripted_server import ScriptedServer
-from tests.support.small_envs import ManyWords, SortWords, does_nothing, lines, make, process, sorts
+from tests.support.small_envs import ManyWords, SortWords, asked_words, does_nothing, lines, make, process, sorts
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path, monkeypatch):
@@ -154,6 +154,15 @@ async def test_two_groups_files_cannot_share_a_manifest(tmp_path: Path) -> None:
     await process(SortWords, tmp_path, total_steps=1)
     with pytest.raises(RunFolderError, match=r"groups.run.json belongs to groups.jsonl; choose another name"):
         await process(SortWords, tmp_path, total_steps=1, data_path_to_save_groups=str(tmp_path / "groups.json"))
+
+
+async def test_trajectories_of_completed_but_wrong_rollouts_are_kept_apart_where_that_is_set(tmp_path: Path) -> None:
+    def knows_apples(request: dict[str, Any]) -> Any:
+        return sorts(request) if "apple" in asked_words(request) else does_nothing(request)
+
+    result = await process(SortWords, tmp_path, knows_apples, group_size=1, trajectory_min_reward=0.5)
+    [good], [wrong] = lines(result.files.samples), lines(result.files.failed_samples)
+    assert (good["reward"], good["completed"], wrong["reward"], wrong["completed"]) == (1.0, True, 0.0, True)
 
 
 async def test_a_run_without_trajectories_gets_them_at_a_later_start(tmp_path: Path) -> None:
