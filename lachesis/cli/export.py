@@ -17,7 +17,7 @@ import yaml
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import UnknownPlugin
-from lachesis.run_folder import settings_of
+from lachesis.run_folder import refuse_files_of_runs, settings_of
 from lachesis.trajectories.exports import (
     EXPORTS,
     Export,
@@ -68,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
+        refuse_files_of_runs(arguments.out)
         read = read_groups
         if arguments.format == JOB:
             if arguments.min_reward is not None:

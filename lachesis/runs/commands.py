@@ -74,6 +74,11 @@ async def process(env: Environment) -> RunResult:
 
 async def evaluate_alone(env: Environment) -> Any:
     """`evaluate` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
+    folder = env.config.data_dir_to_save_evals
+    if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
+        env.config.data_dir_to_save_evals = str(unused(Path(folder)))
+        line = f"note: {folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}"
+        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     async with _tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
