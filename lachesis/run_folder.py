@@ -31,7 +31,7 @@ _OF_RUNS = (COMPLETED_FILE, FAILED_FILE, ".failed.jsonl", ".discarded.jsonl", ".
 def refuse_files_of_runs(output: Path) -> None:
     """Raises WrongFolder if a run has written the file, which another command is about to replace."""
     beside = output.exists() and output.name.endswith(_OF_RUNS) and any(output.parent.glob("*.run.json"))
-    if beside or output.with_suffix(".run.json").exists():
+    if beside or (output.parent / f"{output.stem}.run.json").exists():
         raise WrongFolder(f"{output} is a file of a run, which would be lost; choose another name")
 
 

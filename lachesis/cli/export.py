@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -18,6 +17,7 @@ import yaml
 from lachesis.errors import LachesisError
 from lachesis.plugins import UnknownPlugin
 from lachesis.run_folder import refuse_files_of_runs, settings_of
+from lachesis.tracebacks import explained, place
 from lachesis.trajectories.exports import (
     EXPORTS,
     Export,
@@ -82,8 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
-        if isinstance(error, ExportError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # the author of an export wants to see the line
+        cause = error.__cause__ if isinstance(error, ExportError) else None
+        if cause is not None and place(cause):  # the author of an export wants to see the line
+            print(explained(cause), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LachesisError) else 1
     print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")
