@@ -280,7 +280,7 @@ class RolloutPlayer:
                 )
                 if self.scorer.follow_up is not None:
                     if not isinstance(loop, HermesAgentLoop):
-                        raise TypeError("follow_up: the agent has a loop of its own, which no user interrupts; remove it")
+                        raise TypeError("follow_up: this agent has a loop of its own, to which no user answers")
                     loop.follow_up = functools.partial(self.scorer.user_message, item)
                 with failed_requests() as failed:
                     await self.scorer.set_up(item, session, self.registry)

@@ -276,9 +276,9 @@ async def test_hooks_get_the_groups_with_the_sampled_tokens(tmp_path: Path) -> N
         await env.process_manager()
     groups = {json.dumps(group["item"]): group for group in groups_of(tmp_path)}
     assert len(env.stock.shown) == 2 and len(env.stock.logged) == 2
-    for shown, item in env.stock.shown:
+    for sent, item in env.stock.shown:
         assert item[1] in (1, 2)
-        assert shown["tokens"] in [[sample["tokens"] for sample in group["samples"]] for group in groups.values()]
+        assert sent["tokens"] in [[sample["tokens"] for sample in group["samples"]] for group in groups.values()]
     assert env.stock.curr_step == 2
 
 

@@ -74,9 +74,10 @@ async def test_failure_is_not_zero_a_model_that_plays_the_user_and_fails(tmp_pat
 
 
 async def test_an_agent_with_a_loop_of_its_own_has_no_user(tmp_path: Path) -> None:
-    class Program(Asked, AgentProgramEnv):
+    class Program(AgentProgramEnv, SortWords):
         command = "true"
+        follow_up = Asked.follow_up
 
     result = await process(Program, tmp_path, does_nothing, total_steps=1, group_size=1)
     (rollout,) = rollouts(result.files.failures)
-    assert "follow_up: the agent has a loop of its own" in rollout["traceback"]
+    assert "follow_up: this agent has a loop of its own" in rollout["traceback"]
