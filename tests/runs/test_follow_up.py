@@ -58,19 +58,24 @@ async def test_an_error_of_the_user_is_one_of_the_environment(tmp_path: Path, gi
     assert problem in rollout["traceback"]
 
 
-async def test_failure_is_not_zero_a_model_that_plays_the_user_and_fails(tmp_path: Path) -> None:
+async def test_failure_is_not_zero_a_model_plays_the_user_or_the_rollout_has_no_score(tmp_path: Path) -> None:
     class Played(Asked):
         async def follow_up(self, item: Any, messages: Any) -> Any:
             try:
-                return await self.judge("You are a customer.", str)
+                said = await self.judge(f"You are a customer, and read: {messages[-1]['content']}", str)
             except Exception:
                 return None
+            return said if len(messages) < 6 else None
 
-    async with FakeServer(Scripted("Hm."), faults={"unavailable": 1.0}) as user:
-        server = {"base_url": user.base_url, "model_name": "fake", "max_retries": 0}
-        result = await process(Played, tmp_path, does_nothing, total_steps=1, group_size=1, judge_server=server)
-    (rollout,) = rollouts(result.files.failures)
-    assert (rollout["reward"], rollout["unscored_kind"], rollout["traceback"]) == (None, "model_server", None)
+    for kind, faults in (("", {}), ("model_server", {"unavailable": 1.0})):
+        async with FakeServer(Scripted('"And pear fig apple, again?"'), faults=faults) as user:
+            server = {"base_url": user.base_url, "model_name": "fake", "max_retries": 0}
+            folder = tmp_path / f"run{kind}"
+            folder.mkdir()
+            result = await process(Played, folder, does_nothing, total_steps=1, group_size=1, judge_server=server)
+        (rollout,) = rollouts(result.files.failures if kind else result.files.groups)
+        assert (rollout["reward"], rollout["traceback"]) == (None if kind else 3.0, None)
+        assert rollout.get("unscored_kind", "") == kind
 
 
 async def test_an_agent_with_a_loop_of_its_own_has_no_user(tmp_path: Path) -> None:
