@@ -31,6 +31,7 @@ _CALLED = {
     "compute_group_reward": "(self, item, results, ctxs)",
     "sandbox_files": "(self, item)",
     "setup_sandbox": "(self, item, ctx)",
+    "follow_up": "(self, item, messages)",
     "rollout_metrics": "(self, item, result, reward)",
 }
 
