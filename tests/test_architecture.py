@@ -152,7 +152,7 @@ def test_libraries_do_not_print() -> None:
 
 def test_no_message_advises_to_take_a_wall_down() -> None:
     advice = re.compile(
-        r"unsandboxed with|trusted code only|SANDBOX=none|=unconfined|userns=0|--privileged|or pass --insecure"
+        "unsandboxed with|trusted code only|SANDBOX=none|=unconfined|userns=0|--privileged|or pass --ins"
     )
     found = {
         f"{name(path)}: {node.value}"
