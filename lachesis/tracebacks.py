@@ -45,13 +45,15 @@ def explained(error: BaseException) -> str:
         for each in chain:
             _remove_ours(each, expected=expected)
     if len(chain) == 1 and not trace.stack:
-        return "\n".join([headline(error), *str(error).splitlines()[1:]]) + "\n"
+        return "\n".join([headline(error), *_text(error).splitlines()[1:]]) + "\n"
     return f"{headline(error)}\n{''.join(trace.format())}"
 
 
 def headline(error: BaseException) -> str:
-    """The error and, where there is one, a guess at its cause, in one line."""
-    said = (str(error).splitlines() or [""])[0]
+    """The error and, where there is one, a guess at its cause, in one line. Of a group, the first one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    said = (_text(error).splitlines() or [""])[0]
     return "; ".join(filter(None, [f"{type(error).__name__}: {said}".removesuffix(": "), guess(error)]))
 
 
@@ -64,12 +66,27 @@ def place(error: BaseException | None) -> str:
                 return code.co_filename if code.co_name == "<module>" else code.co_qualname
         if isinstance(error, SyntaxError) and error.filename and _is_of_an_author(error.filename):
             return error.filename
-        error = error.__cause__ or error.__context__
+        within = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = within or error.__cause__ or error.__context__
     return ""
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an author wrote it
+        return "its text cannot be shown"
 
 
 def guess(error: BaseException) -> str:
     """What is probably wrong, and what to do about it; empty where nothing is known."""
+    try:
+        return _guess(error)
+    except Exception:  # the author's own mappings and texts are looked at
+        return ""
+
+
+def _guess(error: BaseException) -> str:
     said = str(error)
     if isinstance(error, OSError):
         return _about_files(error)

@@ -191,6 +191,19 @@ def test_a_module_that_cannot_be_imported_shows_its_own_line(tmp_path: Path, tex
     assert not any(name in done.stderr for name in ("/lachesis/cli/", "importlib"))
 
 
+def test_the_headline_of_a_group_is_that_of_its_first_error() -> None:
+    said = explained(ExceptionGroup("unhandled errors", [caught(looks_up, None), ValueError()]))
+    assert said.startswith("KeyError: 'answer'; item has the fields question, id\n") and "2 sub-exceptions" in said
+
+
+def test_an_error_whose_text_fails_is_shown_all_the_same() -> None:
+    class Mute(KeyError):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    assert explained(Mute("a")).startswith("Mute: its text cannot be shown\n")
+
+
 def test_an_expected_error_has_no_traceback() -> None:
     assert explained(InferenceError("http://h", "it is down", "start it")) == (
         "InferenceError: server http://h: it is down; start it\n"
