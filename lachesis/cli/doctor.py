@@ -82,12 +82,12 @@ async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
     """Whether a model server answers, knows the model, and reports token ids with logprobs (Phase 2)."""
     from lachesis.inference.engines import ENGINES, create_engine
     from lachesis.inference.sampling import read_sampling
+    from lachesis.runs.command_line import validate_settings
     from lachesis.runs.model_servers import server_of, settings_of
     from lachesis.runs.server_settings import ServerConfig
 
-    config = ServerConfig(
-        base_url=url, model_name=model or "default", api_key=key, max_retries=0, timeout=int(PATIENCE)
-    )
+    given = {"base_url": url, "model_name": model or "default", "api_key": key}
+    config = validate_settings(ServerConfig, {**given, "max_retries": 0, "timeout": int(PATIENCE)}, "openai")
     found: list[Check] = []
     async with server_of(config, tool_call_parser=None) as server:
         try:
