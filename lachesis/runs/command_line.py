@@ -170,15 +170,13 @@ def _servers(
 
 
 def _check_url(server: ServerConfig, *, given: bool) -> None:
-    """A URL that would not be used, or that is none, is an error. `given`: it is not a default."""
+    """A URL that would not be used is an error. `given`: it is not a default."""
     url = server.base_url or ""
     if given and url and needs_start(server):
         raise SettingsError(
             f"openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and needs no "
             "URL; name the server's model with --openai.model_name NAME, or leave base_url out"
         )
-    if url and not url.startswith(("http://", "https://")):
-        raise SettingsError(f"openai.base_url has to begin with http:// or https:// (got {url!r})")
 
 
 def _note_without_effect(

@@ -135,10 +135,8 @@ async def start_another(
         config = ServerConfig(**{"timeout": 120, **given, "server_type": "openai", "engine": "auto"})
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ServerConfigError(
-            f"env.{setting}: {where}: {problem['msg']}; it takes the settings of openai.*"
-        ) from None
+        where, said = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        raise ServerConfigError(f"env.{setting}: {where}: {said}; it takes the settings of openai.*") from None
     if not config.base_url and not needs_start(config):
         raise ServerConfigError(
             f"env.{setting}: model {config.model_name!r} has no server; add base_url, or name the model {EMBEDDED}"
