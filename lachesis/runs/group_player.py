@@ -12,6 +12,7 @@ from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.agent.sealing import HostDiskFull
 from lachesis.inference import RequestRejected, Unauthorized
+from lachesis.inference.errors import NothingThere
 from lachesis.runs.environment import Environment
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.item_keys import whole_and_part
@@ -121,4 +122,5 @@ def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
 
 def _every_request_would_fail(error: Exception | None) -> bool:
     """Whether the key, the name of the model or the kind of server is wrong."""
-    return isinstance(error, Unauthorized) or (isinstance(error, RequestRejected) and error.status == 404)
+    of_route = isinstance(error, RequestRejected) and error.status == 404
+    return of_route or isinstance(error, Unauthorized | NothingThere)
