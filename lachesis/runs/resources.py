@@ -24,7 +24,7 @@ from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.judge import Judge, start_judge
-from lachesis.runs.model_servers import start_servers
+from lachesis.runs.model_servers import SilenceWatch, start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
@@ -87,20 +87,24 @@ async def run_resources(
         lifetime = sandbox_lifetime(config, limits)  # `setup` may have set it
         sessions.spec = replace(sessions.spec, lifetime=lifetime)
         stack.push_async_callback(env.teardown)
+        watch = SilenceWatch(env.console)
+        watching = asyncio.create_task(watch.run())
+        stack.callback(watching.cancel)
         if server is None:
             server = await start_servers(
                 env.server_configs, settings=config, policy=env.reference_policy(), stack=stack, training=training
             )
         else:
             stack.push_async_callback(server.close)
+        watch.add(env.server_configs, server)
         if not env.testing:
             _check_model_names(env, server, await _models(env, server, wait=training))
         if isinstance(server, TokenServer):
             if not env.testing:
                 await _prove_tokenizer(env, server)
             await _check_template(env, server)
-        compression = await context_compression(config, stack)
-        judge = await start_judge(env, stack, training=training)
+        compression = await context_compression(config, stack, watch)
+        judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(
             make_loop=_loop_of_run(config, limits, compression),
             max_infra_retries=config.max_infra_retries,
