@@ -23,10 +23,10 @@ from lachesis.agent.result import AgentResult, TokenCount, ToolCount, ToolError
 from lachesis.agent.tool_calls import ExecuteTools, in_open_run
 from lachesis.agent.turn_check import RESAMPLED, TurnCheck, check_turn
 from lachesis.inference import ContextExhausted, InferenceError
-from lachesis.inference.errors import FirstPromptTooLong
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
+from lachesis.inference.errors import FirstPromptTooLong
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (

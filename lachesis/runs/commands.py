@@ -196,9 +196,7 @@ async def _into_files(
         title=env.run_name,
         next_item=next_item,
         keys=keys or ItemKeys(),
-        play=_noting(
-            partial(play_item, env, size=group_size, evaluation=evaluates, finished=figures.add), exclusions
-        ),
+        play=_noting(partial(play_item, env, size=group_size, evaluation=evaluates, finished=figures.add), exclusions),
         sink=sink,
         console=env.console,
         brake=brake,

@@ -43,6 +43,11 @@ def invalid(summary: Summary) -> str:
     return f"{without} of {summary.rollouts}{share}"
 
 
+def tokens(summary: Summary) -> str:
+    """Completion tokens."""
+    return "not counted by the server" if summary.uncounted_requests else f"{summary.completion_tokens}"
+
+
 def figure_rows(summary: Summary) -> Iterator[Row]:
     """The figures of an evaluation, for the table at its end."""
     without = summary.rollouts - summary.scored

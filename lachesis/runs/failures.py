@@ -27,7 +27,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
 PASSES = "start again to continue; finished groups are kept"
-REPEATS = "the same command would fail in the same way: fix the cause first; it then continues, finished groups are kept"
+REPEATS = (
+    "the same command would fail in the same way: fix the cause first; it then continues, finished groups are kept"
+)
 """What to do after failures that may pass, and after others."""
 
 

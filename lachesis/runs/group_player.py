@@ -83,9 +83,7 @@ async def play_item(
             for rollout in group.rollouts:
                 finished(item, rollout)
         return groups
-    return [
-        await play_group(env, item, item_key, size=size, rounds=rounds, evaluation=evaluation, finished=finished)
-    ]
+    return [await play_group(env, item, item_key, size=size, rounds=rounds, evaluation=evaluation, finished=finished)]
 
 
 async def play_group(

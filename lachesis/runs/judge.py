@@ -39,9 +39,7 @@ class JudgeFailed(InferenceError):
     """The judge gave no answer of the schema, or none in time."""
 
 
-async def start_judge(
-    env: Environment, stack: AsyncExitStack, watch: SilenceWatch, *, training: bool
-) -> Judge | None:
+async def start_judge(env: Environment, stack: AsyncExitStack, watch: SilenceWatch, *, training: bool) -> Judge | None:
     """The judge of a run; None where `judge_server` names none. `stack` ends it.
 
     Raises:

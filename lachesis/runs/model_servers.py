@@ -31,7 +31,6 @@ from lachesis.runs.server_settings import (
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.testing.reference_server import Policy, ReferenceServer
 
-
 SILENT_AFTER = 8.0
 """Seconds without the first answer after which a server is named: with the pause of the watch, less than 10."""
 
@@ -167,7 +166,12 @@ async def start_servers(
 
 
 async def start_another(
-    given: Mapping[str, Any], setting: str, *, settings: HermesAgentEnvConfig, stack: AsyncExitStack, watch: SilenceWatch
+    given: Mapping[str, Any],
+    setting: str,
+    *,
+    settings: HermesAgentEnvConfig,
+    stack: AsyncExitStack,
+    watch: SilenceWatch,
 ) -> tuple[Router, ServerConfig]:
     """A server beside the policy's, which a setting of the environment describes, with 120 s for a request.
 

@@ -94,8 +94,8 @@ class Progress:
         line = f"{self.title}: {standing}"
         if self._bar is not None:
             self._bar.rows = standing.rows
-            total = standing.total if standing.total >= 0 else None
-            self._bar.update(self._task, completed=standing.done + standing.part, total=total, standing=escape(standing.short))
+            total, done = standing.total if standing.total >= 0 else None, standing.done + standing.part
+            self._bar.update(self._task, completed=done, total=total, standing=escape(standing.short))
         elif line != self._shown and (last or time.monotonic() >= self._next):
             self._next = time.monotonic() + PLAIN_INTERVAL
             self._shown = line

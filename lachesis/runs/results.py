@@ -139,12 +139,13 @@ class RunResult:
         yield f"lachesis view {folder}   (every rollout, in the browser)"
         if len(rewards) == 1 and self.summary.scored > 1:
             yield (
-                f"every reward is {min(rewards):.2f}, and a trainer learns from differences only: read some rollouts, "
-                "then take easier or harder items, another model, or a higher --env.agent_temperature"
+                f"every reward is {min(rewards):.2f}, which trains nothing: read some rollouts (does the agent know its "
+                "task, does the reward see its work?), then take other items, another model, or a higher "
+                "--env.agent_temperature"
             )
         elif rewards and not self.evaluation:
             yield f"lachesis export {self.files.groups} --format trl   (or openai, dpo, parquet, ...)"
-            yield f"python launch_training.py --sft {self.files.samples} --sft.min_reward {max(rewards):g}   (docs/sft.md)"
+            yield f"python launch_training.py --sft {self.files.samples} --sft.min_reward {max(rewards):g}"
 
     def warnings(self) -> Iterator[str]:
         summary = self.summary

@@ -133,10 +133,10 @@ async def test_a_server_that_hangs_is_named_and_again_as_it_goes_on_and_is_no_fa
 
     async with Hangs(hangs) as server:
         env = make(SortWords, server, tmp_path, total_steps=1, group_size=1)
-        result = await env.process_manager()
+        url, result = server.base_url, await env.process_manager()
     assert result.summary.reward.mean == 1.0
     said = log.read_text()
-    assert f"warning: the model server {server.base_url} has answered nothing for" in said
+    assert f"warning: the model server {url} has answered nothing for" in said
     assert "openai.timeout" in said and "what does its log say" in said
 
 
@@ -172,7 +172,7 @@ def test_a_url_without_a_scheme_is_refused_with_the_one_that_was_meant(
         code = launch_training(["--training.base_model=m", "--training.num_steps=1", *rest])
     elif command == "compress":
         (tmp_path / "c.yaml").write_text(json.dumps({"summarization": {"base_url": "openrouter.ai/api/v1"}}))
-        code = lachesis(["compress", str(tmp_path / "c.yaml"), "--config", str(tmp_path / "c.yaml")])
+        code = lachesis(["compress", "--input", str(tmp_path / "c.yaml"), "--config", str(tmp_path / "c.yaml")])
     else:
         code = cli.main(WithPolicy, [command, *rest])
     assert code == 2
