@@ -211,7 +211,7 @@ async def _into_files(
         seconds=time.monotonic() - started,
         tokens=sink.tokens,
         failed_groups=sink.failed_groups,
-        causes=figures.causes,
+        figures=figures,
         exceptions=brake.exceptions,
         exhausted=pipeline.exhausted,
         short_of=wanted_items if evaluates or pipeline.exhausted else 0,

@@ -18,7 +18,7 @@ from rich.text import Text
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
 from lachesis.runs.failures import REPEATS
-from lachesis.runs.running_figures import Causes
+from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 
@@ -66,8 +66,8 @@ class RunResult:
     """Completion tokens that this start sampled, left-out rollouts and broken starts included."""
     failed_groups: int
     """Groups of this start without a single scored rollout; a second start plays them again."""
-    causes: Causes
-    """Why rollouts of this start have no score."""
+    figures: RunningFigures
+    """Of the rollouts of this start."""
     exceptions: int
     """Rollouts of this start that met an exception in the environment's own code."""
     exhausted: bool
@@ -127,9 +127,9 @@ class RunResult:
 
     def paths(self) -> Iterator[tuple[str, Path]]:
         yield "groups", self.files.groups
-        if self.files.samples.exists():
-            yield "trajectories", self.files.samples
-            yield "not completed", self.files.failed_samples
+        for label, path in (("trajectories", self.files.samples), ("not completed", self.files.failed_samples)):
+            if path.exists() and path.stat().st_size:
+                yield label, path
         yield "report", self.files.report
 
     def next_steps(self) -> Iterator[str]:
@@ -137,15 +137,17 @@ class RunResult:
         if not self.summary.rollouts:
             return
         yield f"lachesis view {folder}   (every rollout, in the browser)"
-        if len(rewards) == 1 and self.summary.scored > 1:
-            yield (
-                f"every reward is {min(rewards):.2f}, which trains nothing: read some rollouts (does the agent know its "
-                "task, does the reward see its work?), then take other items, another model, or a higher "
-                "--env.agent_temperature"
-            )
-        elif rewards and not self.evaluation:
+        if rewards and max(rewards) > 0 and not self.evaluation:
             yield f"lachesis export {self.files.groups} --format trl   (or openai, dpo, parquet, ...)"
             yield f"python launch_training.py --sft {self.files.samples} --sft.min_reward {max(rewards):g}"
+        if len(rewards) == 1 and self.summary.scored > 1:
+            other = (
+                "other items, another model, or a higher --env.agent_temperature"
+                if max(rewards) > 0
+                else "read some rollouts: does the agent know its task, does the reward see its work? Then take easier "
+                "items, another model, or a higher --env.agent_temperature"
+            )
+            yield f"every reward is {max(rewards):.2f}, so a trainer that compares rollouts learns nothing: {other}"
 
     def warnings(self) -> Iterator[str]:
         summary = self.summary
@@ -158,12 +160,15 @@ class RunResult:
                 f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} asks for; "
                 f"give it more, or lower --env.{setting}"
             )
-        if self.causes:
+        if causes := self.figures.causes:
             yield "rollouts without a score:"
-            yield from (f"  {line}" for line in self.causes.lines())
+            yield from (f"  {line}" for line in causes.lines())
+        if faults := self.figures.faults:
+            yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
+            yield from (f"  {line}" for line in faults.lines())
         if self.failed_groups:
             what = "samples have no score" if self.evaluation else "groups had no scored rollout"
-            again = "start again to play them" if self.causes.may_pass else REPEATS
+            again = "start again to play them" if causes.may_pass else REPEATS
             yield f"{self.failed_groups} of the {what}; {again}"
         if summary.failed_compressions:
             yield (

@@ -13,6 +13,7 @@ from typing import Any
 from lachesis.agent.rollout import Rollout
 from lachesis.evaluation import mean_over_items
 from lachesis.runs.item_keys import whole_and_part
+from lachesis.runs.setting_facts import with_settings
 
 Row = tuple[str, str]
 
@@ -20,6 +21,8 @@ MOST_CAUSES = 3
 _TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
 _VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
 """What differs between two failures with the same cause: ids, ports, times."""
+_LABELS = re.compile(r" \(environment=[^)]*\)")
+"""Of a sandbox; its name tells as much."""
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class Causes:
         self._found: dict[tuple[str, str], Cause] = {}
 
     def add(self, kind: str, why: str, *, may_pass: bool) -> None:
-        why = " ".join(why.split())
+        why = " ".join(with_settings(_LABELS.sub("", why)).split())
         key = kind, _VARYING.sub("#", why)[:300]
         self._found.setdefault(key, Cause(kind, why, may_pass)).count += 1
 
@@ -80,6 +83,8 @@ class RunningFigures:
         """Of this start."""
         self.causes = Causes()
         """Of the rollouts of this start without a score."""
+        self.faults = Causes()
+        """How agents broke their own sandboxes."""
         self._scores: dict[str, list[float | None]] = {}
         self._outcomes: Counter[str] = Counter()
         self._unscored: Counter[str] = Counter()
@@ -103,6 +108,8 @@ class RunningFigures:
             )
         score = "no score" if rollout.reward is None else f"reward {rollout.reward:.2f}"
         self._last = f"{item_title(item, rollout.item_key)}: {score}, {rollout.outcome.value}, {rollout.seconds:.1f} s"
+        if rollout.agent_fault:
+            self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
             self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass)

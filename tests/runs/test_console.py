@@ -13,6 +13,8 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
+from lachesis.agent.outcome import Outcome
+from lachesis.agent.rollout import Rollout
 from lachesis.cli import main as lachesis
 from lachesis.cli.launch_training import main as launch_training
 from lachesis.inference import RequestRejected
@@ -22,6 +24,7 @@ from lachesis.runs import command_line as cli
 from lachesis.runs import model_servers
 from lachesis.runs.failures import REPEATS
 from lachesis.runs.results import Shown, print_result
+from lachesis.runs.running_figures import RunningFigures
 from lachesis.testing.fake_server import FakeServer
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import SortWords, does_nothing, make, process, rollouts, served, sorts
@@ -84,11 +87,32 @@ def test_a_policy_that_raises_stands_with_its_line_and_count_under_one_group(
 
 async def test_failures_that_may_pass_are_counted_by_cause_and_starting_again_is_advised(tmp_path: Path) -> None:
     result = await process(SortWords, tmp_path, lambda _: 503, total_steps=1)
-    (cause,) = result.causes
+    (cause,) = result.figures.causes
     assert (cause.count, cause.kind, cause.may_pass) == (2, "model_server", True)
     said = shown(result)
     assert "2 x model_server: server http://127.0.0.1" in said
     assert "1 of the groups had no scored rollout; start again to play them" in said
+
+
+def test_a_memory_limit_that_no_sandbox_starts_with_is_the_settings_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = flags(tmp_path, "--openai.model_name", "reference", "--env.terminal_memory=1")
+    assert cli.main(WithPolicy, arguments) == 2
+    assert "raise env.terminal_memory, in MiB (memory_bytes is 1048576)" in capsys.readouterr().err
+
+
+def test_faults_that_differ_in_ids_are_counted_together_with_the_setting_of_the_limit() -> None:
+    figures = RunningFigures()
+    for number in range(2):
+        sandbox = f"sandbox lachesis-{number}f55ccf5e8aa02 (environment=gsm8k, task_id=3f-{number})"
+        fault = f"{sandbox} is gone: its executor died (SIGKILL), for want of memory (memory_bytes)"
+        reason, outcome = "", Outcome.AGENT_FAULT
+        figures.add("x", Rollout("a", "key", number, outcome, reason, 0.0, None, agent_fault=fault))
+    assert [*figures.causes] == [] and len(figures.faults) == 1
+    (line,) = figures.faults.lines()
+    assert line.startswith("2 x agent_fault: sandbox lachesis-0f55ccf5e8aa02 is gone")
+    assert line.endswith("memory_bytes is env.terminal_memory, in MiB)")
 
 
 def of_context(_: dict[str, Any]) -> web.Response:
