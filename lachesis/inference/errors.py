@@ -93,7 +93,7 @@ class NothingThere(RequestRejected):
             names = f"the server lists {', '.join(asked.listed[:8])}{more}"
             route = f"has no route {urlsplit(asked.url).path}, which openai.server_type or openai.engine asks for"
             if asked.is_listed:
-                step = f"{names}, so the name is right; if it {route}: set these as fits this server, or base_url"
+                step = f"{names}, so model_name is right; if it {route}: set these as fits this server, or base_url"
             else:
                 step = f"{names}: set --openai.model_name to one of these (now {asked.model!r}), unless it {route}"
         super().__init__(server, status, body, step)

@@ -63,14 +63,14 @@ class FileSink(Sink[PlayedGroup]):
         system: Literal["generated", "actual"],
         save_trajectories: bool = True,
         console: Console,
-        size: int,
-        figures: RunningFigures,
+        size: int = 1,
+        figures: RunningFigures | None = None,
         evaluation: EvaluatedItems | None = None,
         on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self.on_earlier = on_earlier
         self.size = size
-        self.figures = figures
+        self.figures = figures or RunningFigures()
         self.files = files
         self.environment = environment
         self.model = model
@@ -138,7 +138,7 @@ class FileSink(Sink[PlayedGroup]):
 
     def _standing(self, pipeline: Pipeline[PlayedGroup], notes: list[str]) -> Standing:
         ended = self.played + self.failed_groups + self.declined + self.left_to_agents
-        if self.failed_groups:
+        if self.failed_groups and self.evaluation is None:
             notes.append(f"{self.failed_groups} failed")
         if pipeline.playing:
             notes.append(f"{pipeline.playing} in flight")

@@ -112,7 +112,8 @@ class RunningFigures:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
-            self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass)
+            # A reward may be None for one sample and a number for the next.
+            self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass or kind == "declined")
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """A group of an earlier start, or one that was broken before it had rollouts."""
@@ -157,7 +158,9 @@ def item_title(item: Any, key: str) -> str:
     found = item
     if not isinstance(item, str | int | float):
         values = (item.get(name) if isinstance(item, Mapping) else getattr(item, name, None) for name in _TITLES)
-        found = next((value for value in values if isinstance(value, str | int)), key)
+        others = item.values() if isinstance(item, Mapping) else ()
+        texts = (value for value in others if isinstance(value, str))
+        found = next((value for value in values if isinstance(value, str | int)), None) or next(texts, key)
     return _cut(str(found), 40)
 
 
