@@ -49,7 +49,7 @@ class _Table(Bar):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         table = Table(show_header=False, box=None, pad_edge=False)
-        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True, min_width=10)
         table.add_column(no_wrap=True, overflow="ellipsis")
         for name, text in self.rows:
             table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))

@@ -341,8 +341,8 @@ def print_result(console: Console, result: Shown) -> None:
         table.add_row(*map(escape, row))
     console.print(table)
     for label, path in result.paths():  # outside of the table: a path that is wrapped cannot be copied
-        console.print(Text(f"{label:<14}", style="bold") + path_link(path), soft_wrap=True)
+        console.print(Text.assemble((f"{label:<14}", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):
-        console.print(Text(f"{'' if step else 'next':<14}", style="bold") + Text(line), soft_wrap=True)
+        console.print(Text.assemble((f"{'' if step else 'next':<14}", "bold"), line), soft_wrap=True)
     for warning in result.warnings():
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)
