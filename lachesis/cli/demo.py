@@ -118,8 +118,8 @@ def _why_it_fails(rollouts: Sequence[Mapping[str, Any]]) -> str:
     how = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     return (
         f"The model solved {solved} of {len(rollouts)}{f' ({how})' if how else ''}: with 135 million parameters it "
-        "writes calls that look right and reasons badly. The reference policy replays the worked solutions of the same "
-        "problems, and shows what a success looks like:"
+        "reasons badly and rarely calls the tool as it should. The reference policy replays the worked solutions of "
+        "the same problems, and shows what a success looks like:"
     )
 
 

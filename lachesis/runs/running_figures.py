@@ -106,8 +106,9 @@ class RunningFigures:
                 calls=result.tool_calls,
                 failed=len(result.tool_errors),
             )
-        score = "no score" if rollout.reward is None else f"reward {rollout.reward:.2f}"
-        self._last = f"{item_title(item, rollout.item_key)}: {score}, {rollout.outcome.value}, {rollout.seconds:.1f} s"
+        score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
+        end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
+        self._last = f"{item_title(item, rollout.item_key)}: {end}"
         if rollout.agent_fault:
             self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
         kind = self._kind(rollout.unscored_kind)
