@@ -103,7 +103,11 @@ class BatchResult:
             failures = self.sink.files.failures
             causes = self.sink.figures.causes
             yield from causes.lines()
-            again = "--retry_failed plays them again" if causes.may_pass or not causes else REPEATS
+            again = (
+                "--retry_failed plays them again"
+                if causes.may_pass or not causes
+                else f"{REPEATS} (with --retry_failed)"
+            )
             yield f"{self.totals.failed} samples failed, see {failures}; {again}"
         if self.totals.discarded and not self.totals.kept:
             yield (

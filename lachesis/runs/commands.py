@@ -173,7 +173,7 @@ async def _into_files(
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
     if evaluates and (files_of_model := model_files(env.server_configs)):
         settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
-    figures = RunningFigures()
+    figures = RunningFigures(window=None) if evaluates else RunningFigures()
     sink = FileSink(
         files,
         environment=env.run_name,
@@ -247,7 +247,7 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
                 env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
 
-        figures = RunningFigures()
+        figures = RunningFigures(window=1_000)  # the policy changes
         sink = _rollout_api_sink(env, figures)
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,

@@ -133,21 +133,26 @@ class RunResult:
         yield "report", self.files.report
 
     def next_steps(self) -> Iterator[str]:
-        folder, rewards = self.files.groups.parent, self.summary.rewards
-        if not self.summary.rollouts:
+        summary, files = self.summary, self.files
+        if not summary.rollouts:
             return
-        yield f"lachesis view {folder}   (every rollout, in the browser)"
-        if rewards and max(rewards) > 0 and not self.evaluation:
-            yield f"lachesis export {self.files.groups} --format trl   (or openai, dpo, parquet, ...)"
-            yield f"python launch_training.py --sft {self.files.samples} --sft.min_reward {max(rewards):g}"
-        if len(rewards) == 1 and self.summary.scored > 1:
-            other = (
-                "other items, another model, or a higher --env.agent_temperature"
-                if max(rewards) > 0
-                else "read some rollouts: does the agent know its task, does the reward see its work? Then take easier "
-                "items, another model, or a higher --env.agent_temperature"
+        yield f"lachesis view {files.groups.parent}   (every rollout, in the browser)"
+        best = max(summary.rewards, default=0.0)
+        equal = summary.scored > 1 and len(summary.rewards) == 1
+        if best > 0 and not self.evaluation:
+            yield f"lachesis export {files.groups} --format trl   (or openai, dpo, parquet, ...)"
+            if files.samples.exists() and files.samples.stat().st_size:
+                yield f"python launch_training.py --sft {files.samples} --sft.min_reward {best:g}"
+            if equal:
+                yield (
+                    f"every reward is {best:.2f}, and a trainer learns from differences: take harder items, a smaller "
+                    "model, or a higher --env.agent_temperature"
+                )
+        elif best <= 0 and equal:
+            yield (
+                f"every reward is {best:.2f}: read some rollouts (does the agent know its task, does the reward see its "
+                "work?), then take easier items or a larger model"
             )
-            yield f"every reward is {max(rewards):.2f}, so a trainer that compares rollouts learns nothing: {other}"
 
     def warnings(self) -> Iterator[str]:
         summary = self.summary

@@ -115,6 +115,14 @@ def test_faults_that_differ_in_ids_are_counted_together_with_the_setting_of_the_
     assert line.endswith("memory_bytes is env.terminal_memory, in MiB)")
 
 
+def test_the_mean_of_a_long_run_is_of_the_latest_items() -> None:
+    figures = RunningFigures(window=2)
+    for key, reward in (("a-1", 0.0), ("b-1", 1.0), ("c-1", 1.0)):
+        figures.add("x", Rollout(key, key, 0, Outcome.COMPLETED, "", reward, None))
+    mean = dict(figures.rows())["mean"]
+    assert mean.startswith("1.000 [") and mean.endswith("(the latest 2 items)")
+
+
 def of_context(_: dict[str, Any]) -> web.Response:
     error = {"message": "This model's maximum context length is 10 tokens", "code": "context_length_exceeded"}
     return web.json_response({"error": error}, status=400)
