@@ -145,7 +145,7 @@ class FailureBrake:
         """Rollouts that met an exception in the environment's own code."""
         self._console = console
         self._most = most
-        self._causes = causes or Causes()
+        self._causes = Causes() if causes is None else causes
         self._shown: set[str] = set()
         self._in_a_row = 0
 

@@ -150,8 +150,8 @@ class RunResult:
                 )
         elif best <= 0 and equal:
             yield (
-                f"every reward is {best:.2f}: read some rollouts (does the agent know its task, does the reward see its "
-                "work?), then take easier items or a larger model"
+                f"every reward is {best:.2f}: read some rollouts (does the agent know its task, does the reward see "
+                "its work?), then take easier items or a larger model"
             )
 
     def warnings(self) -> Iterator[str]:

@@ -117,7 +117,7 @@ class RunningFigures:
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
-            self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass or kind == "declined")
+            self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass_later or kind == "declined")
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """A group of an earlier start, or one that was broken before it had rollouts."""

@@ -22,7 +22,7 @@ from lachesis.inference.engines.sglang import SGLangEngine
 from lachesis.inference.sampling import Sampling
 from lachesis.runs import command_line as cli
 from lachesis.runs import model_servers
-from lachesis.runs.failures import REPEATS
+from lachesis.runs.failures import REPEATS, RunStopped
 from lachesis.runs.results import Shown, print_result
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.testing.fake_server import FakeServer
@@ -92,6 +92,16 @@ async def test_failures_that_may_pass_are_counted_by_cause_and_starting_again_is
     said = shown(result)
     assert "2 x model_server: server http://127.0.0.1" in said
     assert "1 of the groups had no scored rollout; start again to play them" in said
+
+
+async def test_a_server_of_another_kind_is_no_reason_to_start_again(tmp_path: Path) -> None:
+    with pytest.raises(RunStopped, match="3 groups in a row") as stopped:
+        await process(
+            SortWords, tmp_path, lambda _: web.json_response({"status": "ok"}), total_steps=5, max_num_workers=1
+        )
+    said = str(stopped.value)
+    assert "6 x model_server: server" in said and "check that base_url is that of" in said
+    assert REPEATS in said and "start again" not in said
 
 
 def test_a_memory_limit_that_no_sandbox_starts_with_is_the_settings_fault(
@@ -188,11 +198,16 @@ JUDGE = "--env.judge_server={base_url: 'localhost:8000/v1', model_name: m}"
         (["batch", "--base_url", "box:80/v1"], "http://box:80/v1"),
         (["train", "--openai.base_url", "box:80/v1"], "http://box:80/v1"),
         (["train", "--env.rollout_server_url", "//box:80"], "http://box:80"),
+        (["engine"], "http://box:80"),
         (["compress"], "https://openrouter.ai/api/v1"),
     ],
 )
 def test_a_url_without_a_scheme_is_refused_with_the_one_that_was_meant(
-    arguments: list[str], corrected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    corrected: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     command, *rest = arguments
     if command == "batch":
@@ -202,6 +217,9 @@ def test_a_url_without_a_scheme_is_refused_with_the_one_that_was_meant(
         code = lachesis([command, *needed, *rest])
     elif command == "train":
         code = launch_training(["--training.base_model=m", "--training.num_steps=1", *rest])
+    elif command == "engine":
+        monkeypatch.setenv("TINKER_BASE_URL", "box:80")
+        code = launch_training(["--training.base_model=m", "--training.num_steps=1"])
     elif command == "compress":
         (tmp_path / "c.yaml").write_text(json.dumps({"summarization": {"base_url": "openrouter.ai/api/v1"}}))
         code = lachesis(["compress", "--input", str(tmp_path / "c.yaml"), "--config", str(tmp_path / "c.yaml")])
