@@ -157,6 +157,12 @@ class HermesAgentBaseEnv(AtroposBase):
 
     # Methods that a subclass may write.
 
+    follow_up: Callable[..., Any] | None = None
+    """`follow_up(item, messages)`: what the user says after an answer of the agent; None ends the rollout.
+
+    `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
+    """
+
     compute_group_reward: Callable[..., Any] | None = None
     """`compute_group_reward(item, results, ctxs)`: the scores of the rollouts of one item, compared with each other.
 
@@ -249,6 +255,7 @@ class HermesAgentBaseEnv(AtroposBase):
             sandbox_files=self.sandbox_files if self.prepares_sandboxes else None,
             setup_sandbox=self.setup_sandbox if self.prepares_sandboxes else None,
             setup_timeout=self.config.setup_timeout,
+            follow_up=self.follow_up,
         )
 
     @property

@@ -110,7 +110,7 @@ class HermesAgentLoop:
     or None to end the rollout.
     """
 
-    follow_up: Callable[[], Awaitable[str | None]] | None = None
+    follow_up: Callable[[MessageHistory], Awaitable[str | None]] | None = None
 
     def __init__(
         self,
@@ -294,7 +294,7 @@ class _Rollout:
             self.answered_length = len(self.history)
             if response.finish_reason is FinishReason.LENGTH:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
-            if self.loop.follow_up is not None and (text := await self.loop.follow_up()) is not None:
+            if self.loop.follow_up is not None and (text := await self.loop.follow_up(self.history)) is not None:
                 self.append(Message("user", text))
                 self.turn_began = self.answered_length = self.good_length = len(self.history)
                 self.faulty_turns = 0

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
@@ -282,6 +283,10 @@ class RolloutPlayer:
                     execute=SessionCalls(session, self.registry, names, self.budget),
                     split=split,
                 )
+                if self.scorer.follow_up is not None:
+                    if not isinstance(loop, HermesAgentLoop):
+                        raise TypeError("follow_up: this agent has a loop of its own, to which no user answers")
+                    loop.follow_up = functools.partial(self.scorer.user_message, item)
                 with failed_requests() as failed:
                     await self.scorer.set_up(item, session, self.registry)
                 for request in failed.values():
