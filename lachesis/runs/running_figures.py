@@ -47,7 +47,7 @@ class Causes:
         self._found: dict[tuple[str, str], Cause] = {}
 
     def add(self, kind: str, why: str, *, may_pass: bool) -> None:
-        why = " ".join(with_settings(_LABELS.sub("", why)).split())
+        why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
         key = kind, _VARYING.sub("#", why)[:300]
         self._found.setdefault(key, Cause(kind, why, may_pass)).count += 1
 
@@ -173,6 +173,6 @@ def item_title(item: Any, key: str) -> str:
 
 
 def _cut(text: str, length: int) -> str:
-    """The beginning of a text, in one line."""
-    text = " ".join(text[: 4 * length].split())
+    """The beginning of a text, in one line that any terminal takes: no escapes, no lone surrogates."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * length]).split())
     return text if len(text) <= length else text[: length - 1] + "…"

@@ -240,7 +240,7 @@ class WithPolicy(SortWords):
 
 class Few(SortWords):
     async def setup(self) -> None:
-        self.items = iter([{"title": "three   fruits", "words": "b a"}, {"title": "two", "words": "d c"}])
+        self.items = iter([{"title": "three fruits", "words": "b a"}, {"title": "two\x1b[31m \ud800", "words": "d c"}])
 
     async def get_next_item(self) -> Any:
         return next(self.items)  # StopIteration at the end
@@ -261,7 +261,14 @@ async def test_a_run_shows_its_figures_links_its_files_and_says_what_to_do_next(
         env.console = Console(file=(out := io.StringIO()), width=160, force_terminal=True)
         result = await env.process_manager()
     figures = out.getvalue()
-    for text in ("groups 2/5", "4 rollouts", "0.500 [", "completed 4", "tool calls", "two: reward 0.00, completed"):
+    for text in (
+        "groups 2/5",
+        "4 rollouts",
+        "0.500 [",
+        "completed 4",
+        "tool calls",
+        "two [31m: reward 0.00, completed",
+    ):
         assert text in figures, text
     said = shown(result)
     assert "the items ran out: get_next_item gave 2 of the 5 that env.total_steps asks for" in said
