@@ -91,11 +91,12 @@ class NothingThere(RequestRejected):
         if asked is not None and asked.listed:
             more = f" and {len(asked.listed) - 8} others" if len(asked.listed) > 8 else ""
             names = f"the server lists {', '.join(asked.listed[:8])}{more}"
-            route = f"has no route {urlsplit(asked.url).path}, which openai.server_type or openai.engine asks for"
-            if asked.is_listed:
-                step = f"{names}, so model_name is right; if it {route}: set these as fits this server, or base_url"
+            if not asked.is_listed and "model" in body.lower():
+                step = f"{names}: set --openai.model_name to one of these (now {asked.model!r})"
             else:
-                step = f"{names}: set --openai.model_name to one of these (now {asked.model!r}), unless it {route}"
+                known = f"{names}, so model_name is right" if asked.is_listed else f"{step}; {names}"
+                route = f"has no route {urlsplit(asked.url).path}"
+                step = f"{known}; if it {route}, set openai.server_type and openai.engine as fits this server"
         super().__init__(server, status, body, step)
         self.refuses_content = False
 

@@ -64,7 +64,7 @@ def test_a_name_that_the_server_rejects_is_answered_with_those_that_it_lists(
 async def test_a_route_of_another_kind_of_server_is_named_with_the_settings_that_ask_for_it() -> None:
     async with FakeServer(absent=["/generate"]) as server, SGLangEngine(server.settings(max_retries=0)) as engine:
         assert await engine.check() == ["fake"]
-        with pytest.raises(RequestRejected, match=r"no route /generate, which openai\.server_type or openai\.engine"):
+        with pytest.raises(RequestRejected, match=r"no route /generate, set openai\.server_type and openai\.engine"):
             await engine.generate([1], Sampling(max_tokens=1))
 
 
