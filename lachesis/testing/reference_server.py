@@ -9,12 +9,15 @@ from __future__ import annotations
 import inspect
 import itertools
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import orjson
 from aiohttp import web
 
+from lachesis.inference.errors import POLICY_FAILED
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.service import WebService, json_response
 from lachesis.trajectories.messages import Message
@@ -80,7 +83,9 @@ class ReferenceServer(WebService):
                 plain = message.to_openai("reasoning_content")
                 choices.append({"index": index, "message": plain, "finish_reason": reason})
         except Exception as error:
-            return _rejection(f"the policy failed: {type(error).__name__}: {error}")
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+            return _rejection(f"the policy failed: {type(error).__name__}: {error} ({where})", POLICY_FAILED)
         return json_response(
             {
                 "id": f"chatcmpl-reference-{next(self._ids)}",
@@ -92,5 +97,6 @@ class ReferenceServer(WebService):
         )
 
 
-def _rejection(reason: str) -> web.Response:
-    return json_response({"error": {"message": reason, "type": "invalid_request_error"}}, status=400)
+def _rejection(reason: str, code: str | None = None) -> web.Response:
+    error = {"message": reason, "type": "invalid_request_error", "code": code}
+    return json_response({"error": error}, status=400)
