@@ -176,9 +176,11 @@ class HermesAgentBaseEnv(AtroposBase):
     async def get_eval_items(self) -> Sequence[Any]:
         """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
         of training, so that all its evaluations play the same items."""
+        from lachesis.runs.item_keys import or_none
+
         if self._eval_items is None:
             items: list[Any] = []
-            while len(items) < self.config.eval_items and (item := await self.get_next_item()) is not None:
+            while len(items) < self.config.eval_items and (item := await or_none(self.get_next_item)) is not None:
                 items.append(item)
             self._eval_items = items
         return self._eval_items

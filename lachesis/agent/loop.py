@@ -26,6 +26,7 @@ from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
+from lachesis.inference.errors import FirstPromptTooLong
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (
@@ -230,6 +231,9 @@ class _Rollout:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
             outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
+            if not self.api_calls:  # the model has said nothing: a setting is at fault
+                outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
+                reason = str(error)
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began

@@ -26,7 +26,7 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
-from lachesis.inference import InferenceError, RequestRejected, Router, TokenServer
+from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
 from lachesis.inference.failed_requests import failed_requests
@@ -122,6 +122,11 @@ class Rollout:
         """The infrastructure, and nothing else, kept it from its reward: another attempt may succeed."""
         broken = not self.outcome.scored or self.error is not None
         return broken and self.traceback is None and not _repeats(self.error)
+
+    @property
+    def may_pass_later(self) -> bool:
+        """Whether a run with the same settings may succeed. A server whose answers are none is of another kind."""
+        return self.may_pass and not isinstance(self.error, BadResponse)
 
     @property
     def left_to_agent(self) -> bool:

@@ -43,15 +43,20 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         command, settings = read_settings(env_cls, arguments)
-        if console.is_terminal:  # the rest of the start takes a second
-            said = f"{env_cls.name or env_cls.__name__}: {command}, model {describe(settings['server_configs'])}"
-            console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+        announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
         return run_alone(_run(command, env_cls(**settings)))
     except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; what was finished is kept, start again to continue")
         return ExitCode.STOPPED
+
+
+def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
+    """Tell a terminal at once what begins: the rest of the start takes a second."""
+    if console.is_terminal:
+        said = f"{name}: {command}, model {describe(servers)}"
+        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def report_error(error: Exception, console: Console | None = None) -> int:
@@ -180,15 +185,13 @@ def _servers(
 
 
 def _check_url(server: ServerConfig, *, given: bool) -> None:
-    """A URL that would not be used, or that is none, is an error. `given`: it is not a default."""
+    """A URL that would not be used is an error. `given`: it is not a default."""
     url = server.base_url or ""
     if given and url and needs_start(server):
         raise SettingsError(
             f"openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and needs no "
             "URL; name the server's model with --openai.model_name NAME, or leave base_url out"
         )
-    if url and not url.startswith(("http://", "https://")):
-        raise SettingsError(f"openai.base_url has to begin with http:// or https:// (got {url!r})")
 
 
 def _note_without_effect(

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
+from lachesis.runs.running_figures import Causes
 
 MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full."""
@@ -23,6 +24,13 @@ MAX_ATTEMPTS_ALONE = 8
 """Times that the last item is tried, over some two minutes, when nothing else can succeed."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+
+
+PASSES = "start again to continue; finished groups are kept"
+REPEATS = (
+    "the same command would fail in the same way: fix the cause first; it then continues, finished groups are kept"
+)
+"""What to do after failures that may pass, and after others."""
 
 
 class RunStopped(LachesisError):
@@ -135,13 +143,15 @@ class FailureBrake:
 
     Args:
         most: groups in a row without a scored rollout after which the run stops.
+        causes: why rollouts of the run have no score, to be counted in the last message.
     """
 
-    def __init__(self, console: Console, most: int) -> None:
+    def __init__(self, console: Console, most: int, causes: Causes | None = None) -> None:
         self.exceptions = 0
         """Rollouts that met an exception in the environment's own code."""
         self._console = console
         self._most = most
+        self._causes = Causes() if causes is None else causes
         self._shown: set[str] = set()
         self._in_a_row = 0
 
@@ -170,14 +180,20 @@ class FailureBrake:
         if self._in_a_row >= self._most and isinstance(decision, LeftOut) and useless:
             raise RunStopped(
                 f"{self._in_a_row} groups in a row that are not sent; the last one: {decision.reason}: "
-                f"{decision.detail}\nstart again to continue; finished groups are kept"
+                f"{decision.detail}\n{REPEATS}"
             )
         if self._in_a_row >= self._most:
             why = decision.unscored_because if isinstance(decision, LeftOut) else ""
             if decision.tracebacks:  # they are printed above
                 why = decision.tracebacks[-1].partition("\n")[0]
+            may_pass = isinstance(decision, LeftOut) and decision.again and not decision.tracebacks
             raise RunStopped(
-                f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
-                f"{why or 'no reason is known'}\n"
-                "fix the cause and start again to continue; finished groups are kept"
+                "\n".join(
+                    [
+                        f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
+                        f"{why or 'no reason is known'}",
+                        *(["rollouts without a score:", *self._causes.lines()] if self._causes else []),
+                        PASSES if may_pass else REPEATS,
+                    ]
+                )
             )

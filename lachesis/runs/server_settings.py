@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from lachesis.errors import ExitCode, LachesisError, SettingsError
 from lachesis.inference.engines import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
+from lachesis.urls import HTTP_URL
 
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
 """Domain of a public service -> the environment variable that holds its key."""
@@ -33,7 +34,9 @@ class ServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    base_url: str | None = Field(default="", description="URL of the server, which usually ends in /v1.")
+    base_url: Annotated[str | None, HTTP_URL] = Field(
+        default="", description="URL of the server, which usually ends in /v1."
+    )
     model_name: str = Field(
         default="default", description="Name that the server knows; or embedded, reference, or the path of a GGUF file."
     )

@@ -36,6 +36,7 @@ from lachesis.tools.budget import (
 )
 from lachesis.tools.distributions import distribution
 from lachesis.training.groups import SplitRollouts, check_split
+from lachesis.urls import HTTP_URL
 
 
 class EvalHandlingEnum(StrEnum):
@@ -295,7 +296,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a table of W&B.")
 
     # `serve`.
-    rollout_server_url: Annotated[str, SERVE] = Field(
+    rollout_server_url: Annotated[str, SERVE, HTTP_URL] = Field(
         default="http://localhost:8000", description="The rollout API: `lachesis api`, or Atropos' run-api."
     )
     rollout_server_token: Annotated[str | None, Facts(content="never", only_serve=True, secret=True)] = Field(

@@ -10,15 +10,18 @@ import inspect
 import itertools
 import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import orjson
 from aiohttp import web
 
+from lachesis.inference.errors import POLICY_FAILED
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.service import WebService, json_response
-from lachesis.tracebacks import explained, headline
+from lachesis.tracebacks import explained
 from lachesis.trajectories.messages import Message
 
 log = logging.getLogger(__name__)
@@ -88,7 +91,9 @@ class ReferenceServer(WebService):
             if (trace := explained(error)) not in self._shown:
                 self._shown.add(trace)
                 log.error("exception in the policy: %s", trace)
-            return _rejection(f"the policy failed: {headline(error)}")
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+            return _rejection(f"the policy failed: {type(error).__name__}: {error} ({where})", POLICY_FAILED)
         return json_response(
             {
                 "id": f"chatcmpl-reference-{next(self._ids)}",
@@ -100,5 +105,6 @@ class ReferenceServer(WebService):
         )
 
 
-def _rejection(reason: str) -> web.Response:
-    return json_response({"error": {"message": reason, "type": "invalid_request_error"}}, status=400)
+def _rejection(reason: str, code: str | None = None) -> web.Response:
+    error = {"message": reason, "type": "invalid_request_error", "code": code}
+    return json_response({"error": error}, status=400)

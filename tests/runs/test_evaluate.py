@@ -359,7 +359,7 @@ def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_ru
         [
             line
             for line in output[output.rindex("\nitems ") :].splitlines()
-            if not line.startswith(("samples ", "time ", "tokens/s ", "groups ", "trajectories ", "report "))
+            if not line.startswith(("samples ", "time ", "tokens/s ", "groups ", "trajectories ", "report ", "next "))
             and "start again" not in line
         ]
         for output in outputs
