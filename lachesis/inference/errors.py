@@ -88,6 +88,8 @@ class Asked:
 class NothingThere(RequestRejected):
     """The server knows no such model or route: every request would be rejected."""
 
+    exit_code = ExitCode.SETTINGS
+
     def __init__(self, server: str, status: int, body: str, asked: Asked | None) -> None:
         step = "check model_name and base_url (which often ends in /v1)"
         if asked is not None and asked.listed:
