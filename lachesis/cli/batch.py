@@ -149,7 +149,7 @@ def _run(given: argparse.Namespace, rest: Sequence[str]) -> int:
     from lachesis.batch.run import BatchSettings, run_batch
     from lachesis.batch.shards import shard_folder
     from lachesis.batch.totals import Caps
-    from lachesis.cli.train_environment import environment_class
+    from lachesis.cli.environment_classes import environment_class
     from lachesis.runs.command_line import announce, read_settings
     from lachesis.runs.own_process import run_alone
     from lachesis.runs.results import print_result

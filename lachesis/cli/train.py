@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lachesis.cli import launch_training
-from lachesis.cli.train_environment import environment_class
+from lachesis.cli.environment_classes import environment_class
 from lachesis.errors import ExitCode, SettingsError
 from lachesis.runs import command_line
 from lachesis.training.processes.ports import free_ports

@@ -143,6 +143,11 @@ async def start_servers(
         elif config.model_name == REFERENCE:
             if policy is None:
                 raise ServerConfigError("this environment has no reference policy; name a model instead")
+            if not callable(policy):
+                raise ServerConfigError(
+                    f"reference_policy() returned {policy!r:.80}, which is no function; return one that takes messages "
+                    "and tools, and returns a Message"
+                )
             url = (await stack.enter_async_context(ReferenceServer(policy))).base_url
         urls.append(url)
         files.append(file)

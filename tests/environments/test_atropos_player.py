@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lachesis.cli.play import load_env
+from lachesis.cli.environment_classes import load_env
 from lachesis.collecting.matching import Matcher
 from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis.errors import SettingsError
