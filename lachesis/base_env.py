@@ -27,7 +27,7 @@ from lachesis import inference
 from lachesis.agent.reward import reward_weights
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.atropos_base import AtroposBase
-from lachesis.runs.class_settings import apply_class_settings, is_of_a_script
+from lachesis.runs.class_settings import apply_class_settings
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tasks import cancel_requests
@@ -77,7 +77,7 @@ class HermesAgentBaseEnv(AtroposBase):
     """Of the methods with `@reward`, by name."""
 
     _class_error: ClassVar[SettingsError | None] = None
-    """What is wrong with the class attributes of a script's environment: its commands report it in one line."""
+    """What is wrong with the class attributes: commands and the constructor raise it."""
 
     def __init__(
         self,
@@ -122,9 +122,7 @@ class HermesAgentBaseEnv(AtroposBase):
         super().__init_subclass__(**kwargs)
         try:
             apply_class_settings(cls)
-        except SettingsError as error:
-            if not is_of_a_script(cls):
-                raise error.with_traceback(None) from None
+        except SettingsError as error:  # raised here, it would end a script that imports the class with 1
             cls._class_error = error
         cls._reward_weights = reward_weights(cls)
         if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):

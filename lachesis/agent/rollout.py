@@ -11,7 +11,6 @@ import asyncio
 import functools
 import logging
 import time
-import traceback
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +32,7 @@ from lachesis.inference.chat_template import PromptError
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tools import ToolCrashed, ToolRegistry, ToolSessions
 from lachesis.tools.budget import ResultBudget
+from lachesis.tracebacks import explained
 from lachesis.trajectories import TokenSample
 
 log = logging.getLogger(__name__)
@@ -169,7 +169,7 @@ class Rollout:
     def unscored_because(self) -> str:
         """Why it has no reward, in one line."""
         if self.traceback is not None:
-            return self.traceback.strip().rpartition("\n")[2]
+            return self.traceback.partition("\n")[0]
         return self.left_out or ("a reward returned None" if self.outcome.scored else self.reason)
 
     def rewarded(self, reward: Reward | None) -> Rollout:
@@ -188,7 +188,7 @@ class Rollout:
             metrics = {str(name): finite_number(value, f"metric {name!r}:") for name, value in given.items()}
             return replace(self, metrics={**self.metrics, **metrics})
         except Exception as error:
-            trace = "".join(traceback.format_exception(error))
+            trace = explained(error)
             return replace(self, metrics_traceback=trace)
 
     @classmethod
@@ -202,7 +202,7 @@ class Rollout:
             reason=f"exception in the environment: {type(error).__name__}: {error}",
             reward=None,
             result=None,
-            traceback="".join(traceback.format_exception(error)),
+            traceback=explained(error),
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,6 +23,7 @@ from lachesis.agent.tool_context import ToolContext
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tasks import cancel_requests
 from lachesis.tools import ToolRegistry, ToolSession
+from lachesis.tracebacks import explained
 from lachesis.trajectories import MessageHistory
 
 T = TypeVar("T")
@@ -42,7 +42,7 @@ class Scored(Generic[T_co]):
 
     @property
     def traceback(self) -> str | None:
-        return None if self.error is None else "".join(traceback.format_exception(self.error))
+        return None if self.error is None else explained(self.error)
 
 
 REWARD_THREADS = 64

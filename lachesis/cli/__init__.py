@@ -8,7 +8,7 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode
 
 VERBS = {
     "api": "the rollout API: takes groups from environments, gives batches to a trainer, and loses none",
@@ -52,11 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(f"lachesis.cli.{parsed.verb.replace('-', '_')}")
         code: int = module.main(rest)
-    except LachesisError as error:
+    except Exception as error:
         from lachesis.runs.command_line import report_error
 
         return report_error(error)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
+        return ExitCode.STOPPED
     return code

@@ -39,13 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
     console = Console()
-    from backends import BackendUnavailable
-
-    try:
-        return asyncio.run(_play(console, arguments))
-    except BackendUnavailable:
-        console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
-        raise
+    return asyncio.run(_play(console, arguments))
 
 
 def _count(text: str) -> int:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import ExitCode, SettingsError
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
@@ -62,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve)
             )
         return run_alone(train(settings, console, resume=resume))
-    except LachesisError as error:
+    except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; start the same command again to continue from the last checkpoint")
-        return 130
+        return ExitCode.STOPPED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -217,7 +217,7 @@ async def train(settings: Settings, console: Console, *, resume: bool) -> int:
         stop_at_signals(stop, say)
         steps = await trainer.run()
     say(f"{steps} of {settings.num_steps} steps are in the weights; checkpoint, metrics and report are in {folder}")
-    return 0 if steps >= settings.num_steps else 130
+    return 0 if steps >= settings.num_steps else ExitCode.STOPPED
 
 
 class Tokenizer:

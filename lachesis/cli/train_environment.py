@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 
 from lachesis.cli.environment_classes import environment_class
-from lachesis.errors import LachesisError
 from lachesis.runs import command_line
 
 
@@ -20,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.path.append("")
     try:
         env_cls = environment_class(target)
-    except LachesisError as error:
+    except Exception as error:
         return command_line.report_error(error)
     return command_line.main(env_cls, rest)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 """`https://user:password@` of a URL. No message or record may have a login."""
@@ -57,6 +57,8 @@ class RequestRejected(InferenceError):
 class Unauthorized(RequestRejected):
     """401 or 403. The message says whether a key was sent, never the key."""
 
+    exit_code = ExitCode.SETTINGS
+
     def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
         key = "the api_key that is set for this server was sent" if has_key else "no api_key is set for this server"
         super().__init__(server, status, body, f"{key}: set api_key to one that this server accepts")
@@ -85,6 +87,8 @@ class Asked:
 
 class NothingThere(RequestRejected):
     """The server knows no such model or route: every request would be rejected."""
+
+    exit_code = ExitCode.SETTINGS
 
     def __init__(self, server: str, status: int, body: str, asked: Asked | None) -> None:
         step = "check model_name and base_url (which often ends in /v1)"

@@ -17,12 +17,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs.flags import close_names, make_parser
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.runs.setting_facts import facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config, chosen_values
+from lachesis.tracebacks import explained, place
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -44,11 +45,11 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
         command, settings = read_settings(env_cls, arguments)
         announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
         return run_alone(_run(command, env_cls(**settings)))
-    except LachesisError as error:
+    except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; what was finished is kept, start again to continue")
-        return 130
+        return ExitCode.STOPPED
 
 
 def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
@@ -58,11 +59,20 @@ def announce(name: str, command: str, servers: Sequence[ServerConfig], console: 
         console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def report_error(error: LachesisError, console: Console | None = None) -> int:
-    """Print an expected error, without a traceback; the exit code. All commands end with expected errors here."""
+def report_error(error: Exception, console: Console | None = None) -> int:
+    """Print the error that ends a command; the exit code. An expected one is a message, any other has a traceback."""
     console = console or Console(stderr=True)
-    console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return error.exit_code
+    said, rest = str(error), ""
+    if not isinstance(error, LachesisError):
+        said, _, rest = explained(error).partition("\n")
+        if where := place(error):
+            said, rest = f"{where}: {said}", f"{rest}correct it and start again; what was finished is kept"
+        elif not isinstance(error, OSError):
+            rest += "this is a mistake of Lachesis; please report it with the lines above"
+    console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if rest:
+        console.print(rest, markup=False, highlight=False, soft_wrap=True)
+    return error.exit_code if isinstance(error, LachesisError) else ExitCode.FAILED
 
 
 async def _run(command: str, env: Environment) -> int:

@@ -22,7 +22,7 @@ from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
-from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item
 from lachesis.runs.group_records import group_record
@@ -76,6 +76,11 @@ async def process(env: Environment) -> RunResult:
 
 async def evaluate_alone(env: Environment) -> Any:
     """`evaluate` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
+    folder = env.config.data_dir_to_save_evals
+    if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
+        env.config.data_dir_to_save_evals = str(unused(Path(folder)))
+        line = f"note: {folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}"
+        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     async with _tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
@@ -183,6 +188,7 @@ async def _into_files(
         workers=workers,
         system=config.trajectory_system_prompt,
         save_trajectories=config.save_trajectories,
+        min_reward=config.trajectory_min_reward,
         console=env.console,
         size=group_size,
         figures=figures,
@@ -395,7 +401,7 @@ async def _draw_eval_items(env: Environment) -> None:
     """Take the items of evaluations out of the stream."""
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
-        raise RunStopped(
+        raise UnusableSettings(
             f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
             "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )

@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
 from lachesis.runs.running_figures import Causes
 
@@ -35,6 +35,12 @@ REPEATS = (
 
 class RunStopped(LachesisError):
     """The run cannot go on; what was finished is on disk. The message says why and how to continue."""
+
+
+class UnusableSettings(RunStopped):
+    """The run cannot go on with these settings."""
+
+    exit_code = ExitCode.SETTINGS
 
 
 @dataclass(slots=True, eq=False)
@@ -155,9 +161,10 @@ class FailureBrake:
         for trace in decision.tracebacks:
             if trace not in self._shown and len(self._shown) < MAX_TRACEBACKS:
                 self._shown.add(trace)
-                line = f"exception in the environment, on {key}:"
-                self._console.print(line, style="red", markup=False, highlight=False)
-                self._console.print(trace, markup=False, highlight=False, soft_wrap=True)
+                headline, _, rest = trace.partition("\n")
+                line = f"exception in the environment, on {key}: {headline}"
+                self._console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+                self._console.print(rest, markup=False, highlight=False, soft_wrap=True)
 
     def check(self, key: str, decision: Decision) -> None:
         """Raises `RunStopped` after too many groups without a score."""
@@ -177,12 +184,14 @@ class FailureBrake:
             )
         if self._in_a_row >= self._most:
             why = decision.unscored_because if isinstance(decision, LeftOut) else ""
+            if decision.tracebacks:  # they are printed above
+                why = decision.tracebacks[-1].partition("\n")[0]
             may_pass = isinstance(decision, LeftOut) and decision.again and not decision.tracebacks
             raise RunStopped(
                 "\n".join(
                     [
                         f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
-                        f"{(decision.tracebacks[-1].strip() if decision.tracebacks else why) or 'no reason is known'}",
+                        f"{why or 'no reason is known'}",
                         *(["rollouts without a score:", *self._causes.lines()] if self._causes else []),
                         PASSES if may_pass else REPEATS,
                     ]

@@ -44,6 +44,7 @@ class FileSink(Sink[PlayedGroup]):
         settings: the settings that decide the content; a second start must have the same.
         total: groups wanted, those of earlier starts included.
         system: the system turn of trajectories.
+        min_reward: what a rollout needs at least to be among the completed trajectories; None asks for none.
         save_trajectories: whether there are any. A later start that wants them writes those of all groups.
         size: rollouts of a group.
         figures: those of the rollouts so far, for the display.
@@ -61,6 +62,7 @@ class FileSink(Sink[PlayedGroup]):
         total: int,
         workers: int,
         system: Literal["generated", "actual"],
+        min_reward: float | None = None,
         save_trajectories: bool = True,
         console: Console,
         size: int = 1,
@@ -76,6 +78,7 @@ class FileSink(Sink[PlayedGroup]):
         self.model = model
         self.total = total
         self.system = system
+        self.min_reward = min_reward
         self.save_trajectories = save_trajectories
         self.evaluation = evaluation
         self.console = console
@@ -213,8 +216,13 @@ class FileSink(Sink[PlayedGroup]):
         if not self.save_trajectories:
             return
         entries = [entry for entry in trajectories_of(record, system=self.system) if entry["rollout_id"] not in known]
-        for completed, writer in self._writers.items():
-            writer.write_all(entry for entry in entries if entry["completed"] is completed)
+        for good, writer in self._writers.items():
+            writer.write_all(entry for entry in entries if self._is_good(entry) is good)
+
+    def _is_good(self, entry: Mapping[str, Any]) -> bool:
+        """Whether it is a trajectory for `files.samples`."""
+        least, reward = self.min_reward, entry["reward"]
+        return bool(entry["completed"]) and (least is None or (reward is not None and reward >= least))
 
     def _complete_trajectories(self) -> None:
         """Write the trajectories that a killed run did not get to."""

@@ -14,7 +14,7 @@ from lachesis.agent.sealing import HostDiskFull
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.inference.errors import NothingThere
 from lachesis.runs.environment import Environment
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.tasks import run_all
@@ -144,8 +144,10 @@ def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | N
 def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
     """Raises `RunStopped` for what would fail every rollout: the key, the name of the model, a full disk."""
     for rollout in rollouts:
-        if isinstance(rollout.error, HostDiskFull) or _every_request_would_fail(rollout.error):
+        if isinstance(rollout.error, HostDiskFull):
             raise RunStopped(str(rollout.error)) from rollout.error
+        if _every_request_would_fail(rollout.error):
+            raise UnusableSettings(str(rollout.error)) from rollout.error
 
 
 def _every_request_would_fail(error: Exception | None) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -27,6 +26,7 @@ from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
 from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
 from lachesis.tasks import cancel_requests, finish
+from lachesis.tracebacks import explained, headline
 
 G = TypeVar("G")
 
@@ -422,8 +422,8 @@ def _broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> L
     if timeout.expired():
         detail = f"the group took longer than {seconds:g} s; see env.worker_timeout"
         return LeftOut("worker timeout", detail, unscored_because=detail)
-    trace = "".join(traceback.format_exception(error))
-    return LeftOut("failed", f"{type(error).__name__}: {error}", again=True, tracebacks=[trace])
+    trace = explained(error)
+    return LeftOut("failed", headline(error), again=True, tracebacks=[trace])
 
 
 def _is_infrastructure(error: BaseException) -> bool:

@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
+from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
+from lachesis.errors import ExitCode
 from lachesis.inference import Router, ServerUnavailable, TokenServer
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 class UnusableBackendSettings(BackendUnavailable):
     """The settings name no backend, an option that it does not have, or a sandbox that cannot be described."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 @asynccontextmanager
@@ -316,6 +317,8 @@ async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:
     if spec != SandboxSpec(lifetime=spec.lifetime, env=spec.env, network=spec.network, labels=spec.labels):
         try:  # an image or a limit that was never tried
             sandbox = await backend.create(spec)
+        except ImageUnavailable as error:
+            raise UnusableBackendSettings(f"env.terminal_image: {error}") from error
         except BackendUnavailable as error:
             raise BackendUnavailable(with_settings(str(error))) from error
         except BackendError as error:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -30,6 +29,7 @@ from lachesis.runs.results import ServeResult
 from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.training_decision import SAME_SCORES
+from lachesis.tracebacks import explained
 from lachesis.training.outbox import Outbox, OutboxError
 from lachesis.training.outbox_state import Entry
 from lachesis.training.relay import OutboxRelay, Pace, RelayError
@@ -95,8 +95,8 @@ class EvaluationSchedule:
             self._next = False
             try:
                 await self._evaluate()
-            except Exception:
-                self._tell(f"the evaluation at step {self._step} failed:\n{traceback.format_exc()}")
+            except Exception as error:
+                self._tell(f"the evaluation at step {self._step} failed:\n{explained(error)}")
 
 
 class RolloutApiSink(Sink[G]):

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import ExitCode, LachesisError, SettingsError
 from lachesis.inference.engines import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
 from lachesis.urls import HTTP_URL
@@ -138,7 +138,7 @@ class ServerConfigError(SettingsError):
 class Phase1CannotTrain(LachesisError, RuntimeError):
     """`serve` needs token ids, which the server does not report."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 def as_server_configs(given: BaseModel | Sequence[BaseModel]) -> list[ServerConfig]:

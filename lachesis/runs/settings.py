@@ -281,6 +281,10 @@ class HermesAgentEnvConfig(RemovedSettings):
         default="generated",
         description="System turn of ShareGPT trajectories: Hermes' tool prompt, or the messages that the model got.",
     )
+    trajectory_min_reward: float | None = Field(
+        default=None,
+        description="Rollouts with a smaller reward, or none, go to failed_trajectories.jsonl, also completed ones.",
+    )
     save_trajectories: Annotated[bool, HOW] = Field(
         default=True,
         description="Write ShareGPT trajectories beside the groups; also --save-trajectories and `agent:` in YAML.",

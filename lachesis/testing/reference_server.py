@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import time
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -20,7 +21,10 @@ from aiohttp import web
 from lachesis.inference.errors import POLICY_FAILED
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.service import WebService, json_response
+from lachesis.tracebacks import explained
 from lachesis.trajectories.messages import Message
+
+log = logging.getLogger(__name__)
 
 MODEL_NAME = "reference-policy"
 
@@ -44,6 +48,7 @@ class ReferenceServer(WebService):
         self.requests = 0
         """The number of requests for completions."""
         self._ids = itertools.count(1)
+        self._shown: set[str] = set()
 
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for an `OpenAIServer` that talks to it."""
@@ -85,6 +90,9 @@ class ReferenceServer(WebService):
                 plain = message.to_openai("reasoning_content")
                 choices.append({"index": index, "message": plain, "finish_reason": reason})
         except Exception as error:
+            if (trace := explained(error)) not in self._shown:
+                self._shown.add(trace)
+                log.error("exception in the policy: %s", trace)
             frame = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
             return _rejection(f"the policy failed: {type(error).__name__}: {error} ({where})", POLICY_FAILED)
