@@ -55,7 +55,7 @@ class MissingDefaults:
         if fields and not self._said:
             self._said = True
             names = " and ".join(fields)
-            text = "backend %r: sandboxes have no limit of %s: %s. Next step: %s; or set 0, which accepts that"
+            text = "backend %r: sandboxes have no limit of %s: %s. Next step: %s"
             log.warning(text, self._backend, names, reason, step)
 
 

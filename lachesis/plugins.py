@@ -14,7 +14,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar, cast
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 T = TypeVar("T")
 
@@ -22,13 +22,13 @@ T = TypeVar("T")
 class UnknownPlugin(LachesisError, ValueError):
     """No plug-in has this name, or `module:attribute` leads nowhere."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 class PluginBroken(LachesisError):
     """A plug-in that exists and cannot be loaded or made. The cause has the traceback for its author."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 class Registry(Generic[T]):

@@ -7,17 +7,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
+from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 
 
 class RunFolderError(LachesisError):
     """The run's folder cannot be used; the message says why and what to do."""
 
 
-class OtherSettings(RunFolderError):
+class WrongFolder(RunFolderError):
+    """Another folder or name has to be chosen."""
+
+    exit_code = ExitCode.SETTINGS
+
+
+class OtherSettings(WrongFolder):
     """The folder is of a run with other settings."""
 
-    exit_code = 2
+
+_OF_RUNS = (COMPLETED_FILE, FAILED_FILE, ".failed.jsonl", ".discarded.jsonl", ".run.json")
+
+
+def refuse_files_of_runs(output: Path) -> None:
+    """Raises WrongFolder if a run has written the file, which another command is about to replace."""
+    beside = output.exists() and output.name.endswith(_OF_RUNS) and any(output.parent.glob("*.run.json"))
+    if beside or (output.parent / f"{output.stem}.run.json").exists():
+        raise WrongFolder(f"{output} is a file of a run, which would be lost; choose another name")
 
 
 def settings_of(groups: Path) -> dict[str, Any]:

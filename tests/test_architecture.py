@@ -150,6 +150,19 @@ def test_libraries_do_not_print() -> None:
     assert {module for module in printing if not module.startswith("lachesis/cli/")} - TALKS == set()
 
 
+def test_no_message_advises_to_take_a_wall_down() -> None:
+    advice = re.compile(
+        "unsandboxed with|trusted code only|SANDBOX=none|=unconfined|userns=0|--privileged|or pass --ins"
+    )
+    found = {
+        f"{name(path)}: {node.value}"
+        for path in SOURCES
+        for node in nodes(path)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and advice.search(node.value)
+    }
+    assert found == set()
+
+
 def test_the_architecture_page_names_files_that_exist() -> None:
     page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+(?:\.py|/))`", page)

@@ -309,9 +309,9 @@ def _fix(failure: str, install: str) -> str:
         return install
     if not any(word in failure for word in ("ermission", "ermitted", "namespace", "uid map", "mount")):
         return "see the message above"
-    apparmor = "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 23.10 and later)"
+    apparmor = "give this bwrap a profile of AppArmor with `userns,` (docs/sandbox-backends.md; Ubuntu 23.10 and later)"
     debian = "sudo sysctl kernel.unprivileged_userns_clone=1 (Debian)"
-    container = "start the container with --security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+    container = "run it outside of the container, which forbids user namespaces"
     if os.geteuid() != 0:
         if _sysctl("kernel.apparmor_restrict_unprivileged_userns") == "1":
             return apparmor

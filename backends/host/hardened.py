@@ -56,7 +56,4 @@ def require_nothing(where: str, lacking: Sequence[tuple[str, str]]) -> None:
     if lacking:
         what = "; ".join(what for what, _ in lacking)
         step = "; ".join(step for _, step in lacking)
-        raise BackendUnavailable(
-            f"{where} cannot make sandboxes of the profile 'hardened': {what}. Next step: {step}; or leave the profile "
-            "'standard'"
-        )
+        raise BackendUnavailable(f"{where} cannot make sandboxes of the profile 'hardened': {what}. Next step: {step}")

@@ -299,7 +299,7 @@ def _fix(failure: str) -> str:
     if "namespace" in failure or "ermitted" in failure or "uid_map" in failure:
         return (
             "let this user make user namespaces: sudo sysctl kernel.unprivileged_userns_clone=1 (Debian), "
-            "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu 23.10 and later), user.max_user_namespaces=15000"
+            "user.max_user_namespaces=15000, or the profile of AppArmor that Apptainer's package has (Ubuntu)"
         )
     return _INSTALL
 

@@ -217,8 +217,7 @@ class SshBackend:
         if not facts["bash"]:
             return Availability(False, f"bash is not installed on {host}", "apt-get install bash there"), facts
         if facts["fix"]:
-            fix = f"on {host}: {facts['fix']}; for trusted code only: isolation 'none'"
-            return Availability(False, f"{host}: {facts['detail']}", fix), facts
+            return Availability(False, f"{host}: {facts['detail']}", f"on {host}: {facts['fix']}"), facts
         detail = f"{host}: {facts['detail']}" + ("" if self._walled else ", unsandboxed")
         detail += ", it forwards no sockets: every sandbox takes one of its MaxSessions" if link.relayed else ""
         if self._hardened:

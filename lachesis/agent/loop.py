@@ -26,6 +26,7 @@ from lachesis.inference import ContextExhausted, InferenceError
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_completion_server import ChatCompletionServer, CompletionSource
 from lachesis.inference.chat_template import TurnRejected
+from lachesis.inference.errors import FirstPromptTooLong
 from lachesis.tools import ToolCrashed, ToolResult
 from lachesis.tools.budget import ResultBudget
 from lachesis.trajectories import (
@@ -109,7 +110,7 @@ class HermesAgentLoop:
     or None to end the rollout.
     """
 
-    follow_up: Callable[[], Awaitable[str | None]] | None = None
+    follow_up: Callable[[MessageHistory], Awaitable[str | None]] | None = None
 
     def __init__(
         self,
@@ -230,6 +231,9 @@ class _Rollout:
             outcome, reason = end.outcome, end.reason
         except ContextExhausted as refused:
             outcome, reason = Outcome.CONTEXT_EXHAUSTED, str(refused)
+            if not self.api_calls:  # the model has said nothing: a setting is at fault
+                outcome, error = Outcome.INFRA_ERROR, FirstPromptTooLong(refused)
+                reason = str(error)
         except TurnRejected as refused:
             outcome, reason = Outcome.MODEL_ERROR, str(refused)
             self.answered_length = self.turn_began
@@ -290,7 +294,7 @@ class _Rollout:
             self.answered_length = len(self.history)
             if response.finish_reason is FinishReason.LENGTH:
                 raise _Ended(Outcome.CONTEXT_EXHAUSTED, "the token limit cut the answer off")
-            if self.loop.follow_up is not None and (text := await self.loop.follow_up()) is not None:
+            if self.loop.follow_up is not None and (text := await self.loop.follow_up(self.history)) is not None:
                 self.append(Message("user", text))
                 self.turn_began = self.answered_length = self.good_length = len(self.history)
                 self.faulty_turns = 0

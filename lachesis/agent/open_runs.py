@@ -92,8 +92,7 @@ class OpenRun:
         if hidden:
             error = BackendUnavailable(
                 f"the environment sets {', '.join(hidden)} in os.environ for its commands, which do not see it in a "
-                "sandbox. Next step: pass values with --env.terminal_env, or with commands that you trust run the "
-                "local backend with --env.sandbox none"
+                "sandbox. Next step: pass values with --env.terminal_env"
             )
             self.failures.setdefault(task_id, error)
             raise error

@@ -11,7 +11,6 @@ import asyncio
 import functools
 import logging
 import time
-import traceback
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -20,18 +19,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from backends import BackendError, SandboxSpec
+from lachesis.agent.loop import HermesAgentLoop
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
-from lachesis.inference import InferenceError, RequestRejected, Router, TokenServer
+from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tools import ToolCrashed, ToolRegistry, ToolSessions
 from lachesis.tools.budget import ResultBudget
+from lachesis.tracebacks import explained
 from lachesis.trajectories import TokenSample
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,11 @@ class Rollout:
         return broken and self.traceback is None and not _repeats(self.error)
 
     @property
+    def may_pass_later(self) -> bool:
+        """Whether a run with the same settings may succeed. A server whose answers are none is of another kind."""
+        return self.may_pass and not isinstance(self.error, BadResponse)
+
+    @property
     def left_to_agent(self) -> bool:
         """Whether it has no reward by what the agent did, and by the settings for that: nothing has to be repaired."""
         own = bool(self.agent_fault) or (self.outcome is Outcome.TIMEOUT and self.error is None)
@@ -163,7 +169,7 @@ class Rollout:
     def unscored_because(self) -> str:
         """Why it has no reward, in one line."""
         if self.traceback is not None:
-            return self.traceback.strip().rpartition("\n")[2]
+            return self.traceback.partition("\n")[0]
         return self.left_out or ("a reward returned None" if self.outcome.scored else self.reason)
 
     def rewarded(self, reward: Reward | None) -> Rollout:
@@ -182,7 +188,7 @@ class Rollout:
             metrics = {str(name): finite_number(value, f"metric {name!r}:") for name, value in given.items()}
             return replace(self, metrics={**self.metrics, **metrics})
         except Exception as error:
-            trace = "".join(traceback.format_exception(error))
+            trace = explained(error)
             return replace(self, metrics_traceback=trace)
 
     @classmethod
@@ -196,7 +202,7 @@ class Rollout:
             reason=f"exception in the environment: {type(error).__name__}: {error}",
             reward=None,
             result=None,
-            traceback="".join(traceback.format_exception(error)),
+            traceback=explained(error),
         )
 
 
@@ -277,6 +283,10 @@ class RolloutPlayer:
                     execute=SessionCalls(session, self.registry, names, self.budget),
                     split=split,
                 )
+                if self.scorer.follow_up is not None:
+                    if not isinstance(loop, HermesAgentLoop):
+                        raise TypeError("follow_up: this agent has a loop of its own, to which no user answers")
+                    loop.follow_up = functools.partial(self.scorer.user_message, item)
                 with failed_requests() as failed:
                     await self.scorer.set_up(item, session, self.registry)
                 for request in failed.values():

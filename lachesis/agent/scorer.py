@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import traceback
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,8 +20,11 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
+from lachesis.inference.failed_requests import failed_requests
 from lachesis.tasks import cancel_requests
 from lachesis.tools import ToolRegistry, ToolSession
+from lachesis.tracebacks import explained
+from lachesis.trajectories import MessageHistory
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -40,7 +42,7 @@ class Scored(Generic[T_co]):
 
     @property
     def traceback(self) -> str | None:
-        return None if self.error is None else "".join(traceback.format_exception(self.error))
+        return None if self.error is None else explained(self.error)
 
 
 REWARD_THREADS = 64
@@ -93,6 +95,8 @@ class Scorer:
     setup_sandbox: Callable[..., Any] | None = None
     """`(item, ctx)`"""
     setup_timeout: float = 300.0
+    follow_up: Callable[..., Any] | None = None
+    """`(item, messages)`; None where the agent's first answer ends the rollout."""
     threads: RewardThreads = field(default_factory=lambda: RewardThreads(REWARD_THREADS))
 
     async def set_up(self, item: Any, session: ToolSession, registry: ToolRegistry) -> None:
@@ -125,6 +129,27 @@ class Scorer:
             error = exhausted
         if error is not None:
             raise SetUpFailed(f"{scope.name}: {type(error).__name__}: {error}") from error
+
+    async def user_message(self, item: Any, history: MessageHistory) -> str | None:
+        """What the user says after the agent's answer; None ends the rollout.
+
+        Raises:
+            RewardError: an error of the environment.
+            InferenceError: a request of it failed.
+        """
+        assert self.follow_up is not None
+        limit = _Limit("the user's message", "reward_timeout", self.timeout, [], agents=False)
+        scope = CallScope(f"{self.environment}: follow_up", plain=_is_plain(self.follow_up))
+        call = partial(self._call, scope, self.follow_up, item, history.to_openai("reasoning"))
+        with failed_requests() as failed:
+            said: Scored[Any] = await self._guarded(call, limit, scope)
+        for request in failed.values():
+            raise request
+        if said.error is not None:
+            raise RewardError(f"{scope.name}: {type(said.error).__name__}: {said.error}") from said.error
+        if not isinstance(said.value, str | None):
+            raise RewardError(f"{scope.name} returned {said.value!r}; it has to be text, or None at the end")
+        return said.value
 
     async def score(self, item: Any, result: AgentResult, context: ToolContext) -> Scored[Reward | None]:
         """The reward of one rollout.

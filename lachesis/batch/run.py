@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,10 +20,12 @@ from lachesis.batch.sink import BatchSink, Work
 from lachesis.batch.totals import Caps, Totals
 from lachesis.errors import SettingsError
 from lachesis.runs.commands import about_content
-from lachesis.runs.failures import FailureBrake
-from lachesis.runs.item_keys import item_digest
+from lachesis.runs.failures import REPEATS, FailureBrake
+from lachesis.runs.group_player import play_item
+from lachesis.runs.item_keys import item_digest, or_none
 from lachesis.runs.pipeline import Pipeline
 from lachesis.runs.results import Row
+from lachesis.runs.running_figures import RunningFigures
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +90,25 @@ class BatchResult:
         yield "tokens/s", f"{sink.sampled / max(self.seconds, 1e-9):.0f} ({sink.sampled} in {self.seconds:.1f} s)"
         yield "ended", self.reason
 
-    def paths(self) -> Iterator[Row]:
-        yield "trajectories", str(self.sink.folder / TRAJECTORIES)
-        yield "groups", str(self.sink.files.groups)
-        yield "report", str(self.sink.files.report)
+    def paths(self) -> Iterator[tuple[str, Path]]:
+        yield "trajectories", self.sink.folder / TRAJECTORIES
+        yield "groups", self.sink.files.groups
+        yield "report", self.sink.files.report
+
+    def next_steps(self) -> Iterator[str]:
+        yield f"lachesis view {self.sink.folder}   (every sample, in the browser)"
 
     def warnings(self) -> Iterator[str]:
         if self.totals.failed:
             failures = self.sink.files.failures
-            yield f"{self.totals.failed} samples failed, see {failures}; --retry_failed plays them again"
+            causes = self.sink.figures.causes
+            yield from causes.lines()
+            again = (
+                "--retry_failed plays them again"
+                if causes.may_pass or not causes
+                else f"{REPEATS} (with --retry_failed)"
+            )
+            yield f"{self.totals.failed} samples failed, see {failures}; {again}"
         if self.totals.discarded and not self.totals.kept:
             yield (
                 f"all {self.totals.discarded} finished samples are discarded: the model writes no reasoning; ask for "
@@ -122,6 +135,7 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             "keep_without_reasoning": settings.keep_without_reasoning,
         }
         work = Work(_items(env, rows), settings=item_digest(about)[:8], samples=settings.samples)
+        figures = RunningFigures(scores=not isinstance(env, Prompts))
         sink = BatchSink(
             settings.folder,
             entries=EntryFormat(
@@ -144,15 +158,17 @@ async def run_batch(env: HermesAgentBaseEnv, settings: BatchSettings) -> BatchRe
             total=max(-1, played * settings.samples),
             workers=settings.concurrency,
             console=env.console,
+            size=1,
+            figures=figures,
         )
         pipeline = Pipeline(
             title=settings.run_name,
             next_item=work.next_item,
             keys=work,
-            play=lambda item, key: env.play_item(item, key, size=1),
+            play=partial(play_item, env, size=1, finished=figures.add),
             sink=sink,
             console=env.console,
-            brake=FailureBrake(env.console, config.max_failed_groups),
+            brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
             grace_period=settings.grace_period,
         )
         await pipeline.run(signals=True)
@@ -178,7 +194,7 @@ async def _items(env: HermesAgentBaseEnv, rows: Rows) -> AsyncIterator[tuple[int
             yield row.index, row.content, row.digest
         return
     for index in range(rows.limit or 0):
-        if (item := await env.get_next_item()) is None:
+        if (item := await or_none(env.get_next_item)) is None:
             return
         if in_shard(digest := item_digest(item), rows.shard):
             yield index, item, digest

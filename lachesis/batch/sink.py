@@ -10,7 +10,7 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
-from datetime import datetime, timedelta
+from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -153,8 +153,14 @@ class BatchSink(FileSink):
         self._sampled_before = self.totals.completion_tokens
         self._write_checkpoint()
 
-    def _earlier(self) -> tuple[int, str]:
-        return self.earlier, "samples"
+    unit = "samples"
+
+    @property
+    def settled_groups(self) -> int:
+        return self.totals.done
+
+    def _earlier(self) -> int:
+        return self.earlier
 
     def _count(self, kind: str, record: Mapping[str, Any]) -> None:
         self.totals.add(kind, record)
@@ -277,18 +283,10 @@ class BatchSink(FileSink):
         return self.caps.reached(self.totals, self.started)
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        totals = self.totals
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        parts = [f"{totals.failed} failed, {totals.discarded} discarded, {pipeline.playing} in flight"]
-        parts.append(f"{self.sampled / seconds:.0f} tokens/s")
-        if (calls := totals.calls)["count"]:
-            parts.append(f"tools {100 * calls['success'] / calls['count']:.0f} % ok")
-        if (cost := self.caps.cost_of(totals)) is not None:
-            parts.append(f"cost {cost:.4f}")
-        now = totals.done - self.earlier
-        if now and self.total > totals.done:
-            parts.append(f"{timedelta(seconds=int((self.total - totals.done) * seconds / now))} left")
-        return Standing(totals.done, self.total, "samples", ", ".join(parts), interval=60.0)
+        notes = [f"{self.totals.discarded} discarded"]
+        if (cost := self.caps.cost_of(self.totals)) is not None:
+            notes.append(f"cost {cost:.4f}")
+        return self._standing(pipeline, notes)
 
     # The end.
 

@@ -8,23 +8,28 @@ import importlib.metadata
 import sys
 from collections.abc import Sequence
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode
 
 VERBS = {
     "api": "the rollout API: takes groups from environments, gives batches to a trainer, and loses none",
     "batch": "play a file of prompts into ShareGPT files, or merge the shards of such a run",
+    "check": "find mistakes of an environment without a model",
     "compress": "fit long trajectories into a budget of tokens, with a summary instead of their middle turns",
     "demo": "play a few problems with the embedded model and the reference policy",
     "doctor": "show what works on this machine, and how to install what is missing",
     "engine": "train and sample a model on this machine, with the Tinker SDK as the client",
-    "eval": "compare finished evaluations",
+    "envs": "list the environments that come along",
+    "eval": "measure a model in an environment; compare finished evaluations",
     "export": "write the groups of a finished run in another format",
     "fake-server": "serve completions without a model, for tests and load measurements",
     "images": "make images of Dockerfiles without an engine, list and remove their layers",
+    "new": "write the file of a new environment, and its test",
     "play": "play an environment that was written for Atropos, unmodified",
     "policy": "serve the weights of a training run, for evaluations",
+    "process": "play an environment, and write training data",
     "report": "write the HTML report of a groups file again",
     "sandboxes": "list the sandboxes of a backend, remove those that killed runs left, and attack them",
+    "serve": "play an environment for a trainer",
     "tasks": "show and convert tasks in Harbor's folder format",
     "trajectories": "figures, checks, conversion and duplicates of files of trajectories",
     "train": "train a model: rollout API, trainer and environment as one command",
@@ -48,11 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         module = importlib.import_module(f"lachesis.cli.{parsed.verb.replace('-', '_')}")
         code: int = module.main(rest)
-    except LachesisError as error:
+    except Exception as error:
         from lachesis.runs.command_line import report_error
 
         return report_error(error)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-        return 130
+        return ExitCode.STOPPED
     return code

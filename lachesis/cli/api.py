@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from lachesis.errors import ExitCode
 from lachesis.inference.wire.service import is_loopback
 from lachesis.runs.own_process import run_alone
 from lachesis.tasks import stop_event
@@ -27,10 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not token and not given.insecure and not is_loopback(given.host):
         print(
             f"lachesis api: on {given.host} everybody who reaches port {given.port} could post groups and reset the "
-            f"queue; set {TOKEN_VARIABLE}, here and for environments and the trainer, or pass --insecure",
+            f"queue; set {TOKEN_VARIABLE}, here and for environments and the trainer",
             file=sys.stderr,
         )
-        return 2
+        return ExitCode.SETTINGS
     settings = ApiSettings(
         db=given.db,
         host=given.host,
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_alone(_serve(settings))
     except OSError as error:
         print(f"lachesis api: cannot listen on {given.host}:{given.port}: {error}", file=sys.stderr)
-        return 1
+        return ExitCode.FAILED
 
 
 async def _serve(settings: ApiSettings) -> int:

@@ -40,6 +40,7 @@ from lachesis.compression.summary import (
 )
 from lachesis.errors import SettingsError
 from lachesis.lazy import quiet_imports
+from lachesis.run_folder import refuse_files_of_runs
 from lachesis.runs.progress import Progress, Standing
 from lachesis.trajectories import JsonlError
 
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(argv)
     settings = _settings(given)
     jobs = find_jobs(given.input, given.output, settings.output.output_suffix)
+    for job in jobs:
+        refuse_files_of_runs(job.output)
     return asyncio.run(_run(given, settings, jobs))
 
 

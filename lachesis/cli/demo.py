@@ -19,6 +19,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+MAX_TOKENS = 200
 PLAYERS = {"embedded": "SmolLM2-135M (embedded)", "reference": "reference policy (no model)"}
 
 
@@ -38,13 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--sandbox", choices=("bubblewrap", "none"), default="bubblewrap", help="none: run code as you")
     arguments = parser.parse_args(argv)
     console = Console()
-    from backends import BackendUnavailable
-
-    try:
-        return asyncio.run(_play(console, arguments))
-    except BackendUnavailable:
-        console.print("to see the demo without a sandbox, its code run as you: make demo SANDBOX=none")
-        raise
+    return asyncio.run(_play(console, arguments))
 
 
 def _count(text: str) -> int:
@@ -55,7 +50,7 @@ def _count(text: str) -> int:
 
 async def _play(console: Console, arguments: argparse.Namespace) -> int:
     from lachesis.environments.gsm8k import GSM8kAgentEnv, GSM8kEnvConfig
-    from lachesis.runs.results import RunFiles, RunResult
+    from lachesis.runs.results import RunFiles, RunResult, path_link
     from lachesis.runs.server_settings import ServerConfig
     from lachesis.trajectories import read_lines
     from lachesis.trajectories.exports import stored_messages
@@ -69,7 +64,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             total_steps=arguments.items,
             group_size=arguments.group_size,
             sandbox=arguments.sandbox,
-            max_token_length=200,
+            max_token_length=MAX_TOKENS,
             agent_temperature=0.4,
             data_path_to_save_groups=str(folder / "groups.jsonl"),
         )
@@ -91,8 +86,8 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             ("report", files.report),
         ):
             if path.exists() and path.stat().st_size:
-                console.print(f"  {label:<20}{path}", highlight=False, soft_wrap=True)
-    for player, choose in (("reference", max), ("embedded", min)):
+                console.print(Text(f"  {label:<20}") + path_link(path), soft_wrap=True)
+    for player, choose in (("embedded", min), ("reference", max)):
         groups = read_lines(results[player].files.groups)
         scored = [(group, one) for group in groups for one in group["rollouts"] if one["reward"] is not None]
         if scored:
@@ -100,7 +95,26 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             title = f"{PLAYERS[player]}: reward {rollout['reward']:.1f}, {rollout['outcome']}"
             console.print()
             console.print(_trajectory(title, stored_messages(group, rollout)))
+            if player == "embedded":
+                console.print(f"\n{_why_it_fails([one for _, one in scored])}", highlight=False)
+    larger = "python environments/gsm8k_agent_env.py evaluate --openai.base_url URL --openai.model_name NAME"
+    console.print(f"\nnext: lachesis view {arguments.output}, or a larger model: {larger}", soft_wrap=True)
     return 0 if all(result.summary.scored for result in results.values()) else 1
+
+
+def _why_it_fails(rollouts: Sequence[Mapping[str, Any]]) -> str:
+    solved = sum(rollout["reward"] > 0 for rollout in rollouts)
+    counts = {
+        "without a single call of the tool": sum(not rollout["tool_calls"] for rollout in rollouts),
+        "with a call that failed": sum(bool(rollout["tool_errors"]) for rollout in rollouts),
+        f"cut off at {MAX_TOKENS} tokens": sum(rollout["outcome"] == "context_exhausted" for rollout in rollouts),
+    }
+    how = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return (
+        f"The model solved {solved} of {len(rollouts)}{f' ({how})' if how else ''}: with 135 million parameters it "
+        "reasons badly and rarely calls the tool as it should. The reference policy replays the worked solutions of "
+        "the same problems, and shows what a success looks like:"
+    )
 
 
 def _table(results: Mapping[str, Any]) -> Table:

@@ -1,4 +1,7 @@
-"""`lachesis doctor`: what works on this machine, and how to install what is missing."""
+"""`lachesis doctor [demo | train | BACKEND]`: what works on this machine, and how to install what is missing.
+
+With a purpose, it looks at what that needs, and ends with 1 where something is missing; with `--url`, at a server.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,28 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from backends import backend_names, create_backend
-from lachesis.errors import LachesisError
+from lachesis.cli.subcommands import options_of
+from lachesis.errors import ExitCode, LachesisError
+from lachesis.runs.flags import close_names
 
 PATIENCE = 20.0
-"""Seconds that a backend has to answer."""
+"""Seconds that a backend or a model server has to answer."""
+PURPOSES = ("demo", "train")
+TRAINING = ("accelerate", "gguf", "peft", "tinker", "torch", "transformers")
+CLIENTS = {"docker": "aiodocker", "modal": "modal", "ssh": "asyncssh"}
+"""Packages of backends, which are installed as extras of their names."""
+_INSTALL = re.compile(r"(?:apt-get|pip) install(?: --\S+)* [^\s,;]+")
 _CHILD = """
 import asyncio, dataclasses, json, sys
 from lachesis.cli.doctor import sandboxes
@@ -46,21 +57,66 @@ class Check:
     needed: bool = False
     more: Sequence[str] = ()
     """Lines below it."""
+    install: Sequence[str] = ()
+    """Commands that install what is missing, each of one package."""
 
 
-async def examine(backend: str | None, options: dict[str, Any]) -> list[Check]:
-    """All checks, those that are needed first; or that of one backend."""
-    if backend is not None:
-        return [await sandboxes(backend, options, needed=True)]
+async def examine(purpose: str | None, options: dict[str, Any]) -> list[Check]:
+    """All checks, those that are needed first; or those that one of `PURPOSES` or a backend needs."""
+    if purpose is not None and purpose not in PURPOSES:
+        return [await sandboxes(purpose, options, needed=True)]
     python = sys.version_info >= (3, 11)
-    return [
+    checks = [
         Check("python", python, sys.version.split()[0], "install Python 3.11 or newer", needed=True),
         await sandboxes("local", {}, needed=True),
-        *await asyncio.gather(*(_in_child(name) for name in backend_names() if name != "local")),
-        _model(),
-        _package("gsm_symbolic problems", "reasoning_gym", "pip install --no-deps reasoning-gym"),
-        *(_key(name, use) for name, use in KEYS.items()),
     ]
+    demo = [_model(), _packages("gsm_symbolic problems", ["reasoning_gym"], "pip install --no-deps reasoning-gym")]
+    train = [_packages("trainer", TRAINING, "pip install 'lachesis-rl[train]'")]
+    if purpose is not None:
+        return [*checks, *(replace(check, needed=True) for check in (demo if purpose == "demo" else train))]
+    others = await asyncio.gather(*(_in_child(name) for name in backend_names() if name != "local"))
+    return [*checks, *others, *demo, *train, *(_key(name, use) for name, use in KEYS.items())]
+
+
+async def examine_server(url: str, model: str | None, key: str) -> list[Check]:
+    """Whether a model server answers, knows the model, and reports token ids with logprobs (Phase 2)."""
+    from lachesis.inference.engines import ENGINES, create_engine
+    from lachesis.inference.sampling import read_sampling
+    from lachesis.runs.command_line import validate_settings
+    from lachesis.runs.model_servers import server_of, settings_of
+    from lachesis.runs.server_settings import ServerConfig
+
+    given = {"base_url": url, "model_name": model or "default", "api_key": key}
+    config = validate_settings(ServerConfig, {**given, "max_retries": 0, "timeout": int(PATIENCE)}, "openai")
+    found: list[Check] = []
+    async with server_of(config, tool_call_parser=None) as server:
+        try:
+            names = await server.check()
+        except LachesisError as error:
+            return [Check("model server", False, str(error), needed=True)]
+        listed = f"it lists {', '.join(names[:8])}" if names else "it lists no models"
+        known = model is None or not names or model in names
+        found.append(Check("model server", known, listed, f"{model!r} is not among them", needed=True))
+        config.model_name = model or (names or ["default"])[0]
+    async with server_of(config, tool_call_parser=None) as server:
+        try:
+            await server.chat([{"role": "user", "content": "Hello"}], max_tokens=1)
+            found.append(Check("chat (Phase 1)", True, config.model_name, needed=True))
+        except LachesisError as error:
+            return [*found, Check("chat (Phase 1)", False, str(error), needed=True)]
+    reporting = []
+    for name in ENGINES.names():
+        engine = create_engine(name, settings_of(config, base_url=None, tool_call_parser=None))
+        try:
+            await engine.generate([1, 2, 3], read_sampling({"temperature": 1.0}, default_max_tokens=1))
+            reporting.append(name)
+        except LachesisError:
+            continue
+        finally:
+            await engine.close()
+    fix = "`serve` needs them: a vLLM, SGLang or llama.cpp server, or the embedded model (docs/models.md)"
+    detail = f"with openai.engine {', '.join(reporting)}" if reporting else "no token ids with logprobs"
+    return [*found, Check("tokens (Phase 2)", bool(reporting), detail, fix)]
 
 
 async def _in_child(name: str) -> Check:
@@ -82,10 +138,21 @@ async def sandboxes(name: str, options: dict[str, Any], *, needed: bool) -> Chec
     except TimeoutError:
         return Check(f"sandboxes: {name}", False, f"no answer within {PATIENCE:g} s", needed=needed)
     except (LachesisError, ValueError) as error:  # a package or an option that it needs
-        return Check(f"sandboxes: {name}", False, str(error), needed=needed)
+        return Check(f"sandboxes: {name}", False, str(error), needed=needed, install=[*_missing(name, str(error))])
     lines = [("isolation", found.isolation), ("limits", found.limits), *(("better", line) for line in found.better)]
     more = [f"{what}: {line}" for what, line in lines if line]
-    return Check(f"sandboxes: {name}", found.ok, found.detail, found.fix, needed, more)
+    install = [] if found.ok else [*_missing(name, found.fix)]
+    return Check(f"sandboxes: {name}", found.ok, found.detail, found.fix, needed, more, install)
+
+
+def _missing(backend: str, said: str) -> Iterator[str]:
+    """How to install what a backend lacks: what it says, and what it would say next."""
+    if (client := CLIENTS.get(backend)) and importlib.util.find_spec(client) is None:
+        yield f"pip install 'lachesis-rl[{backend}]'"
+        if backend == "docker" and shutil.which("dockerd") is None:
+            yield "apt-get install docker.io"
+    elif found := _INSTALL.search(said):
+        yield found[0]
 
 
 def _model() -> Check:
@@ -98,23 +165,33 @@ def _model() -> Check:
         if importlib.util.find_spec(package) is None
     ]
     if missing:
-        return Check("embedded model", False, "not installed", " && ".join(missing))
+        return Check("embedded model", False, "not installed", together(missing), install=missing)
     # In a child process: a missing shared library shows only when the module is loaded.
     tried = subprocess.run([sys.executable, "-c", "import xllamacpp"], capture_output=True, text=True, check=False)
     if tried.returncode:
         # On a processor that it was not built for, it is killed and prints nothing.
         reason = (tried.stderr.strip().splitlines() or [f"its import ended with exit code {tried.returncode}"])[-1]
         fix = "apt-get install libgomp1" if "libgomp" in reason else "pip install --force-reinstall xllamacpp"
-        return Check("embedded model", False, reason, fix)
+        return Check("embedded model", False, reason, fix, install=[fix])
     return Check(
         "embedded model", True, f"SmolLM2-135M-Instruct on xllamacpp {importlib.metadata.version('xllamacpp')}"
     )
 
 
-def _package(name: str, package: str, fix: str) -> Check:
-    if importlib.util.find_spec(package) is None:
-        return Check(name, False, "not installed", fix)
-    return Check(name, True, importlib.metadata.version(package.replace("_", "-")))
+def _packages(name: str, packages: Sequence[str], fix: str) -> Check:
+    if missing := [each for each in packages if importlib.util.find_spec(each) is None]:
+        return Check(name, False, f"not installed: {', '.join(missing)}", fix, install=[fix])
+    versions = [importlib.metadata.version(each.replace("_", "-")) for each in packages]
+    return Check(name, True, ", ".join(f"{each} {version}" for each, version in zip(packages, versions, strict=True)))
+
+
+def together(commands: Sequence[str]) -> str:
+    """One line that installs everything: apt once, pip once, and once more for packages without their requirements."""
+    packages: dict[str, dict[str, None]] = {}
+    for command in commands:
+        tool, _, package = command.rpartition(" ")
+        packages.setdefault(tool, {})[package] = None
+    return " && ".join(f"{tool} {' '.join(packages[tool])}" for tool in sorted(packages))
 
 
 def _key(name: str, use: str) -> Check:
@@ -125,13 +202,26 @@ def _key(name: str, use: str) -> Check:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the findings; 1 when something needed is missing."""
     parser = argparse.ArgumentParser(prog="lachesis doctor", description=__doc__)
+    purposes = [*PURPOSES, *backend_names()]
+    known = ", ".join([*purposes, "or package.module:Class"])
+    parser.add_argument("purpose", nargs="?", metavar="PURPOSE", help=f"only what this needs: {known}")
     parser.add_argument("--backend", metavar="NAME", help="only this backend of sandboxes")
     parser.add_argument("--options", default="{}", metavar="YAML", help="its options, as in terminal_options")
+    parser.add_argument("--url", metavar="URL", help="only this model server")
+    parser.add_argument("--model", metavar="NAME", help="its model")
+    parser.add_argument("--api_key", default="", metavar="KEY", help="its key")
     arguments = parser.parse_args(argv)
-    options = yaml.safe_load(arguments.options)
-    if not isinstance(options, dict) or (options and arguments.backend is None):
-        parser.error("--options takes a mapping, and needs --backend")
-    findings = asyncio.run(examine(arguments.backend, options))
+    purpose = arguments.backend or arguments.purpose
+    if purpose and purpose not in purposes and ":" not in purpose:
+        near = close_names(purpose, purposes)
+        parser.error(f"unknown purpose {purpose!r}; {f'did you mean {near[0]}?' if near else f'known are {known}'}")
+    options = options_of(arguments.options)
+    if options and purpose in (None, *PURPOSES):
+        parser.error("--options needs --backend")
+    if arguments.url:
+        findings = asyncio.run(examine_server(arguments.url, arguments.model, arguments.api_key))
+    else:
+        findings = asyncio.run(examine(purpose, options))
     console = Console()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
@@ -141,4 +231,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         detail = finding.detail if finding.ok or not finding.fix else f"{finding.detail}; {finding.fix}"
         for line in (f"{finding.name:<{width}}  {detail}", *(f"{'':{width + 10}}{line}" for line in finding.more)):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    return 0 if all(finding.ok for finding in findings if finding.needed) else 1
+    if missing := together([command for finding in findings for command in finding.install]):
+        console.print(f"to install what is missing: {missing}", markup=False, highlight=False, soft_wrap=True)
+    return ExitCode.DONE if all(finding.ok for finding in findings if finding.needed) else ExitCode.FAILED

@@ -1,9 +1,10 @@
-"""`lachesis eval compare|regrade`: what to do with finished evaluations."""
+"""`lachesis eval ENV`: measure a model. `lachesis eval compare|regrade`: what to do with finished evaluations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lachesis.cli import play_environment
 from lachesis.cli.subcommands import run_subcommand
 
 SUBCOMMANDS = {
@@ -16,4 +17,7 @@ SUBCOMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run_subcommand("lachesis eval", __doc__, SUBCOMMANDS, argv)
+    arguments = list(argv or ())
+    if arguments and arguments[0] in SUBCOMMANDS:
+        return run_subcommand("lachesis eval", __doc__, SUBCOMMANDS, arguments)
+    return play_environment.main("eval", arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -17,7 +16,8 @@ import yaml
 
 from lachesis.errors import LachesisError
 from lachesis.plugins import UnknownPlugin
-from lachesis.run_folder import settings_of
+from lachesis.run_folder import refuse_files_of_runs, settings_of
+from lachesis.tracebacks import explained, place
 from lachesis.trajectories.exports import (
     EXPORTS,
     Export,
@@ -59,25 +59,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
     )
+    parser.add_argument(
+        "--min-reward", type=float, metavar="X", help="leave out lines without a rollout of at least this reward"
+    )
     arguments = parser.parse_args(argv)
     try:
         options = options_of(arguments.options)
         arguments.groups = _groups_file(arguments.groups)
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
+        refuse_files_of_runs(arguments.out)
         read = read_groups
         if arguments.format == JOB:
+            if arguments.min_reward is not None:
+                raise ExportOptionsError(f"--min-reward: {JOB} is a folder with every rollout; choose another --format")
             write = _job_writer(arguments.groups, options)
         else:
             export = _load(arguments.format, options)
-            write = partial(write_export, export)
+            write = partial(write_export, export, min_reward=arguments.min_reward)
             read = read_items if getattr(export, "of_items", False) else read_groups
         if has_torn_tail(arguments.groups):
             print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)
     except (LachesisError, ImportError) as error:
-        if isinstance(error, ExportError) and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)  # the author of an export wants to see the line
+        cause = error.__cause__ if isinstance(error, ExportError) else None
+        if cause is not None and place(cause):  # the author of an export wants to see the line
+            print(explained(cause), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code if isinstance(error, LachesisError) else 1
     print(f"{totals.lines} lines from {totals.rollouts} rollouts of {totals.groups} groups: {arguments.out}")

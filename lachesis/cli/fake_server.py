@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from lachesis.errors import ExitCode
 from lachesis.lazy import quiet_imports
 from lachesis.testing.fake_server import FakeServer, Fault, Lengths, Policy, Scripted
 from lachesis.testing.fake_server.faults import fault_plan
@@ -26,12 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         server = _server(arguments)
     except (ValueError, OSError) as error:
         print(f"lachesis fake-server: {error}", file=sys.stderr)
-        return 2
+        return ExitCode.SETTINGS
     try:
         return asyncio.run(_serve(server, arguments))
     except OSError as error:
         print(f"lachesis fake-server: cannot listen on {arguments.host}:{arguments.port}: {error}", file=sys.stderr)
-        return 1
+        return ExitCode.FAILED
 
 
 async def _serve(server: FakeServer, arguments: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import ExitCode, SettingsError
 from lachesis.runs.command_line import (
     OF_TRAINER,
     TOP_LEVEL,
@@ -34,6 +34,7 @@ from lachesis.training.policy import Policy
 from lachesis.training.rollout_api import TOKEN_VARIABLE
 from lachesis.training.sft.settings import SftSettings
 from lachesis.training.trainer.settings import EnvSettings, Settings, TrainingSettings
+from lachesis.urls import http_url
 
 if TYPE_CHECKING:
     from lachesis.training.curves.recorder import TrainingRecorder
@@ -61,11 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                 train_on_files(settings, read_sft(path, flags), files, console, resume=resume, serve=serve)
             )
         return run_alone(train(settings, console, resume=resume))
-    except LachesisError as error:
+    except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; start the same command again to continue from the last checkpoint")
-        return 130
+        return ExitCode.STOPPED
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -119,6 +120,7 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
     _check_env(env)
     openai = file.get("openai") or {}
     server = {**(openai[0] if isinstance(openai, list) else openai), **flags.get("openai", {})}
+    url = _url("openai.base_url", server.get("base_url"))
     of_training = validate_settings(TrainingSettings, training, "training")
     of_env = validate_settings(EnvSettings, env, "env")
     model = of_training.base_model or server.get("model_name")
@@ -139,9 +141,16 @@ def read_settings(path: Path | None, flags: Mapping[str, Any], *, of_files: bool
         served_model=str(server.get("model_name") or model),
         base_model=str(model),
         tokenizer=of_env.tokenizer_name or server.get("tokenizer_name"),
-        port=(urlsplit(str(server.get("base_url") or "")).port or 8001) if port is None else port,
+        port=(urlsplit(url).port or 8001) if port is None else port,
         num_steps=steps or 0,
     )
+
+
+def _url(name: str, given: Any) -> str:
+    try:
+        return http_url(str(given or "")) or ""
+    except ValueError as error:
+        raise SettingsError(f"{name}: {error} (got {given!r})") from None
 
 
 def _section(path: Path | None, file: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -161,9 +170,10 @@ def _check_env(env: Mapping[str, Any]) -> None:
 
 
 def check_packages() -> None:
-    """Raises SettingsError if a package is missing that the engine of the run needs."""
+    """Raises SettingsError if a package is missing that the engine of the run needs, or its URL is none."""
     from lachesis.training.tinker_sdk import is_configured
 
+    _url("TINKER_BASE_URL", os.environ.get("TINKER_BASE_URL"))
     needed = ("tinker", "transformers") if is_configured() else ("tinker", "transformers", "torch", "peft")
     if missing := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise SettingsError(
@@ -207,7 +217,7 @@ async def train(settings: Settings, console: Console, *, resume: bool) -> int:
         stop_at_signals(stop, say)
         steps = await trainer.run()
     say(f"{steps} of {settings.num_steps} steps are in the weights; checkpoint, metrics and report are in {folder}")
-    return 0 if steps >= settings.num_steps else 130
+    return 0 if steps >= settings.num_steps else ExitCode.STOPPED
 
 
 class Tokenizer:

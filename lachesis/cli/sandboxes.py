@@ -9,12 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-import yaml
 from rich.console import Console
 
 from backends import Backend, BackendError, SandboxInfo, backend_names, create_backend
+from lachesis.errors import ExitCode, SettingsError
 
 from . import sandbox_attacks
+from .subcommands import options_of
 
 
 def parser() -> argparse.ArgumentParser:
@@ -61,7 +62,7 @@ async def look(names: Sequence[str] | None, options: dict[str, Any], arguments: 
         except (BackendError, ValueError) as error:
             if is_expected:
                 print(f"error: {error}" if name in str(error) else f"error: {name}: {error}", file=sys.stderr)
-                code = 1
+                code = ExitCode.FAILED if isinstance(error, BackendError) else ExitCode.SETTINGS
     for info in found:
         console.print(_line(info), markup=False, highlight=False, soft_wrap=True)
     if code and not found:
@@ -81,17 +82,11 @@ def _line(info: SandboxInfo) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print one line a sandbox; the exit code."""
     arguments = parser().parse_args(argv)
-    try:
-        options = yaml.safe_load(arguments.options) or {}
-    except yaml.YAMLError as error:
-        print(f"error: --options is not YAML: {error}", file=sys.stderr)
-        return 2
-    if not isinstance(options, dict) or (options and len(arguments.backend or []) != 1):
-        print("error: --options takes a mapping, and needs exactly one --backend", file=sys.stderr)
-        return 2
+    options = options_of(arguments.options)
+    if options and len(arguments.backend or []) != 1:
+        raise SettingsError("--options needs exactly one --backend")
     if arguments.verb == "attack":
         if len(arguments.backend) != 1:
-            print("error: attack takes exactly one --backend", file=sys.stderr)
-            return 2
+            raise SettingsError("attack takes exactly one --backend")
         return asyncio.run(sandbox_attacks.attack(arguments.backend[0], options, arguments))
     return asyncio.run(look(arguments.backend, options, arguments))

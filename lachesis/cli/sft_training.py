@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from lachesis.cli.launch_training import Tokenizer, engine, new_recorder, serving, stop_at_signals
-from lachesis.errors import SettingsError
+from lachesis.errors import ExitCode, SettingsError
 from lachesis.training.sft.settings import SftSettings
 from lachesis.training.trainer.settings import Settings
 
@@ -48,7 +48,7 @@ async def train_on_files(
         if serve and not stop.is_set():
             async with serving(settings, await run.policy(), tokenizer, say):
                 await stop.wait()
-    return 0 if steps >= run.last_step else 130
+    return 0 if steps >= run.last_step else ExitCode.STOPPED
 
 
 def _read(settings: Settings, sft: SftSettings, files: Sequence[str], tokenizer: Tokenizer) -> Dataset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import yaml
 
@@ -45,15 +46,20 @@ def backend_of(arguments: argparse.Namespace) -> Backend:
         SettingsError: there is none of that name, or it does not have these options.
     """
     try:
-        options = yaml.safe_load(arguments.options) or {}
+        return create_backend(arguments.backend, **options_of(arguments.options))
+    except ValueError as error:
+        raise SettingsError(str(error)) from error
+
+
+def options_of(text: str) -> dict[str, Any]:
+    """The value of `--options`. Raises SettingsError."""
+    try:
+        options = yaml.safe_load(text) or {}
     except yaml.YAMLError as error:
         raise SettingsError(f"--options is not YAML: {error}") from None
     if not isinstance(options, dict):
         raise SettingsError("--options takes a mapping, as '{host: worker-1}'")
-    try:
-        return create_backend(arguments.backend, **options)
-    except ValueError as error:
-        raise SettingsError(str(error)) from error
+    return options
 
 
 async def check(backend: Backend) -> None:

@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.text import Text
 
 from lachesis.cli import launch_training
-from lachesis.cli.train_environment import environment_class
-from lachesis.errors import SettingsError
+from lachesis.cli.environment_classes import environment_class
+from lachesis.errors import ExitCode, SettingsError
 from lachesis.runs import command_line
 from lachesis.training.processes.ports import free_ports
 from lachesis.training.processes.process import Part
@@ -44,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(highlight=False)
     code = asyncio.run(_run(plan, given.max_restarts, console))
     folder = plan.settings.run_dir
-    end = {0: "trained", 130: "stopped; the same command continues"}.get(
-        code, f"ended before the last step, exit code {code}"
-    )
+    ends: dict[int, str] = {ExitCode.DONE: "trained", ExitCode.STOPPED: "stopped; the same command continues"}
+    end = ends.get(code, f"ended before the last step, exit code {code}")
     report = folder / "report.html"
     console.print(
         f"{end}; report: {report if report.exists() else 'none yet'}; logs: {folder / 'logs'}",

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 from rich.table import Table
 
 from lachesis.cli.export import options_of, print_counts, printable
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
+from lachesis.run_folder import refuse_files_of_runs
 from lachesis.trajectories.chat_exports import Unsuitable
 from lachesis.trajectories.entry_files import Line, OnBad, Rewritten, convert_entries, deduplicate, read_entries
 from lachesis.trajectories.errors import MessageError
@@ -29,7 +30,7 @@ from lachesis.trajectories.validation import VALIDATORS, validate_entry
 class TrajectoryFilesError(LachesisError):
     """The arguments do not fit together."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -179,6 +180,7 @@ def _rewrite(arguments: argparse.Namespace, write: Callable[[Iterator[Line]], Re
     for path in arguments.files:
         if path.exists() and arguments.out.exists() and path.samefile(arguments.out):
             raise TrajectoryFilesError(f"--out {arguments.out}: is one of the files that are read; choose another")
+    refuse_files_of_runs(arguments.out)
     unreadable: Counter[str] = Counter()
     skip = getattr(arguments, "skip_invalid", False)
     with _lines(arguments.files, bad=_counted(unreadable) if skip else None) as lines:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,6 +18,7 @@ from lachesis.runs import commands
 from lachesis.runs.environment import Environment
 from lachesis.runs.group_player import PlayedGroup, play_group
 from lachesis.runs.item_keys import item_digest
+from lachesis.tracebacks import explained
 from lachesis.training.groups import CERTIFICATE
 from lachesis.training.rollout_api import Registration
 
@@ -110,7 +110,7 @@ async def call_hook(env: Any, name: str, *args: Any, **kwargs: Any) -> None:
     try:
         await getattr(env, name)(*args, **kwargs)
     except Exception as error:
-        trace = "".join(traceback.format_exception(error))
+        trace = explained(error)
         shown: set[str] = env.__dict__.setdefault("_shown_hooks", set())
         if (key := f"{name}: {type(error).__name__}") not in shown:
             shown.add(key)

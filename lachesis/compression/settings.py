@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lachesis.errors import SettingsError
+from lachesis.urls import HTTP_URL
 
 
 class _Section(BaseModel):
@@ -55,7 +56,7 @@ class SummarizationSettings(_Section):
 
     model: str = ""
     """The name that the server knows, `embedded`, or the path of a GGUF file, which is served here."""
-    base_url: str = ""
+    base_url: Annotated[str, HTTP_URL] = ""
     api_key_env: str = "OPENROUTER_API_KEY"
     """The environment variable that holds the key. Empty: no key."""
     temperature: float = Field(default=0.3, ge=0)

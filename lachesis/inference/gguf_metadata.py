@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 _MAGIC: Final = b"GGUF"
 _VERSIONS: Final = (2, 3)
@@ -20,6 +20,8 @@ _STRING, _ARRAY = 8, 9
 
 class GGUFError(LachesisError, ValueError):
     """The file is not GGUF, or lacks required metadata. The message names the file, the reason and the next step."""
+
+    exit_code = ExitCode.SETTINGS
 
     def __init__(self, path: Path, reason: str, next_step: str) -> None:
         super().__init__(f"{path}: {reason}; {next_step}")

@@ -25,7 +25,7 @@ import orjson
 
 from lachesis.inference.affinity import Route
 from lachesis.inference.chat_format import finish_reasons
-from lachesis.inference.errors import LOGIN, BadResponse, RequestRejected, ServerUnavailable, rejection
+from lachesis.inference.errors import LOGIN, Asked, BadResponse, RequestRejected, ServerUnavailable, rejection
 from lachesis.inference.http_session import HttpSessionOwner
 from lachesis.inference.request_body import json_body
 from lachesis.inference.sampling import LogprobsKind
@@ -133,8 +133,12 @@ class HttpClient(HttpSessionOwner):
             )
         self.outages = 0
         """Requests that found no server, and times without any: after one, another may be at the same address."""
+        self.models: Sequence[str] = ()
+        """What `check` found."""
+        self.slowest = 0.0
+        """Seconds of the slowest answer to a `send`; 0 before the first."""
         self._in_flight = 0
-        self._answered_at = time.monotonic()
+        self._waiting_since = self._answered_at = time.monotonic()
         self._gate = asyncio.Semaphore(settings.max_concurrency)
 
     @property
@@ -146,6 +150,16 @@ class HttpClient(HttpSessionOwner):
     def root_url(self) -> str:
         """`base_url` without its version: the base of routes that are not part of OpenAI's API."""
         return self.base_url.removesuffix("/v1")
+
+    @property
+    def silence(self) -> float:
+        """Seconds for which requests have waited, and none has ended."""
+        return time.monotonic() - max(self._waiting_since, self._answered_at) if self._in_flight else 0.0
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that wait for an answer."""
+        return self._in_flight
 
     def finish_reasons(self, body: Mapping[str, Any]) -> Sequence[str]:
         """Those of an answer. The client retries after "error", and after "abort" unless it takes partial answers."""
@@ -165,7 +179,8 @@ class HttpClient(HttpSessionOwner):
             await self._get("/health", root=True)
             return []
         listed = answer.get("data")
-        return [str(model["id"]) for model in listed or () if isinstance(model, Mapping) and "id" in model]
+        self.models = [str(model["id"]) for model in listed or () if isinstance(model, Mapping) and "id" in model]
+        return list(self.models)
 
     async def post(
         self, path: str, payload: Mapping[str, Any], *, max_retries: int | None = None, route: Route | None = None
@@ -206,7 +221,9 @@ class HttpClient(HttpSessionOwner):
                 started = time.monotonic()
                 try:
                     answer = await self._request(url, payload, shorten=shorten, headers=headers, partial=partial)
-                    return HttpAnswer(answer, time.monotonic() - started, attempt)
+                    latency = time.monotonic() - started
+                    self.slowest = max(self.slowest, latency)
+                    return HttpAnswer(answer, latency, attempt)
                 except _Failed as failure:
                     delay = retry_delay(attempt, failure.retry_after, self.settings.first_retry_delay)
                     if attempt > retries or time.monotonic() + delay > deadline:
@@ -239,7 +256,9 @@ class HttpClient(HttpSessionOwner):
         Without a `payload` it is a GET.
         """
         session, method = self._open_session(), "GET" if payload is None else "POST"
-        self.outages += not self._in_flight and time.monotonic() - self._answered_at > _RESTART
+        if not self._in_flight:
+            self._waiting_since = time.monotonic()
+            self.outages += self._waiting_since - self._answered_at > _RESTART
         self._in_flight += 1
         try:
             # No variable for the body: aiohttp frees what it has sent, and thousands of requests may be in flight.
@@ -280,7 +299,14 @@ class HttpClient(HttpSessionOwner):
         out_of_money = error_object.get("code") == "insufficient_quota"
         if (status in _RETRIED_STATUS or status >= 500) and status != 501 and not out_of_money:
             raise _Failed(f"status {status}: {text[:300]}", _retry_after(answered.get("Retry-After")))
-        raise rejection(self.base_url, status, text, error_object, has_key=bool(self.settings.api_key))
+        raise rejection(
+            self.base_url,
+            status,
+            text,
+            error_object,
+            has_key=bool(self.settings.api_key),
+            asked=Asked(url, self.settings.model_name, self.models),
+        )
 
     def _route_headers(self, route: Route) -> dict[str, str]:
         """vLLM and SGLang read the rank from a header; it is a number from 0."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
+from lachesis.errors import ExitCode
 from lachesis.inference.engines.base import ServerTokenizer, TokenEngine
 from lachesis.inference.errors import BadResponse, ContextExhausted, InferenceError, RequestRejected, ServerUnavailable
 from lachesis.inference.text_encoder import TextEncoder
@@ -39,7 +40,7 @@ _PATIENCE: Final = 60.0
 class TokenizersDiffer(InferenceError):
     """The server splits text into other ids than the run does."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 class TokenizerProof:

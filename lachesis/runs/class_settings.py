@@ -15,7 +15,6 @@ other name is the environment's own.
 
 from __future__ import annotations
 
-import sys
 from copy import copy
 from difflib import get_close_matches
 from functools import cached_property
@@ -217,11 +216,6 @@ def without_effect(env: Any) -> list[str]:
             "class an attribute with a plain value"
         )
     return messages
-
-
-def is_of_a_script(env_cls: type) -> bool:
-    """Whether the class is defined in a script that runs now, where the first command can report its errors."""
-    return env_cls.__module__ == "__main__" and hasattr(sys.modules["__main__"], "__file__")
 
 
 def source_of(env: Any, field: str) -> str:

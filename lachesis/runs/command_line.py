@@ -17,12 +17,13 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import ExitCode, LachesisError, SettingsError
 from lachesis.runs.flags import close_names, make_parser
 from lachesis.runs.own_process import run_alone
 from lachesis.runs.server_settings import ServerConfig, as_server_configs, describe, is_local_model, needs_start
 from lachesis.runs.setting_facts import facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig, as_env_config, chosen_values
+from lachesis.tracebacks import explained, place
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -42,22 +43,36 @@ def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         command, settings = read_settings(env_cls, arguments)
-        if console.is_terminal:  # the rest of the start takes a second
-            said = f"{env_cls.name or env_cls.__name__}: {command}, model {describe(settings['server_configs'])}"
-            console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+        announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
         return run_alone(_run(command, env_cls(**settings)))
-    except LachesisError as error:
+    except Exception as error:
         return report_error(error, console)
     except (KeyboardInterrupt, asyncio.CancelledError):
         console.print("stopped; what was finished is kept, start again to continue")
-        return 130
+        return ExitCode.STOPPED
 
 
-def report_error(error: LachesisError, console: Console | None = None) -> int:
-    """Print an expected error, without a traceback; the exit code. All commands end with expected errors here."""
+def announce(name: str, command: str, servers: Sequence[ServerConfig], console: Console) -> None:
+    """Tell a terminal at once what begins: the rest of the start takes a second."""
+    if console.is_terminal:
+        said = f"{name}: {command}, model {describe(servers)}"
+        console.print(said, style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def report_error(error: Exception, console: Console | None = None) -> int:
+    """Print the error that ends a command; the exit code. An expected one is a message, any other has a traceback."""
     console = console or Console(stderr=True)
-    console.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-    return error.exit_code
+    said, rest = str(error), ""
+    if not isinstance(error, LachesisError):
+        said, _, rest = explained(error).partition("\n")
+        if where := place(error):
+            said, rest = f"{where}: {said}", f"{rest}correct it and start again; what was finished is kept"
+        elif not isinstance(error, OSError):
+            rest += "this is a mistake of Lachesis; please report it with the lines above"
+    console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if rest:
+        console.print(rest, markup=False, highlight=False, soft_wrap=True)
+    return error.exit_code if isinstance(error, LachesisError) else ExitCode.FAILED
 
 
 async def _run(command: str, env: Environment) -> int:
@@ -170,15 +185,13 @@ def _servers(
 
 
 def _check_url(server: ServerConfig, *, given: bool) -> None:
-    """A URL that would not be used, or that is none, is an error. `given`: it is not a default."""
+    """A URL that would not be used is an error. `given`: it is not a default."""
     url = server.base_url or ""
     if given and url and needs_start(server):
         raise SettingsError(
             f"openai.base_url is {url}, but openai.model_name is {server.model_name!r}, which runs here and needs no "
             "URL; name the server's model with --openai.model_name NAME, or leave base_url out"
         )
-    if url and not url.startswith(("http://", "https://")):
-        raise SettingsError(f"openai.base_url has to begin with http:// or https:// (got {url!r})")
 
 
 def _note_without_effect(

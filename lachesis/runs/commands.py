@@ -20,9 +20,9 @@ from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
-from lachesis.runs.evaluations import RunningFigures
+from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.exclusion import Exclusions, of_record, of_rollout
-from lachesis.runs.failures import FailureBrake, RunStopped
+from lachesis.runs.failures import FailureBrake, UnusableSettings
 from lachesis.runs.file_sink import FileSink
 from lachesis.runs.group_player import PlayedGroup, play_group, play_item
 from lachesis.runs.group_records import group_record
@@ -31,6 +31,7 @@ from lachesis.runs.model_servers import model_files
 from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
+from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError, describe, token_engine
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.summary import evaluation_metrics
@@ -65,6 +66,7 @@ async def process(env: Environment) -> RunResult:
             RunFiles(Path(config.data_path_to_save_groups or Path("data") / env.run_name / "groups.jsonl")),
             next_item=env.get_next_item,
             total=env.n_groups_to_process,
+            wanted_items=env.n_groups_to_process,
             workers=env.max_num_workers,
             group_size=env.group_size_to_process,
             on_group=on_group,
@@ -74,6 +76,11 @@ async def process(env: Environment) -> RunResult:
 
 async def evaluate_alone(env: Environment) -> Any:
     """`evaluate` as a command: whatever the environment's own method returns. Raises as `own_evaluation`."""
+    folder = env.config.data_dir_to_save_evals
+    if folder is not None and env.evaluates_itself and Path(folder, "metrics.json").exists():
+        env.config.data_dir_to_save_evals = str(unused(Path(folder)))
+        line = f"note: {folder} holds another evaluation; this one is in {env.config.data_dir_to_save_evals}"
+        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
     async with _tracking(env, "evaluate"), env.running():
         return await own_evaluation(env)
 
@@ -135,7 +142,8 @@ async def evaluate(env: Environment) -> RunResult:
         workers=config.max_eval_workers,
         group_size=1,
         keys=SampleKeys(digests),
-        evaluation=RunningFigures(digests, config.eval_category),
+        evaluation=EvaluatedItems(digests, config.eval_category),
+        wanted_items=config.eval_items if len(items) < config.eval_items else 0,
     )
     metrics = evaluation_metrics(result.summary)
     await env.evaluate_log(
@@ -159,7 +167,8 @@ async def _into_files(
     workers: int,
     group_size: int,
     keys: ItemKeys | None = None,
-    evaluation: RunningFigures | None = None,
+    wanted_items: int,
+    evaluation: EvaluatedItems | None = None,
     on_group: Callable[[PlayedGroup, Decision], Awaitable[None]] | None = None,
     exclusions: Exclusions | None = None,
 ) -> RunResult:
@@ -169,6 +178,7 @@ async def _into_files(
     settings = {**about_content(env, evaluation=evaluates), "evaluation": evaluates, "group_size": group_size}
     if evaluates and (files_of_model := model_files(env.server_configs)):
         settings["model_file"] = await asyncio.to_thread(_content_of, files_of_model)
+    figures = RunningFigures(window=None) if evaluates else RunningFigures()
     sink = FileSink(
         files,
         environment=env.run_name,
@@ -178,17 +188,21 @@ async def _into_files(
         workers=workers,
         system=config.trajectory_system_prompt,
         save_trajectories=config.save_trajectories,
+        min_reward=config.trajectory_min_reward,
         console=env.console,
+        size=group_size,
+        figures=figures,
         evaluation=evaluation,
         on_earlier=None if exclusions is None else partial(_note_earlier, exclusions),
     )
     # A sample is a rollout, and no group: as many may fail as in these groups.
-    brake = FailureBrake(env.console, config.max_failed_groups * (config.group_size if evaluates else 1))
+    most = config.max_failed_groups * (config.group_size if evaluates else 1)
+    brake = FailureBrake(env.console, most, figures.causes)
     pipeline = Pipeline(
         title=env.run_name,
         next_item=next_item,
         keys=keys or ItemKeys(),
-        play=_noting(partial(play_item, env, size=group_size, evaluation=evaluates), exclusions),
+        play=_noting(partial(play_item, env, size=group_size, evaluation=evaluates, finished=figures.add), exclusions),
         sink=sink,
         console=env.console,
         brake=brake,
@@ -203,9 +217,10 @@ async def _into_files(
         seconds=time.monotonic() - started,
         tokens=sink.tokens,
         failed_groups=sink.failed_groups,
-        unscored_because=sink.unscored_because,
+        figures=figures,
         exceptions=brake.exceptions,
         exhausted=pipeline.exhausted,
+        short_of=wanted_items if evaluates or pipeline.exhausted else 0,
         declined=sink.declined,
         left_to_agents=sink.left_to_agents,
         evaluation=evaluates,
@@ -238,17 +253,24 @@ async def serve(env: Environment, *, hold_out: bool) -> ServeResult:
             if env.tracker.on:  # conversations of thousands of turns are copied: not on the loop
                 env.tracker.add(await asyncio.to_thread(_record, env, group, with_samples=False))
 
-        sink = _rollout_api_sink(env)
+        figures = RunningFigures(window=1_000)  # the policy changes
+        sink = _rollout_api_sink(env, figures)
         pipeline = Pipeline(
             title=config.wandb_name or env.run_name,
             next_item=env.get_next_item,
             play=_noting(
-                partial(play_item, env, size=config.group_size, rounds=1 + config.max_infra_retries),
+                partial(
+                    play_item,
+                    env,
+                    size=config.group_size,
+                    rounds=1 + config.max_infra_retries,
+                    finished=figures.add,
+                ),
                 env.tracker.exclusions,
             ),
             sink=sink,
             console=env.console,
-            brake=FailureBrake(env.console, config.max_failed_groups),
+            brake=FailureBrake(env.console, config.max_failed_groups, figures.causes),
             on_group=on_group,
             timeout=longest_group(config),
             grace_period=config.grace_period,
@@ -281,7 +303,7 @@ def _tracking(env: Environment, job: str) -> AbstractAsyncContextManager[None]:
     return env.tracker.tracking(env.config, project=project, group=group, job=job)
 
 
-def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
+def _rollout_api_sink(env: Environment, figures: RunningFigures) -> RolloutApiSink[PlayedGroup]:
     config = env.config
     folder = Path(config.spool_path or Path("data") / env.run_name / "spool")
     evaluations = Path(config.data_dir_to_save_evals or Path("data") / env.run_name / "eval")
@@ -311,6 +333,7 @@ def _rollout_api_sink(env: Environment) -> RolloutApiSink[PlayedGroup]:
         outbox=Outbox(folder, about_content(env, evaluation=False)),
         refused=folder / "refused.jsonl",
         console=env.console,
+        figures=figures,
         evaluate=evaluate_step,
         on_step=on_step,
     )
@@ -378,7 +401,7 @@ async def _draw_eval_items(env: Environment) -> None:
     """Take the items of evaluations out of the stream."""
     wanted = env.config.eval_items
     if (found := len(await env.get_eval_items())) < wanted:
-        raise RunStopped(
+        raise UnusableSettings(
             f"evaluation would take all {found} items (env.eval_items is {wanted}) and leave none to train on: "
             "write get_eval_items, or set --env.eval_items lower or --env.steps_per_eval 0"
         )

@@ -19,7 +19,7 @@ from lachesis.compression.summary import (
 )
 from lachesis.inference import Router
 from lachesis.inference.parse_thread import LONG_TEXT, parse
-from lachesis.runs.model_servers import start_another
+from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.server_settings import describe
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.trajectories import Message
@@ -27,7 +27,9 @@ from lachesis.trajectories import Message
 _TEMPERATURE = 0.3
 
 
-async def context_compression(config: HermesAgentEnvConfig, stack: AsyncExitStack) -> ContextCompression | None:
+async def context_compression(
+    config: HermesAgentEnvConfig, stack: AsyncExitStack, watch: SilenceWatch
+) -> ContextCompression | None:
     """How rollouts compress their contexts; None where they do not. `stack` ends the server that writes summaries.
 
     Raises:
@@ -42,7 +44,9 @@ async def context_compression(config: HermesAgentEnvConfig, stack: AsyncExitStac
     if writer == "extractive":
         return replace(policy, summarise=partial(_extract, tokens), by="extractive")
     assert isinstance(writer, dict)
-    server, server_config = await start_another(writer, "compress_context_with", settings=config, stack=stack)
+    server, server_config = await start_another(
+        writer, "compress_context_with", settings=config, stack=stack, watch=watch
+    )
     asked, by = partial(_ask, server, tokens), describe([server_config])
     return replace(policy, summarise=asked, by=by, timeout=float(server_config.timeout))
 

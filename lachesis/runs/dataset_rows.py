@@ -8,11 +8,17 @@ from typing import Any
 
 import orjson
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 
 class DatasetError(LachesisError):
     """A dataset cannot be used; the message names the place and the next step."""
+
+
+class NoSuchDataset(DatasetError):
+    """The settings name one that does not exist."""
+
+    exit_code = ExitCode.SETTINGS
 
 
 def is_local(name: str) -> bool:
@@ -44,7 +50,8 @@ def read_jsonl(path: Path, required: tuple[str, ...] = ()) -> list[dict[str, Any
                     raise DatasetError(f"{path}, line {number}: the field {', '.join(map(repr, missing))} is missing")
                 rows.append(row)
     except OSError as error:
-        raise DatasetError(f"cannot read the dataset {path}: {error.strerror}") from error
+        kind = NoSuchDataset if isinstance(error, FileNotFoundError) else DatasetError
+        raise kind(f"cannot read the dataset {path}: {error.strerror}; see --env.dataset_name") from error
     if not rows:
         raise DatasetError(f"{path} holds no rows")
     return rows

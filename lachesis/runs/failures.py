@@ -10,8 +10,9 @@ from typing import Any
 
 from rich.console import Console
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
+from lachesis.runs.running_figures import Causes
 
 MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full."""
@@ -25,8 +26,21 @@ MAX_ATTEMPTS_ALONE = 8
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 
 
+PASSES = "start again to continue; finished groups are kept"
+REPEATS = (
+    "the same command would fail in the same way: fix the cause first; it then continues, finished groups are kept"
+)
+"""What to do after failures that may pass, and after others."""
+
+
 class RunStopped(LachesisError):
     """The run cannot go on; what was finished is on disk. The message says why and how to continue."""
+
+
+class UnusableSettings(RunStopped):
+    """The run cannot go on with these settings."""
+
+    exit_code = ExitCode.SETTINGS
 
 
 @dataclass(slots=True, eq=False)
@@ -129,13 +143,15 @@ class FailureBrake:
 
     Args:
         most: groups in a row without a scored rollout after which the run stops.
+        causes: why rollouts of the run have no score, to be counted in the last message.
     """
 
-    def __init__(self, console: Console, most: int) -> None:
+    def __init__(self, console: Console, most: int, causes: Causes | None = None) -> None:
         self.exceptions = 0
         """Rollouts that met an exception in the environment's own code."""
         self._console = console
         self._most = most
+        self._causes = Causes() if causes is None else causes
         self._shown: set[str] = set()
         self._in_a_row = 0
 
@@ -145,9 +161,10 @@ class FailureBrake:
         for trace in decision.tracebacks:
             if trace not in self._shown and len(self._shown) < MAX_TRACEBACKS:
                 self._shown.add(trace)
-                line = f"exception in the environment, on {key}:"
-                self._console.print(line, style="red", markup=False, highlight=False)
-                self._console.print(trace, markup=False, highlight=False, soft_wrap=True)
+                headline, _, rest = trace.partition("\n")
+                line = f"exception in the environment, on {key}: {headline}"
+                self._console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+                self._console.print(rest, markup=False, highlight=False, soft_wrap=True)
 
     def check(self, key: str, decision: Decision) -> None:
         """Raises `RunStopped` after too many groups without a score."""
@@ -163,12 +180,20 @@ class FailureBrake:
         if self._in_a_row >= self._most and isinstance(decision, LeftOut) and useless:
             raise RunStopped(
                 f"{self._in_a_row} groups in a row that are not sent; the last one: {decision.reason}: "
-                f"{decision.detail}\nstart again to continue; finished groups are kept"
+                f"{decision.detail}\n{REPEATS}"
             )
         if self._in_a_row >= self._most:
             why = decision.unscored_because if isinstance(decision, LeftOut) else ""
+            if decision.tracebacks:  # they are printed above
+                why = decision.tracebacks[-1].partition("\n")[0]
+            may_pass = isinstance(decision, LeftOut) and decision.again and not decision.tracebacks
             raise RunStopped(
-                f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
-                f"{(decision.tracebacks[-1].strip() if decision.tracebacks else why) or 'no reason is known'}\n"
-                "fix the cause and start again to continue; finished groups are kept"
+                "\n".join(
+                    [
+                        f"{self._in_a_row} groups in a row without a scored rollout; the last one: "
+                        f"{why or 'no reason is known'}",
+                        *(["rollouts without a score:", *self._causes.lines()] if self._causes else []),
+                        PASSES if may_pass else REPEATS,
+                    ]
+                )
             )

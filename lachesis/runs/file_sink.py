@@ -19,7 +19,7 @@ from rich.console import Console
 from lachesis.agent.rollout import Rollout
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.decisions import Decision, Kept, LeftOut
-from lachesis.runs.evaluations import RunningFigures
+from lachesis.runs.evaluations import EvaluatedItems
 from lachesis.runs.failures import Job
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record, trajectories_of
@@ -29,6 +29,7 @@ from lachesis.runs.pipeline import Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.report import write_report
 from lachesis.runs.results import RunFiles
+from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.tasks import finish
 from lachesis.trajectories import JsonlWriter, read_lines
@@ -43,8 +44,11 @@ class FileSink(Sink[PlayedGroup]):
         settings: the settings that decide the content; a second start must have the same.
         total: groups wanted, those of earlier starts included.
         system: the system turn of trajectories.
+        min_reward: what a rollout needs at least to be among the completed trajectories; None asks for none.
         save_trajectories: whether there are any. A later start that wants them writes those of all groups.
-        evaluation: of an evaluation, its figures so far, which take every group; every line says that it is one.
+        size: rollouts of a group.
+        figures: those of the rollouts so far, for the display.
+        evaluation: of an evaluation, its items; every line says that it is one.
         on_earlier: called, in a thread, with every group that an earlier start finished.
     """
 
@@ -58,54 +62,70 @@ class FileSink(Sink[PlayedGroup]):
         total: int,
         workers: int,
         system: Literal["generated", "actual"],
+        min_reward: float | None = None,
         save_trajectories: bool = True,
         console: Console,
-        evaluation: RunningFigures | None = None,
+        size: int = 1,
+        figures: RunningFigures | None = None,
+        evaluation: EvaluatedItems | None = None,
         on_earlier: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
-        self.on_earlier = on_earlier if evaluation is None else evaluation.add_earlier
+        self.on_earlier = on_earlier
+        self.size = size
+        self.figures = figures or RunningFigures()
         self.files = files
         self.environment = environment
         self.model = model
         self.total = total
         self.system = system
+        self.min_reward = min_reward
         self.save_trajectories = save_trajectories
         self.evaluation = evaluation
         self.console = console
-        self.ledger = Ledger(files.groups, settings, items=() if evaluation is None else evaluation.items)
+        self.ledger = Ledger(files.groups, settings, items=() if evaluation is None else evaluation.digests)
         self.done = self.ledger.done
         self.workers = max(1, workers)
         self.played = 0
         self.failed_groups = 0
         self.declined = 0
         self.left_to_agents = 0
-        self.unscored_because = ""
         self.tokens = 0
         self.summary: Summary | None = None
         """Of the whole run; known once the sink is closed."""
+        self._earlier_done = 0
         self._writing = asyncio.Lock()
-        self._last = ""
 
     @asynccontextmanager
     async def opened(self, changed: Callable[[], None]) -> AsyncIterator[None]:
         with ExitStack() as stack:
             stack.callback(self.ledger.close)
             await to_its_end(self._open, stack)
-            done, unit = self._earlier()
-            if done:
-                line = f"continuing {self.files.groups}: {done} {unit} are done"
+            self._earlier_done = self._earlier()
+            if self._earlier_done:
+                line = f"continuing {self.files.groups}: {self._earlier_done} {self.unit} are done"
                 self.console.print(line, markup=False, highlight=False, soft_wrap=True)
             try:
                 yield
             finally:
                 self.summary = await to_its_end(self._write_report)
 
-    def _earlier(self) -> tuple[int, str]:
-        """What earlier starts finished, and the unit of that. Sets `limit`."""
+    @property
+    def unit(self) -> str:
+        """What is counted."""
+        return "groups" if self.evaluation is None else "samples"
+
+    @property
+    def settled_groups(self) -> int:
+        """Those that are not played again by this start, or in `process` by any, earlier ones included."""
+        left_out = self.failed_groups + self.declined + self.left_to_agents
+        return self._earlier_done + self.played + (left_out if self.evaluation is not None else 0)
+
+    def _earlier(self) -> int:
+        """What earlier starts finished. Sets `limit`."""
         if self.evaluation is not None:
-            return len(self.ledger.done), "samples"
+            return len(self.ledger.done)
         self.limit = self.total - self.ledger.items_done
-        return self.ledger.items_done, "groups"
+        return self.ledger.items_done
 
     def _open(self, stack: ExitStack) -> None:
         self.ledger.open()
@@ -117,11 +137,19 @@ class FileSink(Sink[PlayedGroup]):
         self._complete_trajectories()
 
     def standing(self, pipeline: Pipeline[PlayedGroup]) -> Standing:
-        if self.evaluation is not None:
-            return self.evaluation.standing(self.total)
-        failed = f"{self.failed_groups} failed" if self.failed_groups else ""
-        note = ", ".join(part for part in (self._last, failed) if part)
-        return Standing(self.ledger.items_done, self.total, "groups", note)
+        return self._standing(pipeline, [f"{self.figures.rollouts} rollouts"] if self.size > 1 else [])
+
+    def _standing(self, pipeline: Pipeline[PlayedGroup], notes: list[str]) -> Standing:
+        ended = self.played + self.failed_groups + self.declined + self.left_to_agents
+        if self.failed_groups and self.evaluation is None:
+            notes.append(f"{self.failed_groups} failed")
+        if pipeline.playing:
+            notes.append(f"{pipeline.playing} in flight")
+        rows = list(self.figures.rows(fresh=bool(pipeline.reason)))
+        # An earlier start may have been of more items.
+        total = self.total if self.total < 0 else max(self.total, self.settled_groups)
+        part = max(0.0, self.figures.rollouts / max(1, self.size) - ended)
+        return Standing(self.settled_groups, total, self.unit, ", ".join(notes), rows, part=part)
 
     def decide(self, group: PlayedGroup) -> Decision:
         record = self._record(group)
@@ -134,6 +162,7 @@ class FileSink(Sink[PlayedGroup]):
             left_to_agents=group.left_to_agents,
             rewards=group.rewards,
             record=record,
+            again=any(rollout.may_pass_later for rollout in group.rollouts),
             unscored_because=group.rollouts[-1].unscored_because if group.rollouts else "no rollouts",
             tracebacks=group.tracebacks,
         )
@@ -151,17 +180,16 @@ class FileSink(Sink[PlayedGroup]):
                 await to_its_end(self._write, dict(record))
             else:
                 await to_its_end(self._failures.write, dict(record))
-        if self.evaluation is not None:
-            self.evaluation.add(record)
         if isinstance(decision, Kept):
             self.played += 1
-            self._last = f"last reward {sum(record['scores']) / len(record['scores']):.2f}"
         else:
+            if not decision.record:
+                self.figures.add_record(record)
+                self.figures.causes.add("environment", decision.detail, may_pass=False)
             self.declined += decision.declined
             self.left_to_agents += decision.left_to_agents
             if not (decision.declined or decision.left_to_agents):
                 self.failed_groups += 1
-                self.unscored_because = decision.unscored_because
         return decision
 
     def _without_rollouts(self, job: Job, decision: LeftOut) -> dict[str, Any]:
@@ -178,7 +206,7 @@ class FileSink(Sink[PlayedGroup]):
         record = group_record(group, environment=self.environment, model=self.model)
         run = self.ledger.run
         if self.evaluation is not None:
-            record |= self.evaluation.about_item(group.item)
+            record |= self.evaluation.about(group.item)
         return {**record, "run": run, "evaluation": self.evaluation is not None} if run else record
 
     def _write(self, record: dict[str, Any]) -> None:
@@ -188,8 +216,13 @@ class FileSink(Sink[PlayedGroup]):
         if not self.save_trajectories:
             return
         entries = [entry for entry in trajectories_of(record, system=self.system) if entry["rollout_id"] not in known]
-        for completed, writer in self._writers.items():
-            writer.write_all(entry for entry in entries if entry["completed"] is completed)
+        for good, writer in self._writers.items():
+            writer.write_all(entry for entry in entries if self._is_good(entry) is good)
+
+    def _is_good(self, entry: Mapping[str, Any]) -> bool:
+        """Whether it is a trajectory for `files.samples`."""
+        least, reward = self.min_reward, entry["reward"]
+        return bool(entry["completed"]) and (least is None or (reward is not None and reward >= least))
 
     def _complete_trajectories(self) -> None:
         """Write the trajectories that a killed run did not get to."""
@@ -197,6 +230,7 @@ class FileSink(Sink[PlayedGroup]):
             entry.get("rollout_id") for writer in self._writers.values() for entry in read_lines(writer.path)
         )
         for record in self.ledger.records():
+            self.figures.add_record(record)
             if self.on_earlier is not None:
                 self.on_earlier(record)
             self._write_trajectories(record, known)

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.agent.sealing import HostDiskFull
 from lachesis.inference import RequestRejected, Unauthorized
+from lachesis.inference.errors import NothingThere
 from lachesis.runs.environment import Environment
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import BUILTIN_FIGURES, BUILTIN_PREFIXES
 from lachesis.tasks import run_all
+
+Finished: TypeAlias = Callable[[Any, Rollout], None]
+"""Learns of an item's rollout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +64,44 @@ class PlayedGroup:
 
 
 async def play_item(
-    env: Environment, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
+    env: Environment,
+    item: Any,
+    item_key: str,
+    *,
+    size: int,
+    rounds: int = 1,
+    evaluation: bool = False,
+    finished: Finished = lambda item, rollout: None,
 ) -> list[PlayedGroup]:
     """The groups of one item, at least one. Every run gets its groups here.
 
     An environment that collects its groups itself may return several of an item; any other one has `play_group`.
     """
     if env.collects and not evaluation:
-        return await env.collect_groups(item, item_key)
-    return [await play_group(env, item, item_key, size=size, rounds=rounds, evaluation=evaluation)]
+        groups = await env.collect_groups(item, item_key)
+        for group in groups:
+            for rollout in group.rollouts:
+                finished(item, rollout)
+        return groups
+    return [await play_group(env, item, item_key, size=size, rounds=rounds, evaluation=evaluation, finished=finished)]
 
 
 async def play_group(
-    env: Environment, item: Any, item_key: str, *, size: int, rounds: int = 1, evaluation: bool = False
+    env: Environment,
+    item: Any,
+    item_key: str,
+    *,
+    size: int,
+    rounds: int = 1,
+    evaluation: bool = False,
+    finished: Finished = lambda item, rollout: None,
 ) -> PlayedGroup:
     """The group of one item, of `size` scored rollouts where that was possible. With the key of a later sample of the
     item, that is the first of its rollouts.
 
     Args:
         rounds: how often rollouts without a score are replaced by others, plus one. A trainer takes whole groups only.
+        finished: called with each rollout as soon as it has its score.
 
     Raises:
         RunStopped: the server rejects the key, or knows no such model or route; this machine's disk is full.
@@ -86,17 +109,23 @@ async def play_group(
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
     rollouts: list[Rollout] = []
+
+    async def play(index: int) -> Rollout:
+        rollout = await env.play_rollout(item, whole, first + index, tools, evaluation=evaluation)
+        if env.compute_group_reward is None:
+            finished(item, rollout)
+        return rollout
+
     async with holding_sandboxes():
         for _ in range(rounds):
             scored = sum(rollout.reward is not None for rollout in rollouts)
             if scored == size:
                 break
-            rollouts += await run_all(
-                env.play_rollout(item, whole, first + index, tools, evaluation=evaluation)
-                for index in range(len(rollouts), len(rollouts) + size - scored)
-            )
+            rollouts += await run_all(map(play, range(len(rollouts), len(rollouts) + size - scored)))
             stop_if_hopeless(rollouts)
         rollouts = await env.player.score_group(item, rollouts)
+        for rollout in rollouts if env.compute_group_reward is not None else ():
+            finished(item, rollout)
         stop_if_hopeless(rollouts)
     measured = [rollout.measured(partial(_metrics, env, item)) for rollout in rollouts]
     return PlayedGroup(item, item_key, tools, measured, toolsets=toolsets)
@@ -115,10 +144,13 @@ def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | N
 def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
     """Raises `RunStopped` for what would fail every rollout: the key, the name of the model, a full disk."""
     for rollout in rollouts:
-        if isinstance(rollout.error, HostDiskFull) or _every_request_would_fail(rollout.error):
+        if isinstance(rollout.error, HostDiskFull):
             raise RunStopped(str(rollout.error)) from rollout.error
+        if _every_request_would_fail(rollout.error):
+            raise UnusableSettings(str(rollout.error)) from rollout.error
 
 
 def _every_request_would_fail(error: Exception | None) -> bool:
     """Whether the key, the name of the model or the kind of server is wrong."""
-    return isinstance(error, Unauthorized) or (isinstance(error, RequestRejected) and error.status == 404)
+    of_route = isinstance(error, RequestRejected) and error.status == 404
+    return of_route or isinstance(error, Unauthorized | NothingThere)

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from datetime import date, time, timedelta
 from enum import Enum
 from pathlib import PurePath
@@ -74,6 +74,18 @@ def _unwrapped(value: Any) -> Any:
         f"a {type(value).__module__}.{type(value).__qualname__} cannot become JSON; "
         "let get_next_item return plain data (dicts, lists, text, numbers) and load the rest where it is used"
     )
+
+
+async def or_none(next_item: Callable[[], Awaitable[Any]]) -> Any:
+    """The next item; None also where `next_item` lets the StopIteration of an iterator pass."""
+    try:
+        return await next_item()
+    except StopAsyncIteration:
+        return None
+    except RuntimeError as error:  # Python makes one of it
+        if not isinstance(error.__cause__, StopIteration):
+            raise
+        return None
 
 
 def _canonical(value: Any) -> str:

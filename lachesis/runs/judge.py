@@ -26,7 +26,7 @@ from lachesis.agent.call_scope import outside_scopes
 from lachesis.inference import InferenceError, Router
 from lachesis.inference.failed_requests import failed_requests, note_answered, note_failed
 from lachesis.runs.environment import Environment
-from lachesis.runs.model_servers import start_another
+from lachesis.runs.model_servers import SilenceWatch, start_another
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.tasks import in_own_thread
 from lachesis.trajectories import JsonlWriter, read_lines
@@ -39,7 +39,7 @@ class JudgeFailed(InferenceError):
     """The judge gave no answer of the schema, or none in time."""
 
 
-async def start_judge(env: Environment, stack: AsyncExitStack, *, training: bool) -> Judge | None:
+async def start_judge(env: Environment, stack: AsyncExitStack, watch: SilenceWatch, *, training: bool) -> Judge | None:
     """The judge of a run; None where `judge_server` names none. `stack` ends it.
 
     Raises:
@@ -49,7 +49,9 @@ async def start_judge(env: Environment, stack: AsyncExitStack, *, training: bool
     config = env.config
     if config.judge_server is None:
         return None
-    server, server_config = await start_another(config.judge_server, "judge_server", settings=config, stack=stack)
+    server, server_config = await start_another(
+        config.judge_server, "judge_server", settings=config, stack=stack, watch=watch
+    )
     if not env.testing:
         await server.check()
     if training or env.process_mode:

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.run_folder import OtherSettings, RunFolderError, changes
+from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
 from lachesis.runs.item_keys import is_part
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
@@ -98,14 +98,14 @@ class Ledger:
 
     def _check_name(self) -> None:
         if self.path.name.endswith((COMPLETED_FILE, FAILED_FILE, ".failed.jsonl")):
-            raise RunFolderError(f"{self.path} has the name of another file of a run; choose another name")
+            raise WrongFolder(f"{self.path} has the name of another file of a run; choose another name")
 
     def _claim(self) -> None:
         """Compare the settings, and settle the id of the run and the names of its files."""
         begun = self.path.exists() and self.path.stat().st_size > 0
         manifest = self._read_manifest(required=begun)
         if manifest.get("groups", self.path.name) != self.path.name:
-            raise RunFolderError(f"{self._manifest} belongs to {manifest['groups']}; choose another name")
+            raise WrongFolder(f"{self._manifest} belongs to {manifest['groups']}; choose another name")
         if begun:
             if changed := changes(manifest["settings"], self._settings):
                 raise OtherSettings(

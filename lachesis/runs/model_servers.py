@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from rich.console import Console
 
 from lachesis.inference import OpenAIServer, Router, ServerSettings, TokenServer
 from lachesis.inference.chat_template import TemplateError, read_template
 from lachesis.inference.embedded import HERMES_TEMPLATE, EmbeddedServer
 from lachesis.inference.engines import TokenEngine, create_engine
+from lachesis.inference.http_client import HttpClient
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import SettingsDiffer
 from lachesis.runs.server_settings import (
@@ -28,6 +30,47 @@ from lachesis.runs.server_settings import (
 )
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.testing.reference_server import Policy, ReferenceServer
+
+SILENT_AFTER = 8.0
+"""Seconds without the first answer after which a server is named: with the pause of the watch, less than 10."""
+
+
+class SilenceWatch:
+    """Names the model servers that accept requests and answer none. Slow models exist: that is no failure."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._told: dict[HttpClient, float] = {}
+        """Seconds of silence after which each server is named again."""
+
+    def add(self, configs: Sequence[ServerConfig], server: Router | TokenServer) -> None:
+        """Watch these, without those that the run started."""
+        clients: Sequence[Any] = server.servers
+        for config, client in zip(configs, clients, strict=False):
+            if isinstance(client, HttpClient) and not needs_start(config):
+                self._told[client] = 0.0
+
+    async def run(self) -> None:
+        """Look at them for ever."""
+        while True:
+            for client, again in self._told.items():
+                silence = client.silence
+                # Later completions may be longer than the first.
+                if silence >= (again or (max(60.0, 3 * client.slowest) if client.slowest else SILENT_AFTER)):
+                    self._told[client] = 2 * silence
+                    self._tell(
+                        f"warning: the model server {client.base_url} has answered nothing for {silence:.0f} s; "
+                        f"{client.in_flight} requests wait, each for up to {client.settings.timeout:g} s "
+                        "(openai.timeout). Its model may be slow. If not: is openai.base_url the server's, is there a "
+                        "proxy between, what does its log say?"
+                    )
+                elif again and silence < SILENT_AFTER:
+                    self._told[client] = 0.0
+                    self._tell(f"the model server {client.base_url} answers")
+            await asyncio.sleep(min(1.0, SILENT_AFTER / 4))
+
+    def _tell(self, line: str) -> None:
+        self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def settings_of(config: ServerConfig, *, base_url: str | None, tool_call_parser: str | None) -> ServerSettings:
@@ -100,6 +143,11 @@ async def start_servers(
         elif config.model_name == REFERENCE:
             if policy is None:
                 raise ServerConfigError("this environment has no reference policy; name a model instead")
+            if not callable(policy):
+                raise ServerConfigError(
+                    f"reference_policy() returned {policy!r:.80}, which is no function; return one that takes messages "
+                    "and tools, and returns a Message"
+                )
             url = (await stack.enter_async_context(ReferenceServer(policy))).base_url
         urls.append(url)
         files.append(file)
@@ -123,7 +171,12 @@ async def start_servers(
 
 
 async def start_another(
-    given: Mapping[str, Any], setting: str, *, settings: HermesAgentEnvConfig, stack: AsyncExitStack
+    given: Mapping[str, Any],
+    setting: str,
+    *,
+    settings: HermesAgentEnvConfig,
+    stack: AsyncExitStack,
+    watch: SilenceWatch,
 ) -> tuple[Router, ServerConfig]:
     """A server beside the policy's, which a setting of the environment describes, with 120 s for a request.
 
@@ -135,16 +188,15 @@ async def start_another(
         config = ServerConfig(**{"timeout": 120, **given, "server_type": "openai", "engine": "auto"})
     except ValidationError as error:
         problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise ServerConfigError(
-            f"env.{setting}: {where}: {problem['msg']}; it takes the settings of openai.*"
-        ) from None
+        where, said = ".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")
+        raise ServerConfigError(f"env.{setting}: {where}: {said}; it takes the settings of openai.*") from None
     if not config.base_url and not needs_start(config):
         raise ServerConfigError(
             f"env.{setting}: model {config.model_name!r} has no server; add base_url, or name the model {EMBEDDED}"
         )
     server = await start_servers([config], settings=settings, policy=None, stack=stack)
     assert isinstance(server, Router)
+    watch.add([config], server)
     return server, config
 
 

@@ -7,18 +7,25 @@ call `run_alone`, and nothing changes in a process that awaits `env.process_mana
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
+import logging
 import math
 import os
+import resource
 import select
 import selectors
 import sys
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
+
+from lachesis.tracebacks import headline
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -32,25 +39,48 @@ LOOK_EVERY, FULL_EVERY = 1.0, 600.0
 """Seconds between two looks at the memory, and at most between two full collections."""
 GROWTH, LEAST_GROWTH = 0.5, 512 << 20
 """The share and the bytes by which memory has to grow before a full collection."""
+FILES = 1 << 16
+"""Open files and sockets at most, where the system allows as many: a shell's 1,024 are too few for 200 rollouts."""
 
 
 def run_alone(main: Coroutine[Any, Any, T]) -> T:
     """`asyncio.run`, in a process that has no other work. What it changes in the process is undone at the end."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         with rare_collections() as collections, asyncio.Runner(loop_factory=fair_loop) as runner:
             return runner.run(_watched(main, collections))
     finally:
         sys.setswitchinterval(interval)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def _watched(main: Coroutine[Any, Any, T], collections: RareCollections) -> T:
+    asyncio.get_running_loop().set_exception_handler(_say_once())
     watching = asyncio.create_task(collections.watch())
     try:
         return await main
     finally:
         watching.cancel()
+
+
+def _say_once() -> Callable[[asyncio.AbstractEventLoop, dict[str, Any]], None]:
+    """A handler of exceptions that nobody awaits. A server at the limit of open files meets one at each connection."""
+    said = set[str]()
+
+    def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif (line := f"{context['message']}: {headline(error)}") not in said:
+            said.add(line)
+            log.warning(line)
+
+    return handle
 
 
 # The event loop.

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
@@ -24,9 +23,10 @@ from backends import BackendError
 from lachesis.inference import InferenceError
 from lachesis.runs.decisions import Decision, Kept, LeftOut, Tally
 from lachesis.runs.failures import FailureBrake, Job, Retries, RunStopped
-from lachesis.runs.item_keys import ItemKeys, part_key
+from lachesis.runs.item_keys import ItemKeys, or_none, part_key
 from lachesis.runs.progress import Progress, Standing
 from lachesis.tasks import cancel_requests, finish
+from lachesis.tracebacks import explained, headline
 
 G = TypeVar("G")
 
@@ -205,7 +205,8 @@ class Pipeline(Generic[G]):
             if not self.reason:
                 self.reason = self.sink.ending()
                 if not self.reason and self._nothing_left():
-                    self.reason = "there are no more items" if self.exhausted else "all groups are played"
+                    ran_out = f"there are no more items, after {self._begun} of this start"
+                    self.reason = ran_out if self.exhausted else "all groups are played"
                     return
             if self.reason:
                 self.tell(f"stopping: {self.reason}")
@@ -310,7 +311,7 @@ class Pipeline(Generic[G]):
                 return self._retries.take(ready)
             limit = self.sink.limit
             while not self.exhausted and not self.reason and (limit is None or self._begun < limit):
-                item = await self.next_item()
+                item = await or_none(self.next_item)
                 if item is None:
                     self.exhausted = True
                     break
@@ -421,8 +422,8 @@ def _broken(error: BaseException, timeout: asyncio.Timeout, seconds: float) -> L
     if timeout.expired():
         detail = f"the group took longer than {seconds:g} s; see env.worker_timeout"
         return LeftOut("worker timeout", detail, unscored_because=detail)
-    trace = "".join(traceback.format_exception(error))
-    return LeftOut("failed", f"{type(error).__name__}: {error}", again=True, tracebacks=[trace])
+    trace = explained(error)
+    return LeftOut("failed", headline(error), again=True, tracebacks=[trace])
 
 
 def _is_infrastructure(error: BaseException) -> bool:

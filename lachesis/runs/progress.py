@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-PLAIN_INTERVAL = 10.0
-"""Seconds between plain lines, unless a run has its own."""
+PLAIN_INTERVAL = 60.0
+"""Seconds between plain lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class Standing:
     note: str = ""
     rows: Sequence[tuple[str, str]] = ()
     """Figures, which a terminal shows as a table."""
-    interval: float = PLAIN_INTERVAL
-    """Seconds between plain lines."""
+    part: float = 0.0
+    """What is played of those that are not done, in their unit."""
 
     def __str__(self) -> str:
         return "; ".join([self.short, *(f"{name} {text}" for name, text in self.rows)])
@@ -49,6 +49,8 @@ class _Table(Bar):
 
     def get_renderables(self) -> Iterator[RenderableType]:
         table = Table(show_header=False, box=None, pad_edge=False)
+        table.add_column(no_wrap=True, min_width=10)
+        table.add_column(no_wrap=True, overflow="ellipsis")
         for name, text in self.rows:
             table.add_row(f"[bold]{escape(name)}[/bold]", escape(text))
         if self.rows:
@@ -64,6 +66,8 @@ class Progress:
         self.title = title
         self._next = 0.0
         self._shown = ""
+        self._began: tuple[float, float] | None = None
+        """When the first standing came, and what was done by then."""
         self._bar: _Table | None = None
 
     def __enter__(self) -> Self:
@@ -72,9 +76,9 @@ class Progress:
                 TextColumn("{task.description}"),
                 BarColumn(bar_width=20),
                 TimeElapsedColumn(),
-                TimeRemainingColumn(),
                 TextColumn("{task.fields[standing]}"),  # last: a narrow terminal cuts it
                 console=self.console,
+                transient=True,  # the run ends with its result
             )
             self._task = self._bar.add_task(escape(self.title), total=None, standing="")
             self._bar.start()
@@ -86,12 +90,23 @@ class Progress:
 
     def show(self, standing: Standing, *, last: bool = False) -> None:
         """Update the display. Elsewhere than on a terminal, lines come at an interval, and the last one always."""
+        standing = self._with_time_left(standing)
         line = f"{self.title}: {standing}"
         if self._bar is not None:
             self._bar.rows = standing.rows
-            total = standing.total if standing.total >= 0 else None
-            self._bar.update(self._task, completed=standing.done, total=total, standing=escape(standing.short))
+            total, done = standing.total if standing.total >= 0 else None, standing.done + standing.part
+            self._bar.update(self._task, completed=done, total=total, standing=escape(standing.short))
         elif line != self._shown and (last or time.monotonic() >= self._next):
-            self._next = time.monotonic() + standing.interval
+            self._next = time.monotonic() + PLAIN_INTERVAL
             self._shown = line
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _with_time_left(self, standing: Standing) -> Standing:
+        now = time.monotonic()
+        done = standing.done + standing.part
+        began, before = self._began = self._began or (now, done)
+        made, left = done - before, standing.total - done
+        if made <= 0 or left <= 0:
+            return standing
+        minutes, seconds = divmod(round((now - began) / made * left), 60)
+        return replace(standing, note=", ".join(filter(None, [f"about {minutes}:{seconds:02} left", standing.note])))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from backends import Backend, BackendError, BackendUnavailable, SandboxSpec, create_backend
+from backends import Backend, BackendError, BackendUnavailable, ImageUnavailable, SandboxSpec, create_backend
 from lachesis.agent.context_compression import ContextCompression
 from lachesis.agent.loop import HermesAgentLoop, LoopLimits
 from lachesis.agent.open_runs import OpenRun, opened
 from lachesis.agent.rollout import RolloutPlayer
+from lachesis.errors import ExitCode
 from lachesis.inference import Router, ServerUnavailable, TokenServer
 from lachesis.runs import own_process
 from lachesis.runs.class_settings import source_of, without_effect
@@ -24,8 +24,9 @@ from lachesis.runs.context_summaries import context_compression
 from lachesis.runs.environment import Environment
 from lachesis.runs.flags import close_names
 from lachesis.runs.judge import Judge, start_judge
-from lachesis.runs.model_servers import start_servers
+from lachesis.runs.model_servers import SilenceWatch, start_servers
 from lachesis.runs.server_settings import ServerConfigError, needs_start, token_engine
+from lachesis.runs.setting_facts import LIMITS, with_settings
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.tools import ToolSessions
 from lachesis.tools.toolsets import ToolsetError, resolve_tools
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 class UnusableBackendSettings(BackendUnavailable):
     """The settings name no backend, an option that it does not have, or a sandbox that cannot be described."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 @asynccontextmanager
@@ -65,7 +66,7 @@ async def run_resources(
         try:
             spec = config.sandbox_spec({"environment": env.run_name})
         except ValueError as error:
-            raise UnusableBackendSettings(f"the settings of the sandboxes: {_with_settings(error)}") from error
+            raise UnusableBackendSettings(f"the settings of the sandboxes: {with_settings(str(error))}") from error
         tools = _tools(env)
         if env.needs_sandboxes or (env.needs_sandboxes is None and (tools or env.prepares_sandboxes)):
             await _check_backend(backend, spec)
@@ -87,20 +88,24 @@ async def run_resources(
         lifetime = sandbox_lifetime(config, limits)  # `setup` may have set it
         sessions.spec = replace(sessions.spec, lifetime=lifetime)
         stack.push_async_callback(env.teardown)
+        watch = SilenceWatch(env.console)
+        watching = asyncio.create_task(watch.run())
+        stack.callback(watching.cancel)
         if server is None:
             server = await start_servers(
                 env.server_configs, settings=config, policy=env.reference_policy(), stack=stack, training=training
             )
         else:
             stack.push_async_callback(server.close)
+        watch.add(env.server_configs, server)
         if not env.testing:
             _check_model_names(env, server, await _models(env, server, wait=training))
         if isinstance(server, TokenServer):
             if not env.testing:
                 await _prove_tokenizer(env, server)
             await _check_template(env, server)
-        compression = await context_compression(config, stack)
-        judge = await start_judge(env, stack, training=training)
+        compression = await context_compression(config, stack, watch)
+        judge = await start_judge(env, stack, watch, training=training)
         player = RolloutPlayer(
             make_loop=_loop_of_run(config, limits, compression),
             max_infra_retries=config.max_infra_retries,
@@ -312,16 +317,28 @@ async def _check_backend(backend: Backend, spec: SandboxSpec) -> None:
     if spec != SandboxSpec(lifetime=spec.lifetime, env=spec.env, network=spec.network, labels=spec.labels):
         try:  # an image or a limit that was never tried
             sandbox = await backend.create(spec)
+        except ImageUnavailable as error:
+            raise UnusableBackendSettings(f"env.terminal_image: {error}") from error
         except BackendUnavailable as error:
-            raise BackendUnavailable(_with_settings(error)) from error
-        except BackendError as error:  # it may pass, and rollouts are retried
-            log.warning("a first sandbox could not be made: %s", error)
+            raise BackendUnavailable(with_settings(str(error))) from error
+        except BackendError as error:
+            await _blame_limits(backend, spec, error)
+            log.warning("a first sandbox could not be made: %s", error)  # it may pass, and rollouts are retried
         else:
             await sandbox.close()
 
 
-def _with_settings(error: Exception) -> str:
-    """A message about a sandbox's fields, with the names of the settings that make them."""
-    fields = {"memory_bytes": "terminal_memory, in MiB", "disk_bytes": "terminal_disk, in MiB", "pids": "terminal_pids"}
-    named = [f"{field} is env.{setting}" for field, setting in fields.items() if re.search(rf"\b{field}\b", str(error))]
-    return f"{error} ({'; '.join(named)})" if named else str(error)
+async def _blame_limits(backend: Backend, spec: SandboxSpec, error: BackendError) -> None:
+    """Raises UnusableBackendSettings if a sandbox starts that is as `spec` but without its limits."""
+    given = {name: getattr(spec, name) for name in LIMITS if getattr(spec, name) is not None}
+    unlimited: dict[str, Any] = dict.fromkeys(given)
+    try:
+        sandbox = await backend.create(replace(spec, **unlimited))
+    except BackendError:
+        return
+    await sandbox.close()
+    if given:
+        limits = " or ".join(f"{LIMITS[name]} ({name} is {value})" for name, value in given.items())
+        raise UnusableBackendSettings(
+            f"no sandbox starts within its limits, and one without them does: {error}; raise {limits}"
+        ) from error

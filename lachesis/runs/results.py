@@ -11,10 +11,14 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.markup import escape
+from rich.style import Style
 from rich.table import Table
+from rich.text import Text
 
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
+from lachesis.runs.failures import REPEATS
+from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.summary import Summary
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 
@@ -62,8 +66,8 @@ class RunResult:
     """Completion tokens that this start sampled, left-out rollouts and broken starts included."""
     failed_groups: int
     """Groups of this start without a single scored rollout; a second start plays them again."""
-    unscored_because: str
-    """Why the last rollout of the last such group has no reward."""
+    figures: RunningFigures
+    """Of the rollouts of this start."""
     exceptions: int
     """Rollouts of this start that met an exception in the environment's own code."""
     exhausted: bool
@@ -74,6 +78,8 @@ class RunResult:
     """Groups of this start without a score by what their agents did, and by `leave_out`: nothing failed."""
     evaluation: bool = False
     """Then a group is one sample of an item."""
+    short_of: int = 0
+    """Items that were wanted, where the environment had fewer."""
 
     @property
     def failed(self) -> bool:
@@ -119,20 +125,56 @@ class RunResult:
             rate = self.tokens / max(self.seconds, 1e-9)
             yield "tokens/s", f"{rate:.0f} ({self.tokens} in {self.seconds:.1f} s)"
 
-    def paths(self) -> Iterator[Row]:
-        yield "groups", str(self.files.groups)
-        if self.files.samples.exists():
-            yield "trajectories", f"{self.files.samples}, {self.files.failed_samples.name}"
-        yield "report", str(self.files.report)
+    def paths(self) -> Iterator[tuple[str, Path]]:
+        yield "groups", self.files.groups
+        for label, path in (("trajectories", self.files.samples), ("not completed", self.files.failed_samples)):
+            if path.exists() and path.stat().st_size:
+                yield label, path
+        yield "report", self.files.report
+
+    def next_steps(self) -> Iterator[str]:
+        summary, files = self.summary, self.files
+        if not summary.rollouts:
+            return
+        yield f"lachesis view {files.groups.parent}   (every rollout, in the browser)"
+        best = max(summary.rewards, default=0.0)
+        equal = summary.scored > 1 and len(summary.rewards) == 1
+        if best > 0 and not self.evaluation:
+            yield f"lachesis export {files.groups} --format trl   (or openai, dpo, parquet, ...)"
+            if files.samples.exists() and files.samples.stat().st_size:
+                yield f"python launch_training.py --sft {files.samples} --sft.min_reward {best:g}"
+            if equal:
+                yield (
+                    f"every reward is {best:.2f}, and a trainer learns from differences: take harder items, a smaller "
+                    "model, or a higher --env.agent_temperature"
+                )
+        elif best <= 0 and equal:
+            yield (
+                f"every reward is {best:.2f}: read some rollouts (does the agent know its task, does the reward see "
+                "its work?), then take easier items or a larger model"
+            )
 
     def warnings(self) -> Iterator[str]:
         summary = self.summary
         if alarm := summary.exclusion.alarm:
             yield alarm
+        if self.short_of:
+            asked = "get_eval_items" if self.evaluation else "get_next_item"
+            setting = "eval_items" if self.evaluation else "total_steps"
+            yield (
+                f"the items ran out: {asked} gave {summary.items} of the {self.short_of} that env.{setting} asks for; "
+                f"give it more, or lower --env.{setting}"
+            )
+        if causes := self.figures.causes:
+            yield "rollouts without a score:"
+            yield from (f"  {line}" for line in causes.lines())
+        if faults := self.figures.faults:
+            yield "rollouts that broke their own sandbox, by what they did or because a limit is too low for the task:"
+            yield from (f"  {line}" for line in faults.lines())
         if self.failed_groups:
-            why = f" ({self.unscored_because})" if self.unscored_because else ""
             what = "samples have no score" if self.evaluation else "groups had no scored rollout"
-            yield f"{self.failed_groups} of the {what}{why}; start again to play them"
+            again = "start again to play them" if causes.may_pass else REPEATS
+            yield f"{self.failed_groups} of the {what}; {again}"
         if summary.failed_compressions:
             yield (
                 f"{summary.failed_compressions} times a context stayed as it was, the last time because: "
@@ -217,11 +259,9 @@ class ServeResult:
         parts = [f"max_staleness: waiting for {self.held_by}"] if self.held_by else []
         parts += [
             f"groups {self.sent} sent, {self.waiting} waiting, {self._refused()} refused",
-            f"{self.rollouts} rollouts, {self.playing} groups playing",
+            f"{self.playing} groups playing",
             f"tokens {self.delivered_tokens} delivered, {self.undelivered_tokens} not",
         ]
-        if not math.isnan(self.reward):
-            parts.append(f"reward {self.reward:.3f}")
         if self.ages:
             parts.append(f"age {self.mean_age:.1f}, at most {max(self.ages)}")
         return "; ".join(parts + ([f"waiting: {self.trouble}"] if self.trouble else []))
@@ -255,7 +295,10 @@ class ServeResult:
         if self.held_seconds >= 1:
             yield "held for age", f"{self.held_seconds:.0f} s in which new groups waited for older ones"
 
-    def paths(self) -> Iterator[Row]:
+    def paths(self) -> Iterator[tuple[str, Path]]:
+        yield from ()
+
+    def next_steps(self) -> Iterator[str]:
         yield from ()
 
     def warnings(self) -> Iterator[str]:
@@ -281,8 +324,17 @@ class Shown(Protocol):
     """What a run ends with."""
 
     def rows(self) -> Iterator[Row]: ...
-    def paths(self) -> Iterator[Row]: ...
+    def paths(self) -> Iterator[tuple[str, Path]]: ...
+    def next_steps(self) -> Iterator[str]:
+        """What a person may do now."""
+        ...
+
     def warnings(self) -> Iterator[str]: ...
+
+
+def path_link(path: Path) -> Text:
+    """The path, on a terminal as a link to it."""
+    return Text(str(path), style=Style(link=path.absolute().as_uri()))
 
 
 def print_result(console: Console, result: Shown) -> None:
@@ -293,7 +345,9 @@ def print_result(console: Console, result: Shown) -> None:
     for row in result.rows():
         table.add_row(*map(escape, row))
     console.print(table)
-    for label, where in result.paths():  # outside of the table: a path that is wrapped cannot be copied
-        console.print(f"[bold]{label:<13}[/bold]{escape(where)}", highlight=False, soft_wrap=True)
+    for label, path in result.paths():  # outside of the table: a path that is wrapped cannot be copied
+        console.print(Text.assemble((f"{label:<14}", "bold"), path_link(path)), soft_wrap=True)
+    for step, line in enumerate(result.next_steps()):
+        console.print(Text.assemble((f"{'' if step else 'next':<14}", "bold"), line), soft_wrap=True)
     for warning in result.warnings():
         console.print(warning, style="yellow", markup=False, highlight=False, soft_wrap=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import traceback
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -27,8 +26,10 @@ from lachesis.runs.failures import Job, RunStopped
 from lachesis.runs.pipeline import Flight, Pipeline, Sink
 from lachesis.runs.progress import Standing
 from lachesis.runs.results import ServeResult
+from lachesis.runs.running_figures import RunningFigures
 from lachesis.runs.settings import HermesAgentEnvConfig
 from lachesis.runs.training_decision import SAME_SCORES
+from lachesis.tracebacks import explained
 from lachesis.training.outbox import Outbox, OutboxError
 from lachesis.training.outbox_state import Entry
 from lachesis.training.relay import OutboxRelay, Pace, RelayError
@@ -94,8 +95,8 @@ class EvaluationSchedule:
             self._next = False
             try:
                 await self._evaluate()
-            except Exception:
-                self._tell(f"the evaluation at step {self._step} failed:\n{traceback.format_exc()}")
+            except Exception as error:
+                self._tell(f"the evaluation at step {self._step} failed:\n{explained(error)}")
 
 
 class RolloutApiSink(Sink[G]):
@@ -106,6 +107,7 @@ class RolloutApiSink(Sink[G]):
         workers: groups in flight at most.
         build: decides about a finished group, for a trainer; runs in a thread.
         refused: JSONL file of the groups that are not sent, each with the reason.
+        figures: those of the rollouts so far, for the display.
         evaluate: awaited for every `steps_per_eval` boundary that the trainer crosses.
         on_step: awaited with the trainer's step whenever it has changed.
         item_pause: seconds before an item whose group broke is played again; four times as long the next time.
@@ -123,6 +125,7 @@ class RolloutApiSink(Sink[G]):
         outbox: Outbox,
         refused: Path,
         console: Console,
+        figures: RunningFigures | None = None,
         evaluate: Callable[[], Awaitable[Any]] | None = None,
         on_step: Callable[[int], Awaitable[None]] | None = None,
         item_pause: float = 5.0,
@@ -135,6 +138,7 @@ class RolloutApiSink(Sink[G]):
         self.env = env
         self.outbox = outbox
         self.console = console
+        self.figures = figures or RunningFigures()
         self.on_step = on_step
         self.done = outbox.state.keys
         self.workers = workers
@@ -387,7 +391,8 @@ class RolloutApiSink(Sink[G]):
 
     def standing(self, pipeline: Pipeline[G]) -> Standing:
         result = self.result(pipeline)
-        return Standing(result.step, result.total, "step", result.line())
+        rows = list(self.figures.rows(fresh=bool(pipeline.reason)))
+        return Standing(result.step, result.total, "step", result.line(), rows)
 
     def age_metrics(self) -> dict[str, float]:
         """The ages of the groups that were delivered since the last call, for W&B."""

@@ -10,9 +10,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from lachesis.errors import LachesisError, SettingsError
+from lachesis.errors import ExitCode, LachesisError, SettingsError
 from lachesis.inference.engines import ENGINES, load_engine
 from lachesis.runs.setting_facts import IGNORED, Facts
+from lachesis.urls import HTTP_URL
 
 KEY_VARIABLES = {"openai.com": "OPENAI_API_KEY", "openrouter.ai": "OPENROUTER_API_KEY"}
 """Domain of a public service -> the environment variable that holds its key."""
@@ -33,7 +34,9 @@ class ServerConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
 
-    base_url: str | None = Field(default="", description="URL of the server, which usually ends in /v1.")
+    base_url: Annotated[str | None, HTTP_URL] = Field(
+        default="", description="URL of the server, which usually ends in /v1."
+    )
     model_name: str = Field(
         default="default", description="Name that the server knows; or embedded, reference, or the path of a GGUF file."
     )
@@ -135,7 +138,7 @@ class ServerConfigError(SettingsError):
 class Phase1CannotTrain(LachesisError, RuntimeError):
     """`serve` needs token ids, which the server does not report."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 def as_server_configs(given: BaseModel | Sequence[BaseModel]) -> list[ServerConfig]:

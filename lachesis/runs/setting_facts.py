@@ -6,6 +6,7 @@ command line (flags, help, notes) and the check of a second start read them from
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -47,6 +48,13 @@ OTHER_NAMES = {
 }
 """Names that other libraries use, or that are settings elsewhere -> the setting here."""
 
+LIMITS = {
+    "memory_bytes": "env.terminal_memory, in MiB",
+    "disk_bytes": "env.terminal_disk, in MiB",
+    "pids": "env.terminal_pids",
+}
+"""Field of a sandbox's spec -> the setting that makes it."""
+
 NO_FACTS = Facts()
 HOW = Facts(content="never")
 """Decides how a run runs, not what it writes."""
@@ -75,3 +83,9 @@ def description_of(model: type[BaseModel], name: str) -> str:
         if field is not None and field.description:
             return str(field.description)
     return ""
+
+
+def with_settings(text: str) -> str:
+    """A message about a sandbox's limits, with the settings that make them."""
+    named = [f"{field} is {setting}" for field, setting in LIMITS.items() if re.search(rf"\b{field}\b", text)]
+    return f"{text} ({'; '.join(named)})" if named else text

@@ -36,6 +36,7 @@ from lachesis.tools.budget import (
 )
 from lachesis.tools.distributions import distribution
 from lachesis.training.groups import SplitRollouts, check_split
+from lachesis.urls import HTTP_URL
 
 
 class EvalHandlingEnum(StrEnum):
@@ -280,6 +281,10 @@ class HermesAgentEnvConfig(RemovedSettings):
         default="generated",
         description="System turn of ShareGPT trajectories: Hermes' tool prompt, or the messages that the model got.",
     )
+    trajectory_min_reward: float | None = Field(
+        default=None,
+        description="Rollouts with a smaller reward, or none, go to failed_trajectories.jsonl, also completed ones.",
+    )
     save_trajectories: Annotated[bool, HOW] = Field(
         default=True,
         description="Write ShareGPT trajectories beside the groups; also --save-trajectories and `agent:` in YAML.",
@@ -291,7 +296,7 @@ class HermesAgentEnvConfig(RemovedSettings):
     num_rollouts_to_keep: Annotated[int, HOW] = Field(default=32, description="Rollouts in a table of W&B.")
 
     # `serve`.
-    rollout_server_url: Annotated[str, SERVE] = Field(
+    rollout_server_url: Annotated[str, SERVE, HTTP_URL] = Field(
         default="http://localhost:8000", description="The rollout API: `lachesis api`, or Atropos' run-api."
     )
     rollout_server_token: Annotated[str | None, Facts(content="never", only_serve=True, secret=True)] = Field(

@@ -91,6 +91,11 @@ class Summary:
                 found.setdefault(category, []).append(scores)
         return dict(sorted(found.items()))
 
+    @property
+    def rewards(self) -> set[float]:
+        """The different rewards that were given."""
+        return {score for scores in self.scores.values() for score in scores if score is not None}
+
     def figures(self) -> dict[str, tuple[Mean, float, float]]:
         """The figures of an evaluation by name. Each with its worst and its best case: what it would be if the samples
         without a score had failed, and if they had passed."""

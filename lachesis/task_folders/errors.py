@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,12 @@ class TaskError(LachesisError):
     def __init__(self, problems: Sequence[Problem]):
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
+
+
+class NoTask(TaskError):
+    """No task is at the path."""
+
+    exit_code = ExitCode.SETTINGS
 
 
 def wrong(file: Path, reason: str, next_step: str, field: str = "") -> TaskError:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from .compose import read_compose
 from .config import AgentConfig, EnvironmentConfig, StepConfig, TaskConfig, VerifierConfig, VerifierMode
-from .errors import TaskError, problem_of, read_text, wrong
+from .errors import NoTask, Problem, TaskError, problem_of, read_text, wrong
 from .refusals import refusals
 from .task import Step, Task, check_files
 from .terminal_bench import converted
@@ -45,7 +45,7 @@ def find_tasks(path: Path | str) -> list[Path]:
     """Folders of tasks at `path`: a task, a folder with tasks at any depth, or a glob of these. Sorted by path.
 
     Raises:
-        TaskError: there is none.
+        NoTask: there is none.
     """
     path = Path(path).expanduser()
     places = [path] if path.exists() else [Path(place) for place in glob.glob(str(path), recursive=True)]  # noqa: PTH207
@@ -62,7 +62,8 @@ def find_tasks(path: Path | str) -> list[Path]:
                 if not entry.name.startswith(".") and (not entry.is_symlink() or _is_task(entry))
             ]
     if not found:
-        raise wrong(path, "no task is there", "name a folder that has a task.toml, or one with such folders in it")
+        step = "name a folder that has a task.toml, or one with such folders in it"
+        raise NoTask([Problem(path, "", "no task is there", step)])
     return sorted(found)
 
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 import orjson
 from aiohttp import web
 
+from lachesis.inference.errors import POLICY_FAILED
 from lachesis.inference.http_client import ServerSettings
 from lachesis.inference.wire.service import WebService, json_response
+from lachesis.tracebacks import explained
 from lachesis.trajectories.messages import Message
+
+log = logging.getLogger(__name__)
 
 MODEL_NAME = "reference-policy"
 
@@ -41,6 +48,7 @@ class ReferenceServer(WebService):
         self.requests = 0
         """The number of requests for completions."""
         self._ids = itertools.count(1)
+        self._shown: set[str] = set()
 
     def settings(self, **overrides: Any) -> ServerSettings:
         """Settings for an `OpenAIServer` that talks to it."""
@@ -76,11 +84,18 @@ class ReferenceServer(WebService):
             for index in range(count):
                 said = self.policy(messages, tools)
                 message = await said if inspect.isawaitable(said) else said
+                if not isinstance(message, Message):
+                    raise TypeError(f"it returned {message!r:.80}, which is no Message")
                 reason = "tool_calls" if message.tool_calls else "stop"
                 plain = message.to_openai("reasoning_content")
                 choices.append({"index": index, "message": plain, "finish_reason": reason})
         except Exception as error:
-            return _rejection(f"the policy failed: {type(error).__name__}: {error}")
+            if (trace := explained(error)) not in self._shown:
+                self._shown.add(trace)
+                log.error("exception in the policy: %s", trace)
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(frame.filename).name}, line {frame.lineno}, in {frame.name}"
+            return _rejection(f"the policy failed: {type(error).__name__}: {error} ({where})", POLICY_FAILED)
         return json_response(
             {
                 "id": f"chatcmpl-reference-{next(self._ids)}",
@@ -92,5 +107,6 @@ class ReferenceServer(WebService):
         )
 
 
-def _rejection(reason: str) -> web.Response:
-    return json_response({"error": {"message": reason, "type": "invalid_request_error"}}, status=400)
+def _rejection(reason: str, code: str | None = None) -> web.Response:
+    error = {"message": reason, "type": "invalid_request_error", "code": code}
+    return json_response({"error": error}, status=400)

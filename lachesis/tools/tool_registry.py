@@ -16,7 +16,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel
 
 from backends.base import BackendError
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.once import once_property
 from lachesis.tools.argument_schema import Parameters, arguments_model, parse_docstring, read_parameters
 from lachesis.tools.text import described
@@ -62,7 +62,7 @@ def _crashed(message: str, tool: str) -> ToolCrashed:
 class ToolUnavailable(LachesisError, LookupError):
     """Tools that were enabled by name lack a requirement on this machine."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
     def __init__(self, reasons: Mapping[str, str]) -> None:
         self.reasons = dict(reasons)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.tools.builtin import BUILTIN_TOOLS
 from lachesis.tools.text import did_you_mean
 from lachesis.tools.tool_registry import ToolRegistry, ToolUnavailable
@@ -19,7 +19,7 @@ ALL = ("all", "*")
 class ToolsetError(LachesisError, ValueError):
     """A toolset is unknown, includes itself, or cannot be created."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 @dataclass(frozen=True, slots=True)

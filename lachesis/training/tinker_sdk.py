@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.training.policy import Sampled
 
 LOCAL_KEY: Final = "tml-local"
@@ -30,7 +30,7 @@ Metrics = Mapping[str, float]
 class MissingPackage(LachesisError):
     """The packages of training are not installed."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 class EngineError(LachesisError):

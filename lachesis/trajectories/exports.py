@@ -18,7 +18,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias, get_type_hints
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.plugins import Registry
 from lachesis.trajectories.frozen import thaw
 from lachesis.trajectories.jsonl import JsonlWriter, NotReplaced, StrPath, read_lines, replacing
@@ -95,7 +95,7 @@ class ExportError(LachesisError):
 class ExportOptionsError(ExportError):
     """An export cannot be called as the arguments say."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 @dataclass(slots=True)
@@ -291,13 +291,21 @@ def rollout_samples(group: GroupRecord, rollout: RolloutRecord) -> list[dict[str
     return [dict(sample) for sample in group["samples"] if sample["rollout_id"] == rollout["rollout_id"]]
 
 
-def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> Iterator[ExportLine]:
+def export_group(
+    export: Export, group: GroupRecord, totals: ExportTotals, *, min_reward: float | None = None
+) -> Iterator[ExportLine]:
     """The lines of one group; `totals` grows with them.
 
+    With `min_reward`, a line has at least one rollout with this reward, as the better one of a pair.
     A rollout that the export neither writes nor leaves out is counted as left out.
     """
     missing = {rollout["rollout_id"]: "not mentioned by the export" for rollout in group["rollouts"]}
     known = frozenset(missing)
+    good = {
+        rollout["rollout_id"]
+        for rollout in group["rollouts"]
+        if min_reward is None or (rollout["reward"] is not None and rollout["reward"] >= min_reward)
+    }
     totals.groups += 1
     totals.rollouts += len(known)
     given = export(group)
@@ -313,6 +321,9 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
             if found.rollout_id in missing:
                 missing[found.rollout_id] = found.reason
             continue
+        if good.isdisjoint(ids):
+            missing.update((rollout_id, f"reward below {min_reward:g}") for rollout_id in ids if rollout_id in missing)
+            continue
         for rollout_id in ids:
             missing.pop(rollout_id, None)
         totals.lines += 1
@@ -321,8 +332,12 @@ def export_group(export: Export, group: GroupRecord, totals: ExportTotals) -> It
     totals.left_out.update(missing.values())
 
 
-def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -> ExportTotals:
+def write_export(
+    export: Export, groups: Iterable[GroupRecord], path: StrPath, *, min_reward: float | None = None
+) -> ExportTotals:
     """Write the lines of all groups to `path`, replacing what is there, or leave `path` as it is.
+
+    `min_reward` is that of `export_group`.
 
     An export that is no JSON Lines has a method `open(path)`: its writer, a context manager with `write`, which
     may raise OSError or JsonlError.
@@ -337,7 +352,7 @@ def write_export(export: Export, groups: Iterable[GroupRecord], path: StrPath) -
         with replacing(path) as temporary, open_writer(temporary) as writer:
             for group in groups:
                 try:
-                    lines = list(export_group(export, group, totals))
+                    lines = list(export_group(export, group, totals, min_reward=min_reward))
                 except Exception as error:
                     reason = f"{type(error).__name__}: {error}"
                     raise ExportError(f"the export fails on {_named(group, totals)}: {reason}") from error

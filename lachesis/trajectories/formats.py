@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from lachesis.errors import LachesisError
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.trajectories.builtin_exports import dataset_line, trajectory_line
 from lachesis.trajectories.chat_exports import Chat, Unsuitable, openai_line, trl_line
 from lachesis.trajectories.errors import MessageError
@@ -31,7 +31,7 @@ SYSTEM_REPLACED = "system_replaced"
 class UnknownFormat(LachesisError):
     """No format has this name, or an entry has the form of none."""
 
-    exit_code = 2
+    exit_code = ExitCode.SETTINGS
 
 
 def format_of(entry: Any) -> str:

@@ -23,6 +23,7 @@ from typing import Any, Self
 import orjson
 
 from lachesis.errors import LachesisError
+from lachesis.tracebacks import guess
 
 StrPath = str | os.PathLike[str]
 
@@ -158,10 +159,8 @@ class JsonlWriter:
             raise self._error(f"cannot move its torn last line to {self.path.name}.torn", error) from error
 
     def _error(self, what: str, error: OSError) -> JsonlError:
-        return JsonlError(
-            self.path,
-            f"{what} ({error.strerror or error}); choose a folder that this user can write to and that has space left",
-        )
+        step = guess(error) or "choose a folder that this user can write to and that has space left"
+        return JsonlError(self.path, f"{what} ({error.strerror or error}); {step}")
 
 
 def encode_line(path: StrPath, obj: Any) -> bytes:

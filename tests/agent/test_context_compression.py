@@ -243,7 +243,7 @@ async def test_a_template_that_takes_no_further_message_of_the_user_gets_none(ph
     policy = Summarises(calls=2, summary=lambda ask: next(said))
     follow_ups = (f"And on day {day}? " * 9 for day in count(1))
 
-    async def follow_up() -> str:
+    async def follow_up(_: object) -> str:
         return next(follow_ups)
 
     async with (

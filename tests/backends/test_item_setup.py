@@ -10,6 +10,8 @@ import pytest
 from backends import Backend
 from lachesis.agent.scorer import Scorer, SetUpFailed
 from lachesis.tools import BUILTIN_TOOLS, ToolSessions, call_tool
+from tests.support.docker_engine import AGENT_IMAGE, FULL_IMAGE, DockerEngine
+from tests.support.recipes import played
 
 
 async def test_files_and_set_up_are_in_the_workspace_and_a_path_out_of_it_is_refused(
@@ -34,3 +36,9 @@ async def test_files_and_set_up_are_in_the_workspace_and_a_path_out_of_it_is_ref
         for path in ("../out.txt", "~/out.txt", "/etc/out.txt"):
             with pytest.raises(SetUpFailed, match=r"outside the workspace .*write it in setup_sandbox"):
                 await scorer.set_up({path: "x"}, sessions.open(path), BUILTIN_TOOLS)
+
+
+async def test_the_recipe_with_an_image_for_each_item_plays_on_docker(docker: DockerEngine, tmp_path: Path) -> None:
+    images = {"python:3.11-slim": FULL_IMAGE, "python:3.13-slim": AGENT_IMAGE}
+    found = await played("versions.py", tmp_path, images, terminal_options=docker.options, total_steps=2)
+    assert [rollout["reward"] for rollout in found] == [1.0, 1.0]

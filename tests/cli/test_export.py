@@ -53,6 +53,13 @@ def test_the_totals_name_every_rollout(groups: Path, capsys: pytest.CaptureFixtu
         "  left out: 3 rollouts, not completed",
         "  left out: 2 rollouts, reward below 0.5",
     ]
+    assert export(groups, "--format", "hermes", "--min-reward", 0.5, "--out", out) == 0
+    assert capsys.readouterr().out.splitlines()[0].startswith(f"{len(lines(out))} lines from 9 rollouts")
+    assert lines(out) and all((line["reward"] or 0) >= 0.5 for line in lines(out))
+    assert export(groups, "--format", "dpo", "--min-reward", 0.5, "--out", out) == 0
+    assert lines(out), "the worse one of a pair is to be worse"
+    assert export(groups, "--format", "harbor", "--min-reward", 0.5, "--out", out.with_name("job")) == 2
+    capsys.readouterr()
     assert export(groups, "--format", "trajectory", "--out", out) == 0
     printed = capsys.readouterr().out
     assert "changed: 1 lines, arguments_replaced" in printed

@@ -221,7 +221,9 @@ async def test_variables_that_the_environment_sets_reach_commands_without_walls(
 
 async def test_with_walls_they_are_no_silent_loss(tmp_path: Path) -> None:
     async def use(env: Any) -> None:
-        with pytest.raises(BackendUnavailable, match=r"sets SPINDLE_DB in os.environ.*--env.sandbox none"):
+        with pytest.raises(
+            BackendUnavailable, match=r"sets SPINDLE_DB in os.environ.*Next step: pass values with --env.terminal_env$"
+        ):
             await sets_a_variable("true")
         assert list(open_run().failures) == ["t"], "the evaluation is broken, whatever the environment catches"
 

@@ -103,7 +103,7 @@ async def test_a_server_writes_summaries_and_its_failures_leave_entries_as_they_
 async def test_a_wrong_key_ends_the_run_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async with ScriptedServer([401]) as server:
         set_server(folder, server.base_url)
-        assert await asyncio.to_thread(compress) == 1
+        assert await asyncio.to_thread(compress) == 2
     assert "401" in capsys.readouterr().err
     assert not (folder / "in_short.jsonl").exists()
 

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
+from lachesis.cli.environment_classes import load_env
 from lachesis.collecting.matching import Matcher
 from lachesis.environments.atropos_player import AtroposPlayer, EvaluationFailed, player_for, prepare_imports
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
-from lachesis.testing.fake_server import FakeServer
+from lachesis.testing.fake_server import FakeServer, Scripted
 from lachesis.testing.fake_server.policies import RandomTokens
 from lachesis.trajectories import read_lines, verify_records
+from tests.support.recipes import shown
 
 prepare_imports()  # before the module of the environments, as `lachesis play` does
 from tests.support import stock_envs as stock  # noqa: E402
@@ -74,6 +76,13 @@ async def test_answers_of_a_chat_get_their_sampled_tokens_and_keep_their_scores(
         said = [messages[-1]["content"] for messages in group["messages"]]
         assert len(set(said)) == 3
         assert [len(sample["spans"]) for sample in group["samples"]] == [1, 1, 1]
+
+
+async def test_the_environment_of_the_page_plays_unmodified(tmp_path: Path) -> None:
+    (tmp_path / "capitals.py").write_text(shown("from-atropos.md")["capitals.py"])
+    cls = load_env(str(tmp_path / "capitals.py"))
+    (group,) = await played(cls, tmp_path, "--env.total_steps", "1", policy=Scripted("Lima"))
+    assert group["scores"] == [1.0] * 4
 
 
 async def test_scores_follow_the_text_and_not_the_order_of_sampling(tmp_path: Path) -> None:
@@ -267,9 +276,9 @@ async def test_hooks_get_the_groups_with_the_sampled_tokens(tmp_path: Path) -> N
         await env.process_manager()
     groups = {json.dumps(group["item"]): group for group in groups_of(tmp_path)}
     assert len(env.stock.shown) == 2 and len(env.stock.logged) == 2
-    for shown, item in env.stock.shown:
+    for sent, item in env.stock.shown:
         assert item[1] in (1, 2)
-        assert shown["tokens"] in [[sample["tokens"] for sample in group["samples"]] for group in groups.values()]
+        assert sent["tokens"] in [[sample["tokens"] for sample in group["samples"]] for group in groups.values()]
     assert env.stock.curr_step == 2
 
 

@@ -58,12 +58,12 @@ async def served(
 
 
 async def run_page(command: str, folder: Path, policy: Any) -> FakeServer:
-    """Run a command that docs/guests.md shows with the examples that it shows, and `verify` after.
+    """Run a command that a page shows with the examples that it shows, and `verify` after.
 
     Args:
         command: how it begins.
     """
-    page = (ROOT / "docs" / "guests.md").read_text(encoding="utf-8")
+    page = "".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("from-*.md")))
     for name, code in re.findall(r"^```py\n# (\w+\.py)\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
         (folder / name).write_text(code)
     (shown,) = (line for line in page.splitlines() if line.startswith(command))

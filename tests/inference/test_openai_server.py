@@ -22,6 +22,7 @@ from lachesis.inference import (
     Unauthorized,
 )
 from lachesis.inference import http_client as module
+from lachesis.inference.errors import NothingThere
 from lachesis.trajectories.messages import FinishReason, Message, ToolCall
 from tests.support.ports import free_port
 
@@ -93,7 +94,7 @@ async def test_retry_after_is_honoured(serve):
     ("status", "body", "kind"),
     [
         (400, {"error": {"message": "bad temperature"}}, RequestRejected),
-        (404, {"error": {"message": "no such model"}}, RequestRejected),
+        (404, {"error": {"message": "no such model"}}, NothingThere),
         (401, {"error": "no"}, Unauthorized),
         (403, {}, Unauthorized),
         (429, {"error": {"code": "insufficient_quota"}}, RequestRejected),

@@ -20,16 +20,22 @@ from backends import BACKENDS, BackendError
 from lachesis import HermesAgentBaseEnv, ServerConfig
 from lachesis.cli import main as lachesis
 from lachesis.environments.gsm8k import GSM8kAgentEnv
+from lachesis.errors import ExitCode
 from lachesis.inference import InferenceError
+from lachesis.inference.embedded import NoModelFile
 from lachesis.inference.engines import ENGINES
+from lachesis.inference.errors import Unauthorized
+from lachesis.inference.gguf_metadata import GGUFError
 from lachesis.inference.tokenizer_proof import TokenizersDiffer
+from lachesis.run_folder import RunFolderError, WrongFolder
 from lachesis.runs import command_line as cli
-from lachesis.runs.dataset_rows import DatasetError, load_rows, read_jsonl
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset, load_rows, read_jsonl
+from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.model_servers import server_of
 from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfigError
 from lachesis.runs.setting_facts import description_of, facts_of
 from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.task_folders.errors import NoTask, TaskError
 from lachesis.testing.fake_server import FakeServer, letter_swapped
 from lachesis.tools import TOOLSETS, Toolset, ToolsetError, ToolUnavailable, get_tool_definitions
 from lachesis.trajectories import JsonlError
@@ -72,9 +78,54 @@ def refused(*arguments: str, env_cls: type[HermesAgentBaseEnv] = Tuned) -> str:
 
 def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -> None:
     remedied = (cli.SettingsError, ServerConfigError, Phase1CannotTrain, ToolsetError, ToolUnavailable)
-    others = (BackendError, DatasetError, InferenceError, JsonlError, RunStopped)
-    assert {error.exit_code for error in remedied} == {2}
-    assert {error.exit_code for error in others} == {1}
+    remedied += (NoSuchDataset, NoTask, NoModelFile, GGUFError, Unauthorized, UnusableSettings, WrongFolder)
+    others = (BackendError, DatasetError, InferenceError, JsonlError, RunStopped, RunFolderError, TaskError)
+    assert {error.exit_code for error in remedied} == {ExitCode.SETTINGS} == {2}
+    assert {error.exit_code for error in others} == {ExitCode.FAILED} == {1}
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("gsm8k process --env.dataset_name nowhere.jsonl", 2, "see --env.dataset_name"),
+        ("gsm8k process --env.terminal_image nowhere", 2, "error: env.terminal_image: image 'nowhere'"),
+        ("gsm8k process --env.data_path_to_save_groups x.failed.jsonl", 2, "choose another name"),
+        ("gsm8k process --env.data_path_to_save_groups /proc/x/groups.jsonl", 1, "cannot write to /proc/x"),
+        ("gsm8k serve", 2, "Phase 1"),
+        ("export nowhere --format hermes --out x", 1, "nowhere: cannot be read"),
+        ("export nowhere --format hermse --out x", 2, "Did you mean 'hermes'?"),
+        ("export nowhere --format openai --out x --options {min_rewrd:1}", 2, "min_rewrd"),
+        ("export nowhere --format openai --out x --min-reward much", 2, "invalid float value"),
+        ("sandboxes list --backend dokcer", 2, "Did you mean 'docker'?"),
+        ("sandboxes list --options {", 2, "--options is not YAML"),
+        ("sandboxes attack --backend local --backend local", 2, "exactly one --backend"),
+        ("tasks show nowhere", 2, "no task is there"),
+        ("batch --env gsm9k --batch_size 1 --run_name x --max_samples 1", 2, "did you mean gsm8k?"),
+        ("compress --input nowhere", 2, "no file or folder nowhere"),
+        ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
+        ("nope", 2, "invalid choice"),
+    ],
+)
+def test_every_wrong_setting_ends_with_2(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    code: int,
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LACHESIS_API_TOKEN", raising=False)
+    verb, *arguments = command.split()
+    try:
+        if verb == "gsm8k":
+            ended = cli.main(GSM8kAgentEnv, [*arguments, "--openai.model_name=reference", "--env.total_steps=1"])
+        else:
+            ended = lachesis([verb, *arguments])
+    except SystemExit as exited:  # argparse's
+        ended = int(exited.code or 0)
+    printed = capsys.readouterr().err
+    assert (ended, said in printed, "Traceback" in printed) == (code, True, False), printed
 
 
 # Which one wins.
@@ -245,7 +296,7 @@ def test_a_flag_that_cannot_be_used_is_named(
             1,
             ["127.0.0.1:1/v1", "unavailable", "base_url is right"],
         ),
-        (["--openai.model_name", "/nowhere/model.gguf"], 1, ["/nowhere/model.gguf"]),
+        (["--openai.model_name", "/nowhere/model.gguf"], 2, ["/nowhere/model.gguf"]),
     ],
 )
 def test_never_silently_less_what_cannot_run_is_one_message(
@@ -265,7 +316,7 @@ def test_a_wrong_key_is_found_before_anything_is_played(tmp_path: Path, capsys: 
     with served(lambda _: 401) as server:
         arguments = ["process", "--openai.base_url", server.base_url, "--openai.api_key", "sk-secret"]
         arguments += ["--env.data_path_to_save_groups", str(tmp_path / "groups.jsonl")]
-        assert cli.main(Tuned, arguments) == 1
+        assert cli.main(Tuned, arguments) == 2
     message = capsys.readouterr().err
     assert "401" in message
     assert "set api_key to one that this server accepts" in message

@@ -285,7 +285,8 @@ async def test_an_override_that_hangs_ends_by_its_time_limit(tmp_path: Path) -> 
         env = make(Hangs, server, tmp_path, total_steps=1, **limits)
         result = await env.process_manager()
     assert result.failed_groups == 1
-    assert "took longer than 1.2 s; see env.rollout_timeout" in result.unscored_because
+    (cause,) = result.figures.causes
+    assert "took longer than 1.2 s; see env.rollout_timeout" in cause.example
 
 
 async def test_a_method_that_no_run_calls_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ async def test_without_a_scored_rollout_there_is_no_figure_and_no_nan(tmp_path: 
         await evaluate(tmp_path, does_nothing, NoScores, eval_items=3, max_failed_groups=1)
 
 
-def test_an_evaluation_of_ones_own_still_works(tmp_path: Path) -> None:
+def test_an_evaluation_of_ones_own_still_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Own(SortWords):
         name = "own"
 
@@ -87,9 +87,14 @@ def test_an_evaluation_of_ones_own_still_works(tmp_path: Path) -> None:
 
     with served(does_nothing) as server:
         arguments = ["evaluate", "--openai.base_url", server.base_url, "--openai.model_name", "scripted"]
-        assert cli.main(Own, [*arguments, "--env.data_dir_to_save_evals", str(tmp_path)]) == 0
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
-    assert metrics["results"]["all"] == {"eval/said": len("I would rather not.")}
+        arguments += ["--env.data_dir_to_save_evals", str(tmp_path / "own")]
+        assert cli.main(Own, arguments) == 0
+        first = (tmp_path / "own" / "metrics.json").read_text()
+        assert json.loads(first)["results"]["all"] == {"eval/said": len("I would rather not.")}
+        assert cli.main(Own, arguments) == 0
+    assert (tmp_path / "own" / "metrics.json").read_text() == first, "the second has a folder of its own"
+    assert "own holds another evaluation; this one is in" in capsys.readouterr().err
+    assert (tmp_path / "own-2" / "metrics.json").exists()
 
 
 # Several samples of each item.
@@ -354,7 +359,7 @@ def test_after_kill_9_at_random_moments_the_table_is_that_of_an_uninterrupted_ru
         [
             line
             for line in output[output.rindex("\nitems ") :].splitlines()
-            if not line.startswith(("samples ", "time ", "tokens/s ", "groups ", "trajectories ", "report "))
+            if not line.startswith(("samples ", "time ", "tokens/s ", "groups ", "trajectories ", "report ", "next "))
             and "start again" not in line
         ]
         for output in outputs

@@ -15,9 +15,11 @@ from rich.console import Console
 from lachesis import Reward, reward
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.results import print_result
+from lachesis.runs.server_settings import ServerConfig
 from tests.support.report_pages import groups
-from tests.support.scripted_server import ScriptedServer, call, say
+from tests.support.scripted_server import ScriptedServer, say
 from tests.support.small_envs import ROOT, SortWords, does_nothing, lines, process, rollouts
+from tests.support.training_runs import environment
 
 
 class Named(SortWords):
@@ -186,25 +188,19 @@ def test_an_environment_without_any_reward_is_abstract() -> None:
         Removed(Removed.env_config_cls(), [])
 
 
-async def test_the_environment_of_the_page_plays(tmp_path: Path) -> None:
-    (code,) = (
-        text.partition("```")[0]
-        for text in (ROOT / "docs" / "environments.md").read_text().split("```python\n")[1:]
-        if "FixAndExplain.cli()" in text.partition("```")[0]
-    )
-    (tmp_path / "fix_and_explain.py").write_text(code)
-    kind = runpy.run_path(str(tmp_path / "fix_and_explain.py"))["FixAndExplain"]
-
-    def corrects(request: dict[str, Any]) -> Any:
-        if request["messages"][-1]["role"] == "tool":
-            return say("It added x three times.")
-        return call(("terminal", {"command": "sed -i 's/x + x + x/2 * x/' task.py"}))
-
+async def test_the_environment_of_the_page_plays_with_the_reference_policy_of_the_page(tmp_path: Path) -> None:
+    shown: dict[str, Any] = {}
+    for text in (ROOT / "docs" / "environments.md").read_text().split("```python\n")[1:]:
+        (tmp_path / "shown.py").write_text(text.partition("```")[0])
+        shown |= runpy.run_path(str(tmp_path / "shown.py"))
+    kind = shown["FixAndExplain"]
+    kind.reference_policy = shown["reference_policy"]
     async with ScriptedServer(lambda _: say(json.dumps({"clear": "partly"}))) as judge:
         at = {"base_url": judge.base_url, "model_name": "scripted"}
-        result = await process(kind, tmp_path, corrects, total_steps=1, group_size=1, judge_server=at)
+        env = environment(kind, tmp_path, ServerConfig(model_name="reference"), group_size=1, judge_server=at)
+        result = await env.process_manager()
         (asked,) = judge.requests
-    assert "It added x three times." in asked["messages"][0]["content"]
+    assert "Done." in asked["messages"][0]["content"]
     (rollout,) = rollouts(result.files.groups)
     assert rollout["reward"] == pytest.approx(0.9)
     assert rollout["metrics"] == {"reward/right": 1.0, "reward/explained": 0.5, "reward/changed_lines": 1.0}

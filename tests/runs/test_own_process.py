@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import os
+import resource
 import socket
 import sys
 import weakref
@@ -24,7 +25,8 @@ from tests.support.small_envs import SortWords, does_nothing, process, served
 
 def state() -> tuple[Any, ...]:
     """What a process has one of."""
-    return gc.get_threshold()[0], gc.get_freeze_count() > 0, sys.getswitchinterval()
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return gc.get_threshold()[0], gc.get_freeze_count() > 0, sys.getswitchinterval(), files
 
 
 class Looks(SortWords):
@@ -39,6 +41,8 @@ class Looks(SortWords):
 
 
 def test_a_command_keeps_the_garbage_collector_out_of_its_rollouts_and_undoes_it(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # a shell's
     before = state()
     Looks.found = set()
     with served(does_nothing) as server:
@@ -50,8 +54,9 @@ def test_a_command_keeps_the_garbage_collector_out_of_its_rollouts_and_undoes_it
             str(tmp_path / "groups.jsonl"),
         ]
         assert cli.main(Looks, arguments) == 0
-    assert Looks.found == {((0, True, own_process.SWITCH_INTERVAL), True)}
+    assert Looks.found == {((0, True, own_process.SWITCH_INTERVAL, min(own_process.FILES, hard)), True)}
     assert state() == before
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 async def test_a_run_in_the_process_of_somebody_else_changes_nothing_there(tmp_path: Path) -> None:

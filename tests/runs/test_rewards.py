@@ -208,7 +208,8 @@ async def test_a_reward_that_leaves_every_rollout_out_is_named_in_the_table(
             return None
 
     print_result(Console(), await process(Nothing, tmp_path, does_nothing, total_steps=1))
-    assert "had no scored rollout (a reward returned None)" in " ".join(capsys.readouterr().out.split())
+    said = " ".join(capsys.readouterr().out.split())
+    assert "2 x declined: a reward returned None 1 of the groups had no scored rollout" in said
 
 
 @pytest.mark.parametrize(

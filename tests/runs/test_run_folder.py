@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
+from lachesis.cli import main as lachesis
 from lachesis.run_folder import RunFolderError, changes
 from lachesis.runs.ledger import Ledger
 from lachesis.trajectories import save_trajectory
 from tests.support.scripted_server import ScriptedServer
-from tests.support.small_envs import ManyWords, SortWords, does_nothing, lines, make, process, sorts
+from tests.support.small_envs import ManyWords, SortWords, asked_words, does_nothing, lines, make, process, sorts
 
 
 def test_a_file_system_without_locks_is_not_taken_for_another_run(tmp_path, monkeypatch):
@@ -154,6 +155,32 @@ async def test_two_groups_files_cannot_share_a_manifest(tmp_path: Path) -> None:
     await process(SortWords, tmp_path, total_steps=1)
     with pytest.raises(RunFolderError, match=r"groups.run.json belongs to groups.jsonl; choose another name"):
         await process(SortWords, tmp_path, total_steps=1, data_path_to_save_groups=str(tmp_path / "groups.json"))
+
+
+async def test_trajectories_of_completed_but_wrong_rollouts_are_kept_apart_where_that_is_set(tmp_path: Path) -> None:
+    def knows_apples(request: dict[str, Any]) -> Any:
+        return sorts(request) if "apple" in asked_words(request) else does_nothing(request)
+
+    result = await process(SortWords, tmp_path, knows_apples, group_size=1, trajectory_min_reward=0.5)
+    [good], [wrong] = lines(result.files.samples), lines(result.files.failed_samples)
+    assert (good["reward"], good["completed"], wrong["reward"], wrong["completed"]) == (1.0, True, 0.0, True)
+
+
+async def test_no_other_command_replaces_a_file_of_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    first, second = [(await process(SortWords, tmp_path / name, group_size=1)).files for name in ("a", "b")]
+    before = {path: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    export = ["export", str(first.groups), "--format", "hermes", "--out"]
+    convert = ["trajectories", "convert", str(first.samples), "--to", "openai", "--out"]
+    for out in (second.groups, second.samples, second.failures, second.report):
+        for command in (export, convert):
+            assert lachesis([*command, str(out)]) == 2, out
+    assert lachesis(["compress", "--extractive", "--input", str(tmp_path / "a"), "--output", str(tmp_path / "b")]) == 2
+    assert capsys.readouterr().err.count("is a file of a run, which would be lost; choose another name") == 9
+    assert {path: path.read_bytes() for path in (tmp_path / "b").iterdir()} == before
+    free = tmp_path / "c" / second.samples.name
+    assert lachesis([*export, str(free)]) == lachesis([*export, str(free)]) == 0, "its own output, it replaces"
 
 
 async def test_a_run_without_trajectories_gets_them_at_a_later_start(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ REFUSED = replace(BROKEN, error=TemplateError("the chat template", "it takes one
     ("rollout", "again", "message"),
     [
         (UNSCORED, False, "a reward returned None"),
-        (replace(UNSCORED, traceback="Traceback ...\nKeyError: 'answer'\n"), False, "KeyError: 'answer'"),
-        (replace(BROKEN, traceback="Traceback ...\nTypeError: no prompt\n"), False, "TypeError: no prompt"),
+        (replace(UNSCORED, traceback="KeyError: 'answer'\nTraceback ...\n"), False, "KeyError: 'answer'"),
+        (replace(BROKEN, traceback="TypeError: no prompt\nTraceback ...\n"), False, "TypeError: no prompt"),
         (REJECTED, False, "how it ended"),
         (REFUSED, False, "how it ended"),
         (BROKEN, True, "how it ended"),

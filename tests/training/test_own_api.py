@@ -6,6 +6,8 @@ import asyncio
 import base64
 import gzip
 import json
+import re
+import sys
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any, ClassVar
 import aiohttp
 import pytest
 
+from lachesis.testing.fake_server import FakeServer, RandomWords
 from lachesis.training.api import ApiSettings, RolloutApiServer
 from lachesis.training.api.store import StoreError
 from lachesis.training.outbox import Outbox
@@ -29,7 +32,9 @@ from lachesis.training.rollout_api import (
 )
 from tests.support.fake_serving import PACE, number_of, payload
 from tests.support.own_api import AcknowledgingTrainer, OwnApi, own_api
+from tests.support.recipes import shown
 from tests.support.stock_run_api import StockRunApi, Trainer, run_api, until
+from tests.support.training_runs import serving, with_tokens
 
 __all__ = ["own_api", "run_api"]
 
@@ -472,3 +477,26 @@ async def test_a_wrong_token_ends_the_run_with_the_setting(tmp_path: Path) -> No
         with pytest.raises(RelayError, match="rollout_server_token"):
             await relayed(server.url, outbox, lambda: False)
         await outbox.close()
+
+
+async def test_the_trainer_of_the_page_takes_what_serve_plays(tmp_path: Path, own_api: OwnApi) -> None:
+    (tmp_path / "my_trainer.py").write_text(shown("serving.md")["my_trainer.py"])
+    async with own_api.wiped() as api, FakeServer(RandomWords(), vary=True) as model:
+        command = (sys.executable, str(tmp_path / "my_trainer.py"), api.url, "2")
+        trainer = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        try:
+            env = serving(tmp_path, api, with_tokens(model, tmp_path))
+            result, (printed, _) = await asyncio.gather(env.env_manager(), trainer.communicate())
+        finally:
+            if trainer.returncode is None:
+                trainer.kill()
+                await trainer.wait()
+    assert (trainer.returncode, result.step) == (0, 2)
+    rows = re.findall(r"^  (\d+) tokens, (\d+) trained: score ([\d.]+), weight (\S+)$", printed.decode(), re.MULTILINE)
+    assert len(rows) == 8
+    assert all(int(trained) < int(tokens) for tokens, trained, _, _ in rows)
+    assert sum(int(trained) for _, trained, _, _ in rows) == result.delivered_tokens
+    for one, other in zip(rows[::2], rows[1::2], strict=True):  # the two of a group
+        assert float(one[3]) * (float(one[2]) - float(other[2])) > 0, "the better one is made likelier"
+        assert sum(int(trained) * float(weight) for _, trained, _, weight in (one, other)) == pytest.approx(0, abs=1e-4)
+    assert re.findall(r"^step (\d): batch (\d)", printed.decode(), re.MULTILINE) == [("1", "1"), ("2", "2")]

@@ -39,6 +39,9 @@ class GSM8kEnvConfig(HermesAgentEnvConfig):
 
     dataset_seed: int = Field(default=0, description="Seed of gsm_symbolic's problems.")
     dataset_size: int = Field(default=10_000, ge=1, description="Number of gsm_symbolic's problems.")
+    accept_last_number: bool = Field(
+        default=False, description="Whether the last number of an answer without a box counts as the answer."
+    )
     dataset_name: str | None = Field(
         default=GSM_SYMBOLIC,
         description="gsm_symbolic, a name on the hub (openai/gsm8k), a .jsonl file, or a folder of them.",
@@ -112,7 +115,8 @@ class GSM8kAgentEnv(HermesAgentBaseEnv):
         return item["question"]
 
     async def compute_reward(self, item: Mapping[str, str], result: AgentResult, ctx: Any) -> float:
-        answer = final_answer(result.final_response)
+        config: Any = self.config
+        answer = final_answer(result.final_response, accept_last_number=config.accept_last_number)
         return float(answer is not None and await self.verifier.equal(answer, item["answer"]))
 
     def rollout_metrics(self, item: Any, result: AgentResult, reward: float | None) -> Mapping[str, float]:
@@ -141,9 +145,9 @@ def worked_solution(item: Mapping[str, str]) -> WorkedSolution:
     return gsm8k_steps(text) if "<<" in text else arithmetic_steps(text)
 
 
-def final_answer(text: str) -> str | None:
-    """The boxed answer; without a box, the last number."""
-    return boxed(text) or last_number(text)
+def final_answer(text: str, *, accept_last_number: bool = False) -> str | None:
+    """The boxed answer, or by a setting the last number of a text without one."""
+    return boxed(text) or (last_number(text) if accept_last_number else None)
 
 
 def _solution(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -285,7 +285,7 @@ class TaskAgent:
         self.loop.follow_up = self._next_instruction
         return await self.loop.run(messages)
 
-    async def _next_instruction(self) -> str | None:
+    async def _next_instruction(self, history: MessageHistory | None = None) -> str | None:
         """The step is over: grade it, unless it is the last."""
         try:
             if self.trial.is_last or not await self.trial.finish(self.context):

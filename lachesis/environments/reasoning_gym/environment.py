@@ -14,7 +14,7 @@ from pydantic import Field
 
 from lachesis import HermesAgentBaseEnv, HermesAgentEnvConfig, Message, ServerConfig
 from lachesis.environments.reasoning_gym.generators import PREFIX, Generators
-from lachesis.runs.dataset_rows import DatasetError
+from lachesis.runs.dataset_rows import NoSuchDataset
 
 if TYPE_CHECKING:
     from lachesis import AgentResult, Policy
@@ -63,7 +63,7 @@ class ReasoningGymEnv(HermesAgentBaseEnv):
         self.generators = Generators()
         self.names = [each.strip() for each in name.removeprefix(PREFIX).split(",")]
         if not name.startswith(PREFIX):
-            raise DatasetError(f"the dataset {name!r} is no generator: use --env.dataset_name {PREFIX}NAME")
+            raise NoSuchDataset(f"the dataset {name!r} is no generator: use --env.dataset_name {PREFIX}NAME")
         for each in self.names:
             await self.generators.check(each)
         self.next_row = 0

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lachesis.runs.dataset_rows import DatasetError
+from lachesis.runs.dataset_rows import DatasetError, NoSuchDataset
 
 PREFIX = "reasoning_gym:"
 _CHILD = Path(__file__).with_name("child.py")
@@ -70,7 +70,7 @@ class Generators:
         if generator not in self.names:
             near = difflib.get_close_matches(generator, self.names, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(self.names)}"
-            raise DatasetError(f"reasoning-gym has no generator {generator!r}; {hint}")
+            raise NoSuchDataset(f"reasoning-gym has no generator {generator!r}; {hint}")
 
     async def _ask(self, question: Mapping[str, Any]) -> dict[str, Any] | None:
         """None where the question ended the child."""

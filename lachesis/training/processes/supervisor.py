@@ -15,15 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Final
 
+from lachesis.errors import ExitCode
 from lachesis.tasks import run_all
 from lachesis.training.processes.process import Part, Process, Say
 
-REPORTED: Final = 1
-SETTINGS: Final = 2
-"""Exit codes of a process that has said what a person has to do: another start would end the same way."""
 STEADY: Final = 600.0
 """Seconds after which a restart is forgotten."""
-INTERRUPTED: Final = 130
 
 
 class Stopped(Exception):
@@ -86,7 +83,7 @@ class Supervisor:
             await run_all([self._until_interrupted(interrupted), *map(self._keep, self.parts)])
         except Stopped as stopped:
             code, patient = stopped.code, stopped.patient
-            if code not in (0, INTERRUPTED):
+            if code not in (0, ExitCode.STOPPED):
                 self.note(str(stopped))
         finally:
             try:
@@ -123,9 +120,11 @@ class Supervisor:
                     raise Stopped(1, problem, patient=True)
                 return
             if restarts != [self.restarts[name] for name in before]:
-                self._count_death(part, code, final=(SETTINGS,))  # it may have failed for one that was not there
+                self._count_death(
+                    part, code, final=(ExitCode.SETTINGS,)
+                )  # it may have failed for one that was not there
             else:
-                self._count_death(part, code, final=(REPORTED, SETTINGS))
+                self._count_death(part, code, final=(ExitCode.FAILED, ExitCode.SETTINGS))
 
     def _count_death(self, part: Part, code: int, *, final: Sequence[int]) -> None:
         """Allow another start, or end the run."""
@@ -148,7 +147,7 @@ class Supervisor:
 
     async def _until_interrupted(self, interrupted: asyncio.Event) -> None:
         await interrupted.wait()
-        raise Stopped(INTERRUPTED, "", patient=True)
+        raise Stopped(ExitCode.STOPPED, "", patient=True)
 
     def _interrupt(self, interrupted: asyncio.Event) -> None:
         if not interrupted.is_set():

@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.run_folder import OtherSettings, RunFolderError, changes
+from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
 from lachesis.training.trainer.batches import write_atomically
 from lachesis.training.trainer.settings import digest
 
@@ -88,7 +88,7 @@ class Checkpoint:
         """
         found = cls.read(folder)
         if found is None and resume:
-            raise RunFolderError(f"{folder} has no checkpoint to resume from; leave --resume out to begin a run there")
+            raise WrongFolder(f"{folder} has no checkpoint to resume from; leave --resume out to begin a run there")
         if found is not None and (differences := changes(found.settings, settings)):
             raise OtherSettings(
                 f"{folder} is a run with other settings: {differences}. Take those, or begin another run with "
@@ -135,7 +135,7 @@ def first_weights(folder: str | None, settings: Mapping[str, Any]) -> FirstWeigh
         return None
     found = Checkpoint.read(Path(folder))
     if found is None:
-        raise RunFolderError(f"training.init_from: {folder} has no {FILE}: it is not the folder of a training run")
+        raise WrongFolder(f"training.init_from: {folder} has no {FILE}: it is not the folder of a training run")
     theirs, ours = ({name: each.get(name) for name in ADAPTER} for each in (found.settings, settings))
     if differences := changes(theirs, ours):
         raise OtherSettings(

@@ -18,6 +18,7 @@ from lachesis.training.trainer.batches import Registration
 from lachesis.training.trainer.datums import Rules
 from lachesis.training.trainer.learning_rate import Schedule
 from lachesis.trajectories import LossAverage
+from lachesis.urls import HTTP_URL
 
 HOW: Final = "how"
 """Marks a setting that may change when a run is continued: it decides how the run runs, not what it trains, or is part
@@ -29,7 +30,7 @@ class EnvSettings(BaseModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    rollout_server_url: Annotated[str, HOW] = Field(
+    rollout_server_url: Annotated[str, HOW, HTTP_URL] = Field(
         default="http://localhost:8000", description="URL of the rollout API."
     )
     group_size: int = Field(default=4, ge=1, description="Rollouts of a group.")

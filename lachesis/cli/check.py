@@ -1,0 +1,46 @@
+"""`lachesis check ENV`: find mistakes of an environment without a model."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+_DESCRIPTION = """\
+Play an environment's reference policy twice for each item, one that does nothing, and one that calls tools at random,
+and say what is suspicious: no full marks for the reference, marks for the others, rewards that differ between equal
+plays or never differ, and a slow set-up. Other flags are settings: --env.NAME VALUE, --config FILE.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 0 if nothing is suspicious."""
+    parser = argparse.ArgumentParser(prog="lachesis check", description=_DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
+    parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
+    given, flags = parser.parse_known_args(argv)
+    from lachesis.cli.environment_classes import environment_class
+    from lachesis.environments.checking import check_environment
+
+    console = Console()
+    env_cls = environment_class(given.environment)
+    Console(stderr=True).print(f"{given.environment}: playing {given.n} items by three policies", style="dim")
+    report = asyncio.run(check_environment(env_cls, flags, items=given.n))
+    table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", box=None, pad_edge=False)
+    for played in report.played:
+        rewards, count = played.scored, sum(map(len, played.rewards.values()))
+        figures = (fmean(rewards), min(rewards), max(rewards)) if rewards else ()
+        shown = [f"{value:.3f}" for value in figures] or ["–"] * 3
+        table.add_row(played.policy, str(count), *shown, str(count - len(rewards)))
+    console.print(table)
+    for text in report.findings:
+        console.print(f"suspicious: {text}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    for text in report.notes:
+        console.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+    if not report.findings:
+        console.print("nothing suspicious")
+    return int(bool(report.findings))

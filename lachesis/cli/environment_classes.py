@@ -1,0 +1,146 @@
+"""From the name or the place of an environment to its class, for every command that plays one.
+
+A target is a name of `ENVIRONMENTS`, `path.py`, `path.py:Class`, `package.module:Class`, or that of a guest, such as
+`verifiers:MODULE`. The class may be one of Atropos.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from lachesis.errors import SettingsError
+from lachesis.runs.flags import close_names
+
+
+class Included(NamedTuple):
+    """An environment that is installed with the project."""
+
+    place: str
+    does: str
+    needs: str = ""
+
+
+ENVIRONMENTS: Final = {
+    "gsm8k": Included(
+        "lachesis.environments.gsm8k:GSM8kAgentEnv",
+        "maths problems with a Python tool",
+        "--env.dataset_name openai/gsm8k for the real ones",
+    ),
+    "reasoning_gym": Included(
+        "lachesis.environments.reasoning_gym:ReasoningGymEnv",
+        "106 generators of puzzles",
+        "--env.dataset_name reasoning_gym:NAME; the package reasoning-gym",
+    ),
+    "swe": Included(
+        "lachesis.environments.swe:HermesSweEnv",
+        "bugs of Python packages, graded by hidden tests",
+        "downloads from PyPI at the first start",
+    ),
+    "harbor": Included(
+        "lachesis.environments.harbor:HarborEnv", "tasks in Harbor's folder format", "--env.dataset_name FOLDER"
+    ),
+    "terminal": Included("lachesis.environments.terminal_test:TerminalTestEnv", "write a file with given content"),
+    "tool_call": Included("lachesis.environments.tool_call:ToolCallEnv", "one call with the right arguments"),
+    "tool_result": Included("lachesis.environments.tool_call:ToolResultEnv", "a question that only a tool can answer"),
+}
+
+
+def environment_class(target: str) -> Any:
+    """The class of an environment; one of Atropos is wrapped.
+
+    Raises:
+        SettingsError: there is no such environment, or it is unclear which class is meant.
+    """
+    if target in ENVIRONMENTS:  # without Atropos, which takes 5 seconds to import where torch is installed
+        module, _, name = ENVIRONMENTS[target].place.partition(":")
+        return getattr(importlib.import_module(module), name)
+    if ":" not in target and not target.endswith(".py"):
+        near = close_names(target, ENVIRONMENTS)
+        hint = f"did you mean {near[0]}?" if near else f"`lachesis envs` lists {', '.join(ENVIRONMENTS)}"
+        raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
+    from lachesis.base_env import HermesAgentBaseEnv
+    from lachesis.guests import guest
+
+    if (env_cls := guest(target)) is not None:
+        return env_cls
+    from lachesis.environments.atropos_player import player_for, prepare_imports
+
+    prepare_imports()
+    found = load_env(target)
+    return found if issubclass(found, HermesAgentBaseEnv) else player_for(found)
+
+
+def load_env(target: str) -> Any:
+    """The environment's class, as it is.
+
+    Raises:
+        SettingsError: there is no such file, module or class, or it is unclear which class is meant.
+    """
+    from lachesis.base_env import HermesAgentBaseEnv
+
+    place, _, name = target.partition(":")
+    module = _module_of_file(Path(place)) if place.endswith(".py") else _import(place, place)
+    classes = _classes(module, lambda cls: issubclass(cls, HermesAgentBaseEnv)) or _classes(module, _is_of_atropos)
+    names = ", ".join(cls.__name__ for cls in classes)
+    if name:
+        found = getattr(module, name, None)
+        if not (isinstance(found, type) and (issubclass(found, HermesAgentBaseEnv) or _is_of_atropos(found))):
+            what = f"{name} of {place} is no environment" if found is not None else f"{place} has no {name}"
+            raise SettingsError(f"{what}; it defines {names or 'none'}")
+        return found
+    if len(classes) != 1:
+        raise SettingsError(
+            f"{place} defines {names}; write {place}:CLASS"
+            if classes
+            else f"{place} defines no environment, that is, no subclass of HermesAgentBaseEnv or of Atropos' BaseEnv"
+        )
+    return classes[0]
+
+
+def _is_of_atropos(cls: type) -> bool:
+    from lachesis.runs.atropos import BaseEnv
+
+    return issubclass(cls, BaseEnv)
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """The module of a file, with its own folder and the root of its package on the path, as both ways to start it have.
+
+    A file within a folder `environments`, as in Atropos' repository, is a module of that package.
+    """
+    if not path.is_file():
+        raise SettingsError(f"there is no file {path}")
+    path = path.resolve()
+    root = path.parent
+    while (root / "__init__.py").exists():
+        root = root.parent
+    if "environments" in path.parts[:-1]:
+        last = len(path.parts) - 1 - path.parts[::-1].index("environments")
+        root = Path(*path.parts[:last])
+    for folder in (root, path.parent):
+        sys.path.insert(0, str(folder))
+    name = ".".join(path.relative_to(root).with_suffix("").parts)
+    return _import(name, str(path))
+
+
+def _import(name: str, shown: str) -> ModuleType:
+    if name.split(".")[0] in sys.builtin_module_names:
+        raise SettingsError(f"{shown} has the name of a module of Python")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and name.startswith(error.name):
+            raise SettingsError(f"there is no module {shown}") from error
+        raise SettingsError(f"{shown} needs the package {error.name!r}, which is not installed: {error}") from error
+
+
+def _classes(module: ModuleType, suits: Callable[[type], bool]) -> list[Any]:
+    """The classes that a module defines or, where it defines none, that its `__all__` passes on."""
+    found = {value: name for name, value in vars(module).items() if isinstance(value, type) and suits(value)}
+    own = [cls for cls in found if cls.__module__ == module.__name__]
+    return own or [cls for cls, name in found.items() if name in getattr(module, "__all__", ())]

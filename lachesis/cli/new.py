@@ -1,0 +1,55 @@
+"""`lachesis new NAME`: write the file of a new environment, and its test."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+
+from lachesis.errors import SettingsError
+
+KINDS = {
+    "terminal": "works on files with a terminal",
+    "python": "computes with Python, and answers",
+    "judge": "answers, and a second model judges",
+    "swe": "corrects code, judged by hidden tests",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Write both files; the exit code."""
+    parser = argparse.ArgumentParser(prog="lachesis new", description=__doc__)
+    parser.add_argument("name", metavar="NAME", help="of the environment, for example sort-words")
+    kinds = "; ".join(f"{kind}: the agent {does}" for kind, does in KINDS.items())
+    parser.add_argument("--kind", choices=KINDS, default="terminal", help=f"{kinds} (default: terminal)")
+    given = parser.parse_args(argv)
+    words = re.split(r"[-_ ]+", given.name)
+    if not all(re.fullmatch(r"[A-Za-z][A-Za-z0-9]*", word) for word in words):
+        raise SettingsError(f"{given.name!r} is no name of an environment: take letters, digits and -, as sort-words")
+    module = "_".join(words).lower()
+    file, test = Path(f"{module}.py"), Path(f"test_{module}.py")
+    if existing := next((path for path in (file, test) if path.exists()), None):
+        raise SettingsError(f"{existing} exists already; choose another name, or delete it")
+    values = {
+        "CLASS": "".join(word[0].upper() + word[1:] for word in words),
+        "NAME": "-".join(words).lower(),
+        "MODULE": module,
+        "FILE": file.name,
+    }
+    templates = resources.files("lachesis.cli") / "templates"
+    for path, template in ((file, given.kind), (test, "test_judge" if given.kind == "judge" else "test")):
+        text = (templates / f"{template}.txt").read_text(encoding="utf-8")
+        path.write_text(Template(text).substitute(values), encoding="utf-8")
+    print(f"wrote {file} and {test}\n\nnext:")
+    for command, does in (
+        (f"pytest {test}", "checks it without a model"),
+        (f"lachesis eval {file} -n 2 -m reference", "plays its reference policy")
+        if given.kind != "judge"
+        else (f"lachesis eval {file} --help", "how to name the model, and the judge by --env.judge_server"),
+        (f"lachesis eval {file} -n 20 -r 3 -m MODEL -b URL", "measures a model"),
+    ):
+        print(f"  {command:<56}  {does}")
+    return 0

@@ -1,0 +1,104 @@
+"""`lachesis eval|process|serve ENV`: short flags for what everybody sets; all other settings keep their names."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from lachesis.errors import SettingsError
+
+Verb = Literal["eval", "process", "serve"]
+
+_COMMANDS: Final = {"eval": "evaluate", "process": "process", "serve": "serve"}
+_DESCRIPTION: Final = {
+    "eval": "Measure a model: the score with its interval, and every rollout to look at.",
+    "process": "Play groups of rollouts, and write them down as training data.",
+    "serve": "Play groups for a trainer, which `lachesis api` hands them to.",
+}
+_EPILOG: Final = """\
+ENV is env.py, env.py:Class, package.module:Class, or a name that `lachesis envs` lists.
+
+    lachesis {verb} gsm8k -n 20 -r 3 -m MODEL -b http://127.0.0.1:8000/v1
+    lachesis {verb} env.py -n 4 -m reference        its reference policy, without a model
+
+Every other setting has its own flag, --env.NAME VALUE or --openai.NAME VALUE, or a line in --config FILE;
+`lachesis {verb} ENV --help-all` lists them, with the environment's own.
+"""
+
+
+def main(verb: Verb, argv: Sequence[str] | None = None) -> int:
+    """Play; the exit code."""
+    arguments = list(argv or ())
+    parser, settings = _parser(verb)
+    if not arguments or {"-h", "--help"} & {*arguments}:
+        parser.print_help()
+        return 0 if arguments else 2
+    target, *rest = arguments
+    if target.startswith("-"):
+        raise SettingsError(f"lachesis {verb}: name the environment first, before {target}; `lachesis envs` lists some")
+    from lachesis.cli.environment_classes import environment_class
+    from lachesis.runs import command_line
+
+    env_cls, command = environment_class(target), _COMMANDS[verb]
+    if "--help-all" in rest:
+        return command_line.main(env_cls, [command, "--help"])
+    given, rest = parser.parse_known_args(rest)
+    names = {text.partition("=")[0] for text in rest}
+    flags = []
+    for setting, value in vars(given).items():
+        if f"--{setting}" in names:
+            raise SettingsError(f"--{setting} is given twice: it is {settings[setting]} here; keep one of the two")
+        flags.append(f"--{setting}={value}")
+    return command_line.main(env_cls, [command, *rest, *flags])
+
+
+def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:
+    """The parser, and by the name of a setting the flag for it."""
+    parser = argparse.ArgumentParser(
+        prog=f"lachesis {verb} ENV",
+        description=_DESCRIPTION[verb],
+        epilog=_EPILOG.format(verb=verb),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    flags: dict[str, str] = {}
+
+    def add(setting: str, metavar: str, text: str, *names: str, read: Any = str) -> None:
+        parser.add_argument(*names, dest=setting, metavar=metavar, help=text, type=read)
+        flags[setting] = names[0]
+
+    evaluates = verb == "eval"
+    number, counted = {
+        "eval": ("env.eval_items", "items to play"),
+        "process": ("env.total_steps", "items to play, each by one group"),
+        "serve": ("env.total_steps", "the trainer's step to end at"),
+    }[verb]
+    add("openai.model_name", "MODEL", "as its server names it; or embedded, reference, a GGUF file", "-m", "--model")
+    add("openai.base_url", "URL", "of the OpenAI-compatible server", "-b", "--base-url")
+    add("openai.api_key", "KEY", "of the server", "-k", "--api-key")
+    add(number, "N", counted, "-n")
+    add("env.eval_samples" if evaluates else "env.group_size", "N", "rollouts of each item", "-r")
+    workers = "env.max_eval_workers" if evaluates else "env.max_num_workers"
+    add(workers, "N", f"{'rollouts' if evaluates else 'groups'} at once", "-c", "--concurrency")
+    temperature = "env.eval_temperature" if evaluates else "env.agent_temperature"
+    add(temperature, "T", "of the sampling", "-T", "--temperature")
+    add("env.max_token_length", "N", "tokens of one answer of the model", "-t", "--max-tokens")
+    add("env.max_agent_turns", "N", "turns of a rollout", "--max-turns")
+    add("env.enabled_toolsets", "A,B", "what the agent can use", "--toolsets", read=lambda text: f"[{text}]")
+    add("env.terminal_backend", "NAME", "where sandboxes are: local, docker, ...", "--backend")
+    if evaluates:
+        add("env.data_dir_to_save_evals", "FOLDER", "where the files are written", "-o", "--output")
+    elif verb == "process":
+        groups = "env.data_path_to_save_groups"
+        add(
+            groups,
+            "FOLDER",
+            "where the files are written",
+            "-o",
+            "--output",
+            read=lambda text: Path(text, "groups.jsonl"),
+        )
+    return parser, flags

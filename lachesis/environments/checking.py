@@ -1,0 +1,262 @@
+"""Mistakes of an environment that show without a model: its reference policy has to earn full marks, and neither one
+that does nothing nor one that calls tools at random may earn anything."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich.console import Console
+
+from lachesis.base_env import HermesAgentBaseEnv
+from lachesis.errors import SettingsError
+from lachesis.runs.command_line import read_settings
+from lachesis.runs.failures import RunStopped
+from lachesis.runs.server_settings import ServerConfigError
+from lachesis.testing.reference_server import Policy
+from lachesis.trajectories import Message, ToolCall, read_lines
+
+SLOW_SETUP = 30.0
+"""Seconds of `setup` that are said to be slow."""
+SLOW_SANDBOX = 5.0
+"""Seconds of the set-up of one sandbox that are."""
+_RANDOM_TURNS = 3
+_LOOKS = frozenset({"terminal", "read_file", "read_bytes", "search", "call_tool", "download_file", "download_dir"})
+"""Methods of `ctx` that read what the agent left, in the sandbox where it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a policy earned."""
+
+    policy: str
+    rewards: Mapping[str, Sequence[float | None]]
+    """By the title of the item, one for each rollout; None where it has no score."""
+    reasons: Sequence[str] = ()
+    """Why rollouts have no score, each reason once."""
+    looks: Sequence[str] = ()
+    """What the reward read in the agent's sandbox."""
+
+    @property
+    def by_item(self) -> dict[str, list[float]]:
+        """The rewards without those that are None."""
+        return {title: [each for each in rewards if each is not None] for title, rewards in self.rewards.items()}
+
+    @property
+    def scored(self) -> list[float]:
+        return [reward for rewards in self.by_item.values() for reward in rewards]
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What was played, and what is wrong with it."""
+
+    played: list[Played] = field(default_factory=list)
+    findings: list[str] = field(default_factory=list)
+    """Mistakes, or what looks like one."""
+    notes: list[str] = field(default_factory=list)
+    """What the author should know, and which is right for many environments."""
+
+    def __str__(self) -> str:
+        return "\n".join([*self.findings, *self.notes]) or "nothing suspicious"
+
+
+async def check_environment(
+    env_cls: type[HermesAgentBaseEnv], flags: Sequence[str] = (), *, items: int = 5
+) -> CheckReport:
+    """Play the reference policy twice for each item, and two policies that should earn nothing.
+
+    Args:
+        flags: settings as on the command line, such as `["--env.terminal_backend", "docker"]`.
+        items: how many items are played.
+
+    Raises:
+        SettingsError: settings that cannot be used.
+        BackendError, InferenceError: the run could not begin.
+    """
+    report = CheckReport()
+    spent: dict[str, list[float]] = {"setup": [], "setup_sandbox": []}
+    policies: list[tuple[str, Policy | None, int]] = [
+        ("reference", None, 2),
+        ("nothing", lambda messages, tools: Message("assistant", "I do nothing."), 1),
+        ("random", random_policy, 1),
+    ]
+    for name, policy, rollouts in policies:
+        overridden: dict[str, Any] = {
+            "__module__": env_cls.__module__,
+            "__doc__": env_cls.__doc__,
+            "name": env_cls.name or env_cls.__name__,
+            **{each: _timed(env_cls, each, times) for each, times in spent.items() if _is_own(env_cls, each)},
+        }
+        if policy is not None:
+            overridden["reference_policy"] = lambda self, policy=policy: policy
+        cls = type(env_cls.__name__, (env_cls,), overridden)
+        try:
+            with TemporaryDirectory(prefix="lachesis-check-") as folder:
+                report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
+        except NoReferencePolicy:
+            report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")
+        except RunStopped as stopped:
+            report.findings.append(f"{name}: {stopped}")
+    _judge(report)
+    for method, times in spent.items():
+        limit = SLOW_SETUP if method == "setup" else SLOW_SANDBOX
+        if times and (longest := max(times)) > limit:
+            report.findings.append(f"{method}() took {longest:.1f} s: make what it needs once, in an image or a cache")
+    return report
+
+
+class NoReferencePolicy(SettingsError):
+    """The environment has none."""
+
+
+def _is_own(env_cls: type, method: str) -> bool:
+    return getattr(env_cls, method) is not getattr(HermesAgentBaseEnv, method)
+
+
+def _timed(env_cls: type, name: str, times: list[float]) -> Any:
+    method = getattr(env_cls, name)
+    if inspect.iscoroutinefunction(method):
+
+        async def timed(*arguments: Any) -> Any:
+            started = time.monotonic()
+            try:
+                return await method(*arguments)
+            finally:
+                times.append(time.monotonic() - started)
+
+        return timed
+
+    def timed_on_thread(*arguments: Any) -> Any:
+        started = time.monotonic()
+        try:
+            return method(*arguments)
+        finally:
+            times.append(time.monotonic() - started)
+
+    return timed_on_thread
+
+
+async def _play(
+    env_cls: type[HermesAgentBaseEnv], policy: str, flags: Sequence[str], items: int, rollouts: int, folder: Path
+) -> Played:
+    groups = folder / "groups.jsonl"
+    chosen = {
+        "openai.model_name": "reference",
+        "env.total_steps": items,
+        "env.group_size": rollouts,
+        "env.data_path_to_save_groups": groups,
+        "env.save_trajectories": False,
+        "env.use_wandb": False,
+    }
+    _, settings = read_settings(env_cls, ["process", *flags, *(f"--{name}={value}" for name, value in chosen.items())])
+    env = env_cls(**settings)
+    env.console = Console(file=io.StringIO())
+    try:
+        result = await env.process_manager()
+    except ServerConfigError:
+        if env.reference_policy() is None:
+            raise NoReferencePolicy(policy) from None
+        raise
+    written = [path for path in (result.files.groups, result.files.failures) if path.is_file()]
+    rewards: dict[str, list[float | None]] = {}
+    reasons: dict[str, None] = {}
+    looks: dict[str, None] = {}
+    for group in (line for path in written for line in read_lines(path)):
+        title = json.dumps(group["item"], ensure_ascii=False)[:60]
+        for rollout in group["rollouts"]:
+            rewards.setdefault(title, []).append(rollout["reward"])
+            if rollout["reward"] is None:
+                reasons[_reason(rollout)] = None
+            calls = rollout["reward_calls"] or []
+            if not {"judge_pytest", "seal"} & {each["method"] for each in calls}:
+                looks.update(dict.fromkeys(_look(each) for each in calls if each["method"] in _LOOKS))
+    return Played(policy, rewards, list(reasons), list(looks))
+
+
+def _reason(rollout: Mapping[str, Any]) -> str:
+    if rollout["traceback"]:
+        return str(rollout["traceback"].strip().rpartition("\n")[2])
+    return str(rollout["reason"])
+
+
+def _look(call: Mapping[str, Any]) -> str:
+    first = next(iter(call["arguments"] or [""]), "")
+    return f"ctx.{call['method']}({str(first)[:40]!r})"
+
+
+def _judge(report: CheckReport) -> None:
+    """Add what the rewards show."""
+    add = report.findings.append
+    for played in report.played:
+        for reason in played.reasons:
+            add(f"{played.policy}: rollouts have no score: {reason}")
+        for title, scored in played.by_item.items():
+            if played.policy == "reference" and len(set(scored)) > 1:
+                listed = " and ".join(f"{reward:g}" for reward in scored)
+                add(f"reference: the same play of {title} earns {listed}: the reward depends on something else")
+        if played.policy == "reference" and played.scored:
+            reward, least = min((min(scored), title) for title, scored in played.by_item.items() if scored)
+            if reward < 1:
+                add(f"reference: it earns {reward:g} for {least}, less than 1: its answer or the reward is wrong")
+            if len(played.rewards) == 1:
+                report.notes.append("all items that were played are the same")
+        elif played.scored and max(played.scored) > 0:
+            count = sum(reward > 0 for reward in played.scored)
+            add(
+                f"{played.policy}: it earns up to {max(played.scored):g}, in {count} of {len(played.scored)} rollouts: "
+                "the reward pays for what needs no skill"
+            )
+    different = {reward for played in report.played for reward in played.scored}
+    if len(different) == 1 and len(report.played) > 1:
+        add(f"the reward is always {different.pop():g}: nothing can be learned from it")
+    looks = {look for played in report.played for look in played.looks}
+    if looks:
+        report.notes.append(
+            f"the reward reads in the agent's own sandbox: {', '.join(sorted(looks)[:3])}. The agent "
+            "can write all that is there: read answers there, and run tests by ctx.judge_pytest or in ctx.seal"
+        )
+
+
+def random_policy(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Message:
+    """Calls tools with arguments that their schemas allow, a few turns long, then answers anything. Equal conversations
+    get equal answers."""
+    draw = random.Random(json.dumps(messages, sort_keys=True, default=str))
+    turn = sum(message["role"] == "assistant" for message in messages)
+    if tools and turn < _RANDOM_TURNS:
+        function = draw.choice(tools)["function"]
+        arguments = json.dumps(_value(function.get("parameters") or {}, draw))
+        return Message("assistant", tool_calls=(ToolCall(f"call_{turn}", function["name"], arguments),))
+    return Message("assistant", draw.choice(["The answer is 7.", "\\boxed{7}", "Done.", "yes", "I do not know."]))
+
+
+def _value(schema: Mapping[str, Any], draw: random.Random) -> Any:
+    """A value that a JSON schema allows, as far as tools have such."""
+    if "enum" in schema:
+        return draw.choice(schema["enum"])
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return _value(draw.choice(options), draw)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    kind = kind[0] if isinstance(kind, list) else kind
+    least = schema.get("minimum", 0)
+    if kind == "object":
+        needed = schema.get("required", ())
+        properties: Mapping[str, Any] = schema.get("properties", {})
+        return {name: _value(each, draw) for name, each in properties.items() if name in needed or draw.random() < 0.3}
+    if kind == "array":
+        return [_value(schema.get("items", {}), draw) for _ in range(draw.randint(0, 2))]
+    values: dict[str, Callable[[], Any]] = {
+        "integer": lambda: draw.randint(int(least), int(least) + 5),
+        "number": lambda: least + draw.random(),
+        "boolean": lambda: draw.random() < 0.5,
+        "null": lambda: None,
+    }
+    return values.get(kind, lambda: draw.choice(["a.txt", "ls", "1 + 1", ".", "hello"]))()

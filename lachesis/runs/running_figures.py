@@ -1,0 +1,178 @@
+"""What a run shows of its rollouts while it plays them, and why some have no score."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lachesis.agent.rollout import Rollout
+from lachesis.evaluation import mean_over_items
+from lachesis.runs.item_keys import whole_and_part
+from lachesis.runs.setting_facts import with_settings
+
+Row = tuple[str, str]
+
+MOST_CAUSES = 3
+_TITLES = ("title", "name", "instance_id", "task_id", "id", "question", "prompt", "text")
+_VARYING = re.compile(r"0x[0-9a-f]+|[0-9a-f]{8,}|\d+(\.\d+)?")
+"""What differs between two failures with the same cause: ids, ports, times."""
+_LABELS = re.compile(r" \(environment=[^)]*\)")
+"""Of a sandbox; its name tells as much."""
+
+
+@dataclass(slots=True)
+class Cause:
+    """Why rollouts have no score."""
+
+    kind: str
+    """`Rollout.unscored_kind`."""
+    example: str
+    may_pass: bool
+    """Whether another attempt may succeed."""
+    count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.count} x {self.kind}: {self.example}"
+
+
+class Causes:
+    """Counts them. Failures that differ in numbers only have the same cause."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[str, str], Cause] = {}
+
+    def add(self, kind: str, why: str, *, may_pass: bool) -> None:
+        why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
+        key = kind, _VARYING.sub("#", why)[:300]
+        self._found.setdefault(key, Cause(kind, why, may_pass)).count += 1
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether another attempt may help in any case."""
+        return any(cause.may_pass for cause in self._found.values())
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[Cause]:
+        """The most frequent first."""
+        return iter(sorted(self._found.values(), key=lambda cause: -cause.count))
+
+    def lines(self) -> list[str]:
+        """The most frequent, a line each."""
+        found = list(map(str, self))
+        more = f"and {len(found) - MOST_CAUSES} other causes; the report has all"
+        return found[:MOST_CAUSES] + ([more] if len(found) > MOST_CAUSES else [])
+
+
+class RunningFigures:
+    """Takes rollouts as they are finished, and the records of those that earlier starts finished.
+
+    Args:
+        scores: whether rollouts get scores in this run.
+        window: latest items that the mean is of; None for all. Of ten thousand it takes ten milliseconds.
+    """
+
+    def __init__(self, *, scores: bool = True, window: int | None = 5_000) -> None:
+        self.scores = scores
+        self.window = window
+        self.rollouts = 0
+        """Of this start."""
+        self.causes = Causes()
+        """Of the rollouts of this start without a score."""
+        self.faults = Causes()
+        """How agents broke their own sandboxes."""
+        self._scores: dict[str, list[float | None]] = {}
+        self._outcomes: Counter[str] = Counter()
+        self._unscored: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+        self._last = ""
+        self._forgets = False
+        self._began = time.monotonic()
+        self._mean = mean_over_items([])
+        self._mean_due = 0.0
+
+    def add(self, item: Any, rollout: Rollout) -> None:
+        """A rollout of this start."""
+        self.rollouts += 1
+        self._count(rollout.item_key, rollout.reward, rollout.outcome.value, rollout.unscored_kind)
+        self._counts["tokens"] += rollout.lost_completion_tokens
+        if (result := rollout.result) is not None:
+            self._counts.update(
+                tokens=result.tokens.completion_tokens,
+                uncounted=result.tokens.uncounted_requests,
+                calls=result.tool_calls,
+                failed=len(result.tool_errors),
+            )
+        score = "no score, " if rollout.reward is None else f"reward {rollout.reward:.2f}, "
+        end = f"{score if self.scores else ''}{rollout.outcome.value}, {rollout.seconds:.1f} s"
+        self._last = f"{item_title(item, rollout.item_key)}: {end}"
+        if rollout.agent_fault:
+            self.faults.add("agent_fault", rollout.agent_fault, may_pass=False)
+        kind = self._kind(rollout.unscored_kind)
+        if kind and not rollout.left_to_agent:
+            # A reward may be None for one sample and a number for the next.
+            self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass_later or kind == "declined")
+
+    def add_record(self, record: Mapping[str, Any]) -> None:
+        """A group of an earlier start, or one that was broken before it had rollouts."""
+        for rollout in record["rollouts"]:
+            kind = rollout.get("unscored_kind", "")
+            self._count(record["item_key"], rollout["reward"], rollout["outcome"], kind)
+
+    def _count(self, key: str, reward: float | None, outcome: str, kind: str) -> None:
+        self._scores.setdefault(whole_and_part(key)[0], []).append(reward)
+        if self.window is not None and len(self._scores) > self.window:
+            self._forgets = True
+            del self._scores[next(iter(self._scores))]
+        self._outcomes[outcome] += 1
+        if kind := self._kind(kind):
+            self._unscored[kind] += 1
+
+    def _kind(self, kind: str) -> str:
+        return kind if self.scores or kind != "declined" else ""
+
+    def rows(self, *, fresh: bool = False) -> Iterator[Row]:
+        """How it goes. Unless `fresh`, the mean is some seconds old where it takes long to compute."""
+        if not self._outcomes:
+            return
+        if (now := time.monotonic()) >= self._mean_due or fresh:
+            self._mean = mean_over_items(list(self._scores.values()))
+            self._mean_due = now + max(1.0, 50 * (time.monotonic() - now))
+        if self.scores:
+            of = f" (the latest {self.window} items)" if self._forgets else ""
+            yield "mean", "none was scored" if math.isnan(self._mean.mean) else f"{self._mean}{of}"
+        yield "outcomes", ", ".join(f"{name} {count}" for name, count in self._outcomes.most_common())
+        if self._unscored:
+            of = f"{self._unscored.total()} of {self._outcomes.total()}"
+            yield "no score", f"{of}: {', '.join(f'{kind} {count}' for kind, count in self._unscored.most_common())}"
+        if cause := next(iter(self.causes), None):
+            yield "because", _cut(str(cause), 160)
+        if self.rollouts:
+            counts, seconds = self._counts, max(now - self._began, 1e-9)
+            rate = f"{counts['tokens'] / seconds:.0f}/s, {counts['tokens']} in all"
+            yield "tokens", "not counted by the server" if counts["uncounted"] else rate
+            yield "tool calls", f"{counts['calls']}, {counts['failed']} failed"
+            yield "last", self._last
+
+
+def item_title(item: Any, key: str) -> str:
+    """A few words of an item; its key where it has none."""
+    found = item
+    if not isinstance(item, str | int | float):
+        values = (item.get(name) if isinstance(item, Mapping) else getattr(item, name, None) for name in _TITLES)
+        others = item.values() if isinstance(item, Mapping) else ()
+        texts = (value for value in others if isinstance(value, str))
+        found = next((value for value in values if isinstance(value, str | int)), None) or next(texts, key)
+    return _cut(str(found), 40)
+
+
+def _cut(text: str, length: int) -> str:
+    """The beginning of a text, in one line that any terminal takes: no escapes, no lone surrogates."""
+    text = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * length]).split())
+    return text if len(text) <= length else text[: length - 1] + "…"

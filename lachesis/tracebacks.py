@@ -1,0 +1,171 @@
+"""Exceptions of an environment's own code, for its author: a headline with what is probably wrong, then the traceback
+without frames of this project.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import sys
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+
+_PACKAGES = ("lachesis", "backends", "tool_call_parsers")
+_ROOT, _LIBRARY = Path(__file__).parents[1], Path(os.__file__).parent
+_ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote
+_BETWEEN = (
+    *(f"{_ROOT}/{name}/" for name in _PACKAGES),
+    *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
+    "<frozen ",
+)
+"""Beginnings of the names of files whose frames lead from the command to the author's code."""
+_CALLED = {
+    "setup": "(self)",
+    "get_next_item": "(self)",
+    "format_prompt": "(self, item)",
+    "compute_reward": "(self, item, result, ctx)",
+    "compute_group_reward": "(self, item, results, ctxs)",
+    "sandbox_files": "(self, item)",
+    "setup_sandbox": "(self, item, ctx)",
+    "follow_up": "(self, item, messages)",
+    "rollout_metrics": "(self, item, result, reward)",
+}
+
+
+def explained(error: BaseException) -> str:
+    """The headline, then the traceback; several lines."""
+    trace = traceback.TracebackException.from_exception(error, compact=True)
+    chain = _chain(trace)
+    expected = _is_ours(error) or (isinstance(error, OSError | TypeError) and bool(guess(error)))
+    if expected or place(error):  # otherwise the mistake is ours
+        for each in chain:
+            _remove_ours(each, expected=expected)
+    if len(chain) == 1 and not trace.stack:
+        return "\n".join([headline(error), *_text(error).splitlines()[1:]]) + "\n"
+    return f"{headline(error)}\n{''.join(trace.format())}"
+
+
+def headline(error: BaseException) -> str:
+    """The error and, where there is one, a guess at its cause, in one line. Of a group, the first one."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    said = (_text(error).splitlines() or [""])[0]
+    return "; ".join(filter(None, [f"{type(error).__name__}: {said}".removesuffix(": "), guess(error)]))
+
+
+def place(error: BaseException | None) -> str:
+    """The author's outermost function (`SortWords.setup`) or file that the error went through; empty without one."""
+    while error is not None:
+        for frame, _ in traceback.walk_tb(error.__traceback__):
+            code = frame.f_code
+            if _is_of_an_author(code.co_filename):
+                return code.co_filename if code.co_name == "<module>" else code.co_qualname
+        if isinstance(error, SyntaxError) and error.filename and _is_of_an_author(error.filename):
+            return error.filename
+        within = error.exceptions[0] if isinstance(error, BaseExceptionGroup) else None
+        error = within or error.__cause__ or error.__context__
+    return ""
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # an author wrote it
+        return "its text cannot be shown"
+
+
+def guess(error: BaseException) -> str:
+    """What is probably wrong, and what to do about it; empty where nothing is known."""
+    try:
+        return _guess(error)
+    except Exception:  # the author's own mappings and texts are looked at
+        return ""
+
+
+def _guess(error: BaseException) -> str:
+    said = str(error)
+    if isinstance(error, OSError):
+        return _about_files(error)
+    if isinstance(error, KeyError) and error.args:
+        return _about_key(error.args[0], error.__traceback__)
+    if isinstance(error, AttributeError) and hasattr(type(error.obj), "get_next_item"):
+        return f"neither the class nor setup() has set self.{error.name}"
+    if isinstance(error, ModuleNotFoundError):
+        return f"install the package that has it, for {sys.executable}"
+    if isinstance(error, RuntimeError) and said == "coroutine raised StopIteration":
+        return "next() found no more items: next(items, None) returns None, which ends the run"
+    if isinstance(error, TypeError | AttributeError) and re.search(r"\bcoroutine\b", said):
+        return "a coroutine was not awaited: write `await` before the call"
+    if isinstance(error, TypeError) and "can't be used in 'await' expression" in said:
+        return "this call is no coroutine: leave `await` out"
+    called = re.match(r"(?:\w+\.)*(\w+)\(\) (?:takes|missing|got) ", said)
+    if isinstance(error, TypeError) and called and called[1] in _CALLED:
+        return f"it is called as {called[1]}{_CALLED[called[1]]}"
+    return ""
+
+
+def _about_files(error: OSError) -> str:
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return (
+            f"this process may have {most} files open, and sockets and sandboxes count: raise it with `ulimit -n`, or "
+            "lower --env.max_num_workers"
+        )
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "the disk is full: make room there and start again"
+    name = error.filename
+    if isinstance(error, FileNotFoundError) and isinstance(name, str) and not Path(name).is_absolute():
+        return f"the path begins in the folder of the command, {Path.cwd()}"
+    return ""
+
+
+def _about_key(key: object, trace: TracebackType | None) -> str:
+    """The keys of the mapping that lacks one, where the line names it."""
+    *_, (frame, number) = traceback.walk_tb(trace) if trace is not None else [(None, 0)]
+    if frame is None:
+        return ""
+    found = traceback.FrameSummary(frame.f_code.co_filename, number, "").line or ""
+    for name in re.findall(r"\b(\w+)\[", found):
+        value = frame.f_locals.get(name)
+        if isinstance(value, Mapping) and key not in value:
+            keys = [str(each) for each in value]
+            return f"{name} has the fields {', '.join(keys[:12]) or 'none'}" + (", ..." if len(keys) > 12 else "")
+    return ""
+
+
+def _chain(trace: traceback.TracebackException) -> list[traceback.TracebackException]:
+    others = (trace.__cause__, trace.__context__, *(trace.exceptions or ()))
+    return [trace, *(each for other in others if other is not None for each in _chain(other))]
+
+
+def _remove_ours(trace: traceback.TracebackException, *, expected: bool) -> None:
+    """Remove the frames that lead to the author's code, and between its parts.
+
+    Ours stay at the end, where something failed that the author's code called, unless the error is `expected` to be
+    read without them.
+    """
+    frames = list(trace.stack)
+    first = next((at for at, frame in enumerate(frames) if _is_of_an_author(frame.filename)), len(frames))
+    last = max((at for at, frame in enumerate(frames) if not _leads_there(frame.filename)), default=0)
+    theirs = [frame for frame in frames[first : last + 1] if not _leads_there(frame.filename)]
+    end = frames[last + 1 :] if theirs and not expected else []
+    trace.stack = traceback.StackSummary.from_list([*theirs, *end])
+    if not trace.stack:
+        trace.stack = None  # type: ignore[assignment]  # no "Traceback" above nothing
+
+
+def _leads_there(file: str) -> bool:
+    return file.startswith(_BETWEEN) and not file.startswith(_ENVIRONMENTS)
+
+
+def _is_of_an_author(file: str) -> bool:
+    of_python = file.startswith(f"{_LIBRARY}/") and "-packages/" not in file
+    return not (of_python or _leads_there(file))
+
+
+def _is_ours(error: BaseException) -> bool:
+    return type(error).__module__.partition(".")[0] in _PACKAGES

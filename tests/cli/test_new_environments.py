@@ -1,0 +1,158 @@
+"""From `lachesis new` to a score: what it writes is checked, played and measured by the short commands."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lachesis import HermesAgentBaseEnv, Message, check_environment
+from lachesis.cli import main
+from lachesis.cli.new import KINDS
+from lachesis.environments.checking import random_policy
+from lachesis.runs.server_settings import ServerConfigError
+from tests.support.small_envs import lines
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    known = {*sys.modules}
+    yield
+    for name in {*sys.modules} - known:
+        if getattr(sys.modules[name], "__file__", None) and str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+
+
+def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str]) -> None:
+    for kind in KINDS:
+        assert main(["new", f"my-{kind}", "--kind", kind]) == 0
+    said = capsys.readouterr().out
+    assert "pytest test_my_swe.py" in said and "lachesis eval my_terminal.py -n 2 -m reference" in said
+    ran = subprocess.run([sys.executable, "-m", "pytest", "-q"], capture_output=True, text=True)
+    assert f"{len(KINDS)} passed" in ran.stdout, ran.stdout
+    assert main(["new", "my-swe"]) == 2
+    assert "my_swe.py exists already" in capsys.readouterr().err
+    assert main(["new", "../escape"]) == 2
+    assert "no name of an environment" in capsys.readouterr().err
+
+
+def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "short"])
+    assert main(["eval", "short.py", "-n", "2", "-r", "2", "-m", "reference", "-T", "0.5", "-o", "measured"]) == 0
+    assert [group["scores"] for group in lines(Path("measured/samples.jsonl"))] == [[1.0]] * 4
+    (about,) = (json.loads(path.read_text()) for path in Path("measured").glob("*.run.json"))
+    assert about["settings"]["eval_temperature"] == 0.5
+    assert main(["process", "short.py:Short", "-n", "1", "-r", "3", "-m", "reference", "-o", "played"]) == 0
+    assert [group["scores"] for group in lines(Path("played/groups.jsonl"))] == [[1.0] * 3]
+    capsys.readouterr()
+    assert main(["eval", "short.py", "-m", "reference", "--openai.model_name", "other"]) == 2
+    assert "--openai.model_name is given twice: it is -m here" in capsys.readouterr().err
+    assert main(["eval", "-n", "2", "short.py"]) == 2
+    assert "name the environment first" in capsys.readouterr().err
+    assert main(["eval", "short.py:Missing"]) == 2
+    assert "short.py has no Missing; it defines Short" in capsys.readouterr().err
+    assert main(["process", "gsm8l"]) == 2
+    assert "did you mean gsm8k?" in capsys.readouterr().err
+    assert main(["envs"]) == 0
+    assert "reasoning_gym" in capsys.readouterr().out
+
+
+class Echo(HermesAgentBaseEnv):
+    """The agent says a word."""
+
+    name = "echo"
+    toolsets = ()
+    earns: Any = staticmethod(lambda said, word: float(said == word))
+    plays: Any = staticmethod(lambda messages, tools: Message("assistant", messages[-1]["content"].split()[-1]))
+
+    async def setup(self) -> None:
+        self.items = itertools.cycle(["pear", "fig"])
+
+    async def get_next_item(self) -> str:
+        return next(self.items)
+
+    def format_prompt(self, item: str) -> str:
+        return f"Say {item}"
+
+    async def compute_reward(self, item: str, result: Any, ctx: Any) -> float | None:
+        reward: float | None = self.earns(result.final_response, item)
+        return reward
+
+    def reference_policy(self) -> Any:
+        return self.plays
+
+
+DRAWS = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"earns": lambda said, word: 0.5}, "the reward is always 0.5"),
+        ({"earns": lambda said, word: 0.5}, "reference: it earns 0.5 for"),
+        ({"earns": lambda said, word: float(len(said) > 3)}, "nothing: it earns up to 1, in 2 of 2 rollouts"),
+        ({"earns": lambda said, word: next(DRAWS) % 2 * float(said == word)}, "the reward depends on something else"),
+        ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer'"),
+        ({"earns": lambda said, word: None}, "rollouts have no score"),
+        ({"reference_policy": lambda self: None}, "there is no reference_policy()"),
+        ({"plays": lambda messages, tools: "pear"}, "which is no Message"),
+    ],
+)
+def test_the_check_finds(changes: dict[str, Any], said: str) -> None:
+    values = {name: staticmethod(value) if name != "reference_policy" else value for name, value in changes.items()}
+    report = asyncio.run(check_environment(type("Echo", (Echo,), {"__module__": __name__, **values}), items=2))
+    assert said in str(report) if said else report.findings == [], str(report)
+
+
+def test_a_policy_that_is_no_function_is_named() -> None:
+    class Wrong(Echo):
+        def reference_policy(self) -> Any:
+            return "pear"
+
+    with pytest.raises(ServerConfigError, match="returned 'pear', which is no function"):
+        asyncio.run(check_environment(Wrong, items=1))
+
+
+def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "checked"])
+    assert main(["check", "checked.py", "-n", "2"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "reference 4 1.000 1.000 1.000 0" in said and "nothing suspicious" in said
+    assert "the reward reads in the agent's own sandbox: ctx.read_file('sorted.txt')" in said
+    text = Path("checked.py").read_text().replace("float(written", "1.0 or float(written")
+    Path("careless.py").write_text(text)
+    assert main(["check", "careless.py", "-n", "2"]) == 1
+    assert "suspicious: nothing: it earns up to 1" in capsys.readouterr().out
+
+
+def test_random_calls_fit_their_schemas() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {
+            "mode": {"enum": ["a", "b"]},
+            "count": {"type": "integer", "minimum": 3},
+            "names": {"type": "array", "items": {"type": ["string", "null"]}},
+            "deep": {"anyOf": [{"type": "boolean"}, {"type": "object", "properties": {"x": {"type": "number"}}}]},
+        },
+        "required": ["mode", "count", "names", "deep"],
+    }
+    tools = [{"type": "function", "function": {"name": "act", "parameters": parameters}}]
+    for number in range(50):
+        messages = [{"role": "user", "content": f"task {number}"}]
+        said = random_policy(messages, tools)
+        assert said == random_policy(messages, tools)
+        arguments = json.loads(said.tool_calls[0].arguments)
+        assert arguments["mode"] in ("a", "b") and 3 <= arguments["count"] <= 8
+        assert all(isinstance(name, str) for name in arguments["names"])
+        assert isinstance(arguments["deep"], bool | dict)
+    assert not random_policy(messages, None).tool_calls
