@@ -190,6 +190,8 @@ def _calls(history: MessageHistory, sampled: Mapping[int, int], seen: set[int]) 
 
 
 def _discarded(history: MessageHistory, sampled: Mapping[int, int]) -> list[dict[str, Any]]:
+    if not history.discarded:  # of most rollouts
+        return []
     branches = [history.nodes(), *(dropped.nodes for dropped in history.discarded)]
     places = {
         id(node): [number - 1, place] for number, nodes in enumerate(branches) for place, node in enumerate(nodes)
