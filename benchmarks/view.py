@@ -2,8 +2,8 @@
 
     python -m benchmarks.view [--rollouts 100000] [--folder KEPT]
 
-A small run with tokens is played against the fake model server, whose groups are then written again and again with other
-rewards, times and words. The server of the pages is a process of its own, as `lachesis view` is.
+A small run with tokens is played against the fake model server. Its groups are written again and again with other
+rewards, times and words: five runs, the first with samples. All figures are of one process of `lachesis view`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import argparse
 import asyncio
 import itertools
 import json
+import os
+import re
+import signal
+import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -30,7 +33,6 @@ from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import FakeServer
 from lachesis.testing.fake_server.policies import WORDS
-from lachesis.view.index import Index
 
 GROUP, TURNS, RUNS = 8, 4, 5
 INDEX_MB, FIRST_PAGE = 20.0, 1.0
@@ -75,25 +77,25 @@ async def play(folder: Path, groups: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "played" / "groups.jsonl").read_text().splitlines()]
 
 
-def written(groups: list[dict[str, Any]], root: Path, rollouts: int) -> float:
-    """Write runs of `rollouts` together; their size in MB."""
+def written(groups: list[dict[str, Any]], root: Path, rollouts: int) -> None:
+    """Write runs of `rollouts` together."""
     draw = Random(1)
     texts = [orjson.dumps(group).decode() for group in groups]
-    size = 0
     for run in range(RUNS):
         path = root / f"run-{run}" / "groups.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             for number in range(rollouts // GROUP // RUNS):
                 group = orjson.loads(texts[number % len(texts)])
+                if run:
+                    group["samples"] = []
                 group |= {"number": number, "item_key": f"{run:08x}{number:08x}-1", "timestamp": _stamp(run, number)}
                 for n, rollout in enumerate(group["rollouts"]):
                     rollout["reward"] = float(draw.random() < 0.2 + 0.5 * number * RUNS * GROUP / rollouts)
                     for message in group["messages"][n]:
                         if isinstance(message["content"], str):
                             message["content"] += f" word{draw.randrange(10**6)}"
-                size += file.write(orjson.dumps(group) + b"\n")
-    return size / 1e6
+                file.write(orjson.dumps(group) + b"\n")
 
 
 def _stamp(run: int, number: int) -> str:
@@ -101,8 +103,43 @@ def _stamp(run: int, number: int) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(1_790_000_000 + seconds))
 
 
+class Viewer:
+    """A process of `lachesis view`, with a new index."""
+
+    def __init__(self, root: Path, index: Path) -> None:
+        code = "import sys; from lachesis.cli import main; sys.exit(main(['view', *sys.argv[1:]]))"
+        command = [sys.executable, "-c", code, str(root), "--port", "0", "--index", str(index)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    def get(self, path: str) -> tuple[str, float]:
+        """A page, and its seconds."""
+        before = time.perf_counter()
+        with urllib.request.urlopen(self.url + path) as answer:
+            text = answer.read().decode()
+        return text, time.perf_counter() - before
+
+    def total(self, path: str) -> int:
+        found = re.search(r'id="total">(\d+)<', self.get(path)[0])
+        assert found is not None
+        return int(found[1])
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def peak_mb(self) -> float:
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        return next(int(line.split()[1]) / 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        self.process.wait()
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="where the runs are written, and stay")
     arguments = parser.parse_args()
@@ -110,16 +147,38 @@ def main() -> int:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         root = folder / "runs"
         if not root.exists():
-            size = written(asyncio.run(play(folder, 16)), root, arguments.rollouts)
+            written(asyncio.run(play(folder, 16)), root, arguments.rollouts)
+        for path in folder.glob("index.*"):
+            path.unlink()
         size = sum(path.stat().st_size for path in root.rglob("*.jsonl")) / 1e6
-        before = time.process_time()
-        index = Index(root, folder / "index.sqlite")
-        index.refresh()
-        spent = time.process_time() - before
-        index.close()
-        print(f"{size:.0f} MB, index {(folder / 'index.sqlite').stat().st_size / 1e6:.0f} MB")
-        print(f"{size / spent:.1f} MB a second of CPU time ({spent:.1f} s)")
-    return 0
+        count = arguments.rollouts // GROUP // RUNS * RUNS * GROUP
+        slower = disturbance()
+        began = time.perf_counter()
+        viewer = Viewer(root, folder / "index.sqlite")
+        stack.callback(viewer.stop)
+        address = time.perf_counter() - began
+        _, first = viewer.get("")
+        idle = viewer.cpu_seconds()
+        while viewer.total("rollouts") < count:
+            time.sleep(0.5)
+        spent = viewer.cpu_seconds() - idle
+        print(f"{count} rollouts, {size:.0f} MB; disturbance {slower:.2f}")
+        print(f"address after {address:.2f} s, first page while it indexes {1000 * first:.0f} ms")
+        print(f"index: {size / spent:.0f} MB a second of CPU time, the pages that watched it included")
+        print(f"index file {(folder / 'index.sqlite').stat().st_size / 1e6:.0f} MB, memory {viewer.peak_mb():.0f} MB")
+        pages = {
+            "runs": "",
+            "curves of a run": "curves?runs=run-0&over=groups",
+            "rollouts, latest first": "rollouts",
+            "rollouts by reward, page 100": "rollouts?sort=reward&page=100",
+            "search for a rare word": "rollouts?q=word123456",
+            "search for a common word": "rollouts?q=water",
+            "a rollout with neighbours": "rollout/run-1/5/3?q=water&sort=-reward",
+        }
+        for name, path in pages.items():
+            print(f"{name}: {1000 * min(viewer.get(path)[1] for _ in range(3)):.0f} ms")
+        ok = size / spent >= INDEX_MB and max(first, viewer.get("")[1]) < FIRST_PAGE
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":
