@@ -411,12 +411,17 @@ class Index:
         that the filter does not let through."""
         where, values = _where(filter)
         query = (
-            f"WITH list AS (SELECT run, number, n, row_number() OVER (ORDER BY {filter.order}) AS place "
-            f"FROM rollouts WHERE {where}), here AS (SELECT place FROM list WHERE run = ? AND number = ? AND n = ?) "
-            "SELECT list.place - here.place, run, number, n FROM list, here WHERE abs(list.place - here.place) = 1"
+            "SELECT before, after FROM "
+            "(SELECT run, number, n, lag(id) OVER listed AS before, lead(id) OVER listed AS after "
+            f"FROM rollouts WHERE {where} WINDOW listed AS (ORDER BY {filter.order})) "
+            "WHERE run = ? AND number = ? AND n = ?"
         )
-        found = {row[0]: tuple(row)[1:] for row in self._database.execute(query, (*values, *place))}
-        return found.get(-1), found.get(1)
+        ids = self._database.execute(query, (*values, *place)).fetchone() or (None, None)
+        rows = (
+            self._database.execute("SELECT run, number, n FROM rollouts WHERE id = ?", (id,)).fetchone() for id in ids
+        )
+        before, after = (None if row is None else tuple(row) for row in rows)
+        return before, after
 
     def choices(self) -> dict[str, list[str]]:
         """The runs, outcomes and causes that occur."""
