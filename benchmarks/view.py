@@ -35,8 +35,8 @@ from lachesis.testing.fake_server import FakeServer
 from lachesis.testing.fake_server.policies import WORDS
 
 GROUP, TURNS, RUNS = 8, 4, 5
-INDEX_MB, FIRST_PAGE = 20.0, 1.0
-"""MB a second of CPU time at least; seconds of the first page at most."""
+INDEX_MB, A_PAGE = 20.0, 1.0
+"""MB a second of CPU time at least; seconds of any page at most."""
 
 
 class Tasks(HermesAgentBaseEnv):
@@ -116,7 +116,7 @@ class Viewer:
     def get(self, path: str) -> tuple[str, float]:
         """A page, and its seconds."""
         before = time.perf_counter()
-        with urllib.request.urlopen(self.url + path) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             text = answer.read().decode()
         return text, time.perf_counter() - before
 
@@ -175,9 +175,12 @@ def main() -> int:
             "search for a common word": "rollouts?q=water",
             "a rollout with neighbours": "rollout/run-1/5/3?q=water&sort=-reward",
         }
+        slowest = first
         for name, path in pages.items():
-            print(f"{name}: {1000 * min(viewer.get(path)[1] for _ in range(3)):.0f} ms")
-        ok = size / spent >= INDEX_MB and max(first, viewer.get("")[1]) < FIRST_PAGE
+            seconds = min(viewer.get(path)[1] for _ in range(3))
+            slowest = max(slowest, seconds)
+            print(f"{name}: {1000 * seconds:.0f} ms")
+        ok = size / spent >= INDEX_MB and slowest < A_PAGE
     return 0 if ok else 1
 
 
