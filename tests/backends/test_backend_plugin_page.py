@@ -65,7 +65,7 @@ def test_the_command_line_finds_a_backend_in_the_current_folder(tmp_path: Path) 
     environment = {**os.environ, "PYTHONPATH": str(PAGE.parents[1])}
     for name, code, said in (
         ("folder_backend:FolderBackend", 0, "0 sandboxes"),
-        ("nowhere:Backend", 1, "error: backend 'nowhere:Backend': there is no module 'nowhere'. Next step: "),
+        ("nowhere:Backend", 2, "error: backend 'nowhere:Backend': there is no module 'nowhere'. Next step: "),
     ):
         command = [*program, "sandboxes", "list", "--backend", name]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
