@@ -30,23 +30,11 @@ __all__ = ["run_api"]
 
 FAR = 14
 """Batches that the trainer takes while a slow item plays, if it is let."""
-PATIENCE = 25
-"""Requests for a batch in vain after which a trainer certainly waits."""
 SMALL = {"group_size": 2, "max_token_length": 64, "max_agent_turns": 2, "total_steps": -1, "steps_per_eval": 0}
 
 
-class EagerTrainer(Trainer):
-    """Takes batches as quickly as it can, and counts how often in a row there was none."""
-
-    vain = 0
-
-    async def poll(self) -> bool:
-        got = await super().poll()
-        self.vain = 0 if got else self.vain + 1
-        return got
-
-    def is_stuck(self) -> bool:
-        return self.steps >= FAR or self.vain >= PATIENCE
+class AgeTrainer(Trainer):
+    """Tells how old each group was when it was taken."""
 
     def ages(self) -> dict[int, int]:
         """Number of a group -> batches that came after its begin and before its own."""
@@ -57,19 +45,19 @@ class EagerTrainer(Trainer):
         }
 
 
-async def started(server: StockRunApi, *, batch_size: int = 4) -> EagerTrainer:
-    trainer = EagerTrainer(server.url, batch_size=batch_size)
+async def started(server: StockRunApi, *, batch_size: int = 4) -> AgeTrainer:
+    trainer = AgeTrainer(server.url, batch_size=batch_size)
     await trainer.register()
     await trainer.poll()
     return trainer
 
 
-def slow_items(trainer: EagerTrainer, slow: set[int]) -> Callable[[dict[str, int], str], Awaitable[int]]:
-    """The slow ones end when the trainer is far ahead, or cannot go on without them."""
+def slow_items(slow: set[int], condition: Callable[[], bool]) -> Callable[[dict[str, int], str], Awaitable[int]]:
+    """The slow ones end when the condition holds."""
 
     async def play_item(item: dict[str, int], key: str) -> int:
         if item["number"] in slow:
-            await until(trainer.is_stuck)
+            await until(condition)
         return await play(item, key)
 
     return play_item
@@ -79,22 +67,19 @@ async def test_a_slow_item_is_waited_for_when_it_reaches_the_cap(tmp_path, run_a
     """One item of 45 s among others of 0.2 s came 61 steps after its begin."""
     async with run_api.wiped() as server:
         trainer = await started(server)
-        play_item, notes = slow_items(trainer, {0, 9}), []
 
-        async def noted(item, key):
-            number = await play_item(item, key)
-            notes.append(run.sink.standing(run).note)
-            return number
+        def waits() -> bool:
+            note: str = run.sink.standing(run).note
+            return note.startswith("max_staleness: waiting for ")  # at the begin: a terminal cuts the end
 
-        run = make_run(server.url, tmp_path, 24, play=noted, max_staleness=2)
+        run = make_run(server.url, tmp_path, 24, play=slow_items({0, 9}, waits), max_staleness=2)
         await asyncio.gather(run.serve(), trainer.take(24))
-        assert any(note.startswith("max_staleness: waiting for ") for note in notes), "a terminal cuts the end"
         ages = trainer.ages()
         assert sorted(ages) == list(range(24)), "each item is trained, slow ones too"
         assert max(ages.values()) <= 2
 
 
-async def taken_by(trainer: EagerTrainer, serving: Coroutine[Any, Any, ServeResult]) -> ServeResult:
+async def taken_by(trainer: AgeTrainer, serving: Coroutine[Any, Any, ServeResult]) -> ServeResult:
     """The result of a run whose groups a trainer takes, however many these are."""
     task = asyncio.create_task(serving)
     while not task.done():
@@ -114,7 +99,7 @@ def table(result) -> dict[str, str]:
 async def test_a_group_that_is_too_old_is_ended_and_counted_if_that_is_set(tmp_path, run_api):
     async with run_api.wiped() as server:
         trainer = await started(server)
-        play_item, cancelled = slow_items(trainer, {0, 17}), []
+        play_item, cancelled = slow_items({0, 17}, lambda: False), []
 
         async def noted(item, key):
             try:
@@ -162,9 +147,8 @@ async def test_the_item_of_a_group_that_is_too_old_is_played_again_anew_a_few_ti
 async def test_a_group_that_is_too_old_is_sent_and_counted_if_that_is_set(tmp_path, run_api):
     async with run_api.wiped() as server:
         trainer = await started(server)
-        run = make_run(
-            server.url, tmp_path, 48, play=slow_items(trainer, {0}), max_staleness=2, when_stale="mark", total_steps=24
-        )
+        play_item = slow_items({0}, lambda: trainer.steps >= FAR)
+        run = make_run(server.url, tmp_path, 48, play=play_item, max_staleness=2, when_stale="mark", total_steps=24)
         result, _ = await asyncio.gather(run.serve(), trainer.take(48))
         assert trainer.ages()[0] >= FAR - 2
         unseen = Counter(trainer.ages().values()) - Counter(result.ages)
@@ -207,7 +191,7 @@ async def test_two_environments_with_a_cap_never_block_each_other(tmp_path, run_
     """Each can always fill the trainer's next batch, also while a slow group of the other one is over the cap."""
     async with run_api.wiped() as server:
         trainer = await started(server)
-        slow = slow_items(trainer, {5})
+        slow = slow_items({5}, lambda: trainer.steps >= 11)  # the other one alone fills twelve batches
         runs = [
             make_run(server.url, tmp_path / str(number), 24, play=play_item, max_staleness=0)
             for number, play_item in enumerate([slow, play])
@@ -243,14 +227,13 @@ async def test_a_trainer_that_goes_back_to_a_checkpoint_ages_groups_from_there(t
 
 
 class Tailed(Counted):
-    """One item in twelve has a slow judge: it answers when the trainer is far ahead, or cannot go on."""
+    """One item in twelve has a slow judge."""
 
     name = "tailed"
-    trainer: EagerTrainer
 
     async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
         if int(str(item).split("b")[-1].split()[0]) % 12 == 0:
-            await until(self.trainer.is_stuck)
+            await asyncio.sleep(1.0)
         return random.random()
 
 
@@ -265,7 +248,7 @@ async def test_under_faults_tails_and_new_weights_every_group_arrives_within_the
         settings |= {"rollout_server_url": api.url, "spool_path": str(tmp_path / "spool")}
         engine = ServerConfig(base_url=model.base_url, max_retries=1, **server)
         env = Tailed(Tailed.env_config_cls(**settings), [engine])
-        env.trainer, env.console = trainer, Console(file=io.StringIO(), width=200)
+        env.console = Console(file=io.StringIO(), width=200)
 
         async def new_weights() -> None:
             for version in itertools.count(1):
