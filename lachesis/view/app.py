@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -23,6 +24,8 @@ from lachesis.view.group_page import group_context
 from lachesis.view.index import Index, NoSuchGroup
 from lachesis.view.rollout_page import rollout_context, sample_tokens
 from lachesis.view.token_text import Vocabulary, vocabulary_of
+
+logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 INTERVAL = 1.0
@@ -90,6 +93,9 @@ class Viewer:
             response = self._error(error.status, error.reason)
         except NoSuchGroup as error:
             response = self._error(404, str(error))
+        except Exception:
+            logger.exception("the page %s cannot be made", request.path)
+            response = self._error(500, "this page cannot be made; where the viewer was started stands why")
         if not response.prepared:
             response.headers.update(HEADERS)
         return response

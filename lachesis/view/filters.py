@@ -47,7 +47,7 @@ class Filter:
             max_reward=_number(query.get("max_reward", "")),
             tool_error=_flag(query.get("tool_error", "")),
             scored=_flag(query.get("scored", "")),
-            q=query.get("q", "")[:400],
+            q=query.get("q", "")[:400].replace("\0", " "),  # SQLite's full-text search ends a string there
             sort=sort if sort.removeprefix("-") in SORTS else "-time",
             page=min(int(page), 10**6) if page.isdecimal() and page != "0" else 1,
         )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 
 import aiohttp
@@ -38,6 +40,7 @@ PAGES = (
     "/run/mixed",
     "/rollouts?run=mixed&tool_error=yes&sort=-turns&q=evil",
     "/rollouts?min_reward=x&page=-3&sort=nothing&tool_error=maybe&q=%22%00)(%F0%9F",
+    "/rollouts?q=%00evil&item=%00&outcome=%00&cause=%00&run=%00",
     "/rollout/mixed/1/0?q=evil",
     "/group/mixed/1",
     "/group/mixed/-1",
@@ -118,6 +121,20 @@ async def test_beyond_this_machine_the_pages_ask_for_the_token_which_then_leaves
                 assert answer.status == 200
     finally:
         await runner.cleanup()
+
+
+async def test_a_page_that_cannot_be_made_is_an_error_with_the_same_policy(tmp_path: Path) -> None:
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        with closing(sqlite3.connect(tmp_path / "index.sqlite")) as database:
+            database.execute("DROP TABLE rollouts")
+        async with aiohttp.ClientSession() as session, session.get(f"{url}rollouts") as answer:
+            assert answer.status == 500 and "cannot be made" in await answer.text()
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    finally:
+        await runner.cleanup()
+        index.close()
 
 
 async def test_what_a_run_writes_is_told_to_the_pages_that_are_open(root: Path, tmp_path: Path) -> None:
