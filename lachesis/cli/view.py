@@ -51,5 +51,6 @@ async def _serve(arguments: argparse.Namespace) -> int:
         await asyncio.Event().wait()
     finally:
         await runner.cleanup()
+        await asyncio.get_running_loop().shutdown_default_executor()  # pages that are being made use the index
         index.close()
     return 0

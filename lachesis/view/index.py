@@ -134,11 +134,13 @@ class Index:
         self._stopped = True
 
     def close(self) -> None:
-        """No other thread may use the index now."""
-        for connection in self._connections:
-            connection.close()
-        if self._lock is not None:
-            self._lock.close()
+        """End a `refresh` of another thread, and wait for it. No other thread may ask now."""
+        self.stop()
+        with self._refreshing:  # SQLite crashes where a connection is closed that a thread still works with
+            for connection in self._connections:
+                connection.close()
+            if self._lock is not None:
+                self._lock.close()
 
     # Following the files
 

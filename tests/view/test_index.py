@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -150,6 +152,25 @@ def test_an_index_that_was_ended_in_the_middle_of_a_file_goes_on_there(root: Pat
     index.close()
     with indexed(root) as index:
         assert index.rollouts(Filter()).total == 8 and index.left == 0
+
+
+def test_an_index_is_closed_when_the_thread_that_reads_has_ended(root: Path) -> None:
+    index = Index(root, root.parent / "runs.sqlite")
+    reads, goes_on = threading.Event(), threading.Event()
+
+    def changed() -> None:
+        reads.set()
+        goes_on.wait()
+
+    with ThreadPoolExecutor() as threads:
+        refresh = threads.submit(index.refresh, changed)
+        reads.wait()
+        closing = threads.submit(index.close)
+        with pytest.raises(TimeoutError):
+            closing.result(0.1)
+        goes_on.set()
+        assert refresh.result()
+        closing.result()
 
 
 def test_lines_that_are_no_groups_are_counted_and_keep_their_numbers(root: Path) -> None:
