@@ -24,10 +24,13 @@ import orjson
 
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.item_keys import whole_and_part
+from lachesis.training.curves.recorder import ROLLOUTS
+from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import Filter
+from lachesis.view.trained import LINES, as_group
 
-VERSION = 1
+VERSION = 2
 """Of the tables; an index of another version is another file."""
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
@@ -38,6 +41,7 @@ MARK = 4096
 """Bytes at the beginning, and before where reading stopped, by which a file is known again."""
 
 _GROUP = re.compile(rb'\s*\{\s*"schema":\s*"lachesis\.group/1"')
+_TRAINED = re.compile(rb'\s*\{\s*"schema":\s*"lachesis\.trained_group/1"')
 _STEP = re.compile(rb'\s*\{\s*"step":\s*\d')
 
 _TABLES = """
@@ -230,7 +234,7 @@ class Index:
                         if not line.endswith(b"\n"):  # half-written; the rest comes later
                             break
                         try:
-                            self._add(kind, file_id, run, lines, at, line)
+                            self._add(kind, file_id, run, lines, at, line, status.st_mtime)
                         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
                             unread += bool(line.strip())
                         at, lines = at + len(line), lines + 1
@@ -279,7 +283,7 @@ class Index:
             (run, settings),
         )
 
-    def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes) -> None:
+    def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes, written: float) -> None:
         content = _parsed(line)
         if kind == "steps":
             self._database.execute(
@@ -287,11 +291,15 @@ class Index:
                 (file, run, content["step"], content.get("timestamp"), line.decode()),
             )
             return
-        time = datetime.fromisoformat(content["timestamp"]).timestamp()
+        # Groups without a score have a file and a count of their own; here they count downwards from -1.
+        number = -1 - line_number if kind == "failed" else line_number
+        if kind == "trained":
+            number += LINES * content["step"]
+            time, content = written, as_group(content)
+        else:
+            time = datetime.fromisoformat(content["timestamp"]).timestamp()
         key = _storable(content["item_key"])
         item, _ = whole_and_part(key)
-        # Groups without a score have a file and a count of their own; here they count downwards from -1.
-        number = line_number if kind == "groups" else -1 - line_number
         if kind == "failed":
             if self._database.execute(
                 "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0", (run, key)
@@ -333,7 +341,8 @@ class Index:
             row["run"]: dict(row)
             for row in self._database.execute(
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
-                "avg(turns) AS turns, sum(calls) AS calls, sum(errors) AS errors, avg(tokens) AS tokens "
+                "avg(turns) AS turns, avg(tokens) AS tokens, "
+                "sum(calls) FILTER (WHERE errors IS NOT NULL) AS calls, sum(errors) AS errors "
                 "FROM rollouts GROUP BY run"
             )
         }
@@ -393,6 +402,8 @@ class Index:
             with (self.root / row["path"]).open("rb") as file:
                 file.seek(row["start"])
                 content = _parsed(file.read(row["length"]))
+            if content["schema"] == SCHEMA:
+                content = as_group(content)
             content["rollouts"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NoSuchGroup(f"{row['path']} has changed since it was indexed; load the page again") from error
@@ -492,16 +503,21 @@ def _kind(path: Path) -> str:
         begin = file.read(64)
     if _GROUP.match(begin):
         return "failed" if path.name.endswith(".failed.jsonl") else "groups"
+    if _TRAINED.match(begin):
+        return "trained"
     return "steps" if path.name == "metrics.jsonl" and _STEP.match(begin) else ""
 
 
 def _run_name(root: Path, path: Path) -> str:
     """The folder of a file from the root; with the name of the file where that is not a usual one."""
-    folder = path.parent.relative_to(root).as_posix()
+    of_step = path.parent.name == ROLLOUTS and path.name.startswith("step_")
+    folder = (path.parent.parent if of_step and path.parent != root else path.parent).relative_to(root).as_posix()
     stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-    usual = stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
+    usual = (
+        of_step or stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
+    )
     name = root.name if folder == "." else folder
-    return name if usual else f"{name}/{stem}"
+    return name if usual or of_step else f"{name}/{stem}"
 
 
 def _mark(file: BinaryIO, at: int) -> bytes:
@@ -526,10 +542,14 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
         _title(stored_messages(group, rollout)),
         rollout["reward"],
         rollout["outcome"],
-        rollout.get("unscored_kind") or verifier.get("cause") or rollout.get("agent_fault") or "",
+        rollout.get("unscored_kind")
+        or verifier.get("cause")
+        or rollout.get("agent_fault")
+        or rollout.get("skipped")
+        or "",
         rollout["turns"],
         rollout["tool_calls"],
-        sum(count["failure"] for count in rollout["tool_stats"].values()),
+        None if (counts := rollout["tool_stats"]) is None else sum(count["failure"] for count in counts.values()),
         rollout.get("completion_tokens", 0),
         rollout["seconds"],
     )
@@ -537,7 +557,7 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
 
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user asked."""
-    said = next((message.get("content") for message in messages if message["role"] == "user"), "")
+    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
     text = " ".join("".join(_strings(said))[: 8 * TITLE_LENGTH].split())
     return _storable(text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…")
 
