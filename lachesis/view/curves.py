@@ -86,9 +86,10 @@ def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, di
     yield "turns", {"label": "", "x": x, "y": [_mean(each, "turns") for each in bins]}
     if any(row["tokens"] for row in rows):
         yield "tokens sampled", {"label": "", "x": x, "y": [_mean(each, "tokens") for each in bins]}
-    if any(row["calls"] for row in rows):
+    if any(row["calls"] and row["errors"] is not None for row in rows):
         yield "tool calls that succeed, share", {"label": "", "x": x, "y": [_success(each) for each in bins]}
-    yield "seconds", {"label": "", "x": x, "y": [_mean(each, "seconds") for each in bins]}
+    if any(row["seconds"] is not None for row in rows):
+        yield "seconds", {"label": "", "x": x, "y": [_mean(each, "seconds") for each in bins]}
 
 
 def _reward(rows: Sequence[sqlite3.Row]) -> tuple[float | None, float | None, float | None]:
@@ -108,10 +109,12 @@ def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:
     return sum(1 for row in rows if row[name] == value) / len(rows)
 
 
-def _mean(rows: Sequence[sqlite3.Row], name: str) -> float:
-    return math.fsum(row[name] for row in rows) / len(rows)
+def _mean(rows: Sequence[sqlite3.Row], name: str) -> float | None:
+    known = [row[name] for row in rows if row[name] is not None]
+    return math.fsum(known) / len(known) if known else None
 
 
 def _success(rows: Sequence[sqlite3.Row]) -> float | None:
-    calls = sum(row["calls"] for row in rows)
-    return 1 - sum(row["errors"] for row in rows) / calls if calls else None
+    known = [row for row in rows if row["errors"] is not None]
+    calls = sum(row["calls"] for row in known)
+    return 1 - sum(row["errors"] for row in known) / calls if calls else None

@@ -24,11 +24,14 @@ import orjson
 
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.item_keys import whole_and_part
+from lachesis.training.curves.recorder import ROLLOUTS
+from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import Filter
+from lachesis.view.trained import LINES, as_group
 
-VERSION = 1
+VERSION = 2
 """Of the tables; an index of another version is another file."""
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
@@ -42,6 +45,7 @@ HEAD = 1 << 20
 """Bytes at the beginning of a file in which a line must say what the file holds. The first line may be a broken one."""
 
 _GROUP = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.group/1"')
+_TRAINED = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.trained_group/1"')
 _STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
 
 _TABLES = """
@@ -234,7 +238,7 @@ class Index:
                         if not line.endswith(b"\n"):  # half-written; the rest comes later
                             break
                         try:
-                            self._add(kind, file_id, run, lines, at, line)
+                            self._add(kind, file_id, run, lines, at, line, status.st_mtime)
                         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
                             unread += bool(line.strip())
                         at, lines = at + len(line), lines + 1
@@ -274,7 +278,7 @@ class Index:
     def _add_run(self, run: str, path: Path) -> None:
         settings: dict[str, Any] = {}
         stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-        with suppress(OSError, ValueError, TypeError, RecursionError):
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
             settings = dict(_parsed(path.with_name(f"{stem}.run.json").read_bytes())["settings"])
         self._database.execute(
             "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
@@ -282,7 +286,7 @@ class Index:
             (run, json.dumps(settings)),
         )
 
-    def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes) -> None:
+    def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes, written: float) -> None:
         content = _parsed(line)
         # What is of a wrong type fails here, before anything of the line is in the tables.
         if kind == "steps":
@@ -290,11 +294,15 @@ class Index:
             step = (file, run, _count(content["step"]), time, _storable(line.decode("utf-8", "replace")))
             self._database.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", step)
             return
-        time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
+        # Groups without a score have a file and a count of their own; here they count downwards from -1.
+        number = -1 - line_number if kind == "failed" else line_number
+        if kind == "trained":
+            number += LINES * _count(content["step"])
+            time, content = written, as_group(content)
+        else:
+            time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
         key, environment, model = (_storable(content[name]) for name in ("item_key", "environment", "model"))
         item, _ = whole_and_part(key)
-        # Groups without a score have a file and a count of their own; here they count downwards from -1.
-        number = line_number if kind == "groups" else -1 - line_number
         rollouts: list[dict[str, Any]] = content["rollouts"] + []  # a list, or it fails
         rows = [
             (file, run, number, n, item, *_rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
@@ -336,7 +344,8 @@ class Index:
             row["run"]: dict(row)
             for row in self._database.execute(
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
-                "avg(turns) AS turns, sum(calls) AS calls, sum(errors) AS errors, avg(tokens) AS tokens "
+                "avg(turns) AS turns, avg(tokens) AS tokens, "
+                "sum(calls) FILTER (WHERE errors IS NOT NULL) AS calls, sum(errors) AS errors "
                 "FROM rollouts GROUP BY run"
             )
         }
@@ -396,6 +405,8 @@ class Index:
             with (self.root / row["path"]).open("rb") as file:
                 file.seek(row["start"])
                 content = _parsed(file.read(row["length"]))
+            if content["schema"] == SCHEMA:
+                content = as_group(content)
             content["rollouts"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise NoSuchGroup(f"{row['path']} has changed since it was indexed; load the page again") from error
@@ -496,16 +507,21 @@ def _kind(path: Path) -> str:
         head += b"" if _GROUP.match(head) else file.read(HEAD)
     if _GROUP.search(head):
         return "failed" if path.name.endswith(".failed.jsonl") else "groups"
+    if _TRAINED.search(head):
+        return "trained"
     return "steps" if path.name == "metrics.jsonl" and _STEP.search(head) else ""
 
 
 def _run_name(root: Path, path: Path) -> str:
     """The folder of a file from the root; with the name of the file where that is not a usual one."""
-    folder = path.parent.relative_to(root).as_posix()
+    of_step = path.parent.name == ROLLOUTS and path.name.startswith("step_")
+    folder = (path.parent.parent if of_step and path.parent != root else path.parent).relative_to(root).as_posix()
     stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-    usual = stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
+    usual = (
+        of_step or stem in ("groups", "metrics") or (stem == "samples" and not path.with_name("groups.jsonl").exists())
+    )
     name = root.name if folder == "." else folder
-    return name if usual else f"{name}/{stem}"
+    return name if usual or of_step else f"{name}/{stem}"
 
 
 def _mark(file: BinaryIO, at: int) -> bytes:
@@ -526,22 +542,23 @@ def _parsed(line: bytes | str) -> dict[str, Any]:
 def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
     """From `title` to `seconds`."""
     verifier = rollout.get("verifier") or {}
+    causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
         _title(stored_messages(group, rollout)),
         None if rollout["reward"] is None else _number(rollout["reward"]),
         _storable(rollout["outcome"]),
-        _storable(rollout.get("unscored_kind") or verifier.get("cause") or rollout.get("agent_fault") or ""),
+        _storable(next(filter(None, causes), "")),
         _count(rollout["turns"]),
         _count(rollout["tool_calls"]),
-        sum(_count(count["failure"]) for count in rollout["tool_stats"].values()),
+        None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
         _count(rollout.get("completion_tokens", 0)),
-        _number(rollout["seconds"]),
+        None if rollout["seconds"] is None else _number(rollout["seconds"]),
     )
 
 
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:
     """The beginning of what the user asked."""
-    said = next((message.get("content") for message in messages if message["role"] == "user"), "")
+    said = next((message.get("content") for message in messages if message["role"] in ("user", "context")), "")
     text = " ".join("".join(_strings(said))[: 8 * TITLE_LENGTH].split())
     return _storable(text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…")
 

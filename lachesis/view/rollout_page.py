@@ -56,7 +56,9 @@ def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
 
 
 def advantages(group: Mapping[str, Any]) -> list[float | None]:
-    """Of each rollout: its reward minus the mean of the group."""
+    """Of each rollout: what its trainer gave it; where none is recorded, its reward minus the mean of the group."""
+    if all("advantage" in rollout for rollout in group["rollouts"]):
+        return [rollout["advantage"] for rollout in group["rollouts"]]
     return rollout_advantages([rollout["reward"] for rollout in group["rollouts"]])
 
 
@@ -166,6 +168,7 @@ def _tool_view(tool: Mapping[str, Any]) -> dict[str, str]:
 def _sample_view(sample: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **{name: sample[name] for name in ("index", "count", "weight", "discarded", "outcome")},
+        "skipped": training_of(sample).get("skipped"),
         "length": len(sample["tokens"]),
         "trained": sum(span["end"] - span["start"] for span in sample["spans"]),
         "turns": [span["turn"] for span in sample["spans"]],
@@ -226,10 +229,36 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Voc
         "versions": versions,
         "choices": _choices(sample),
         "segments": sorted(segments, key=lambda each: each["start"]),
-        "advantage": advantages(group)[n],
-        "largest_advantage": max((abs(each) for each in advantages(group) if each is not None), default=0.0),
+        **_advantage(group, n, sample),
+        "trainer_logprobs": _trainer_logprobs(sample),
+        "staleness": training_of(sample).get("staleness"),
         "turn_rewards": _turn_rewards(rollout),
     }
+
+
+def training_of(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a trainer wrote about a sample; empty where it is of another file."""
+    found: Mapping[str, Any] = sample.get("training") or {}
+    return found
+
+
+def _advantage(group: Mapping[str, Any], n: int, sample: Mapping[str, Any]) -> dict[str, float | None]:
+    """Of the tokens of a sample, and the largest one in the group."""
+    given = [training["advantage"] for each in group["samples"] if (training := training_of(each))]
+    known = [abs(each) for each in given or advantages(group) if each is not None]
+    own = training_of(sample)
+    advantage = None if own.get("skipped") else own["advantage"] if own else advantages(group)[n]
+    return {"advantage": advantage, "largest_advantage": max(known, default=0.0)}
+
+
+def _trainer_logprobs(sample: Mapping[str, Any]) -> list[float | None] | None:
+    """As long as the sample; null where it trains nothing."""
+    found: list[float] = training_of(sample).get("trainer_logprobs") or []
+    places = [at for span in sample["spans"] for at in range(span["start"], span["end"])]
+    if not found or len(found) != len(places):
+        return None
+    by_place: dict[int, float] = dict(zip(places, found, strict=True))
+    return [None if (known := by_place.get(at)) is None else round(known, 4) for at in range(len(sample["tokens"]))]
 
 
 def _turn_rewards(rollout: Mapping[str, Any]) -> dict[int, float]:

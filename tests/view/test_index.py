@@ -209,7 +209,13 @@ def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_wha
         assert all((number, 0) in listed for number, _ in listed), "a line is shown whole, or not at all"
         (run,) = index.runs()
         assert run["rollouts"] == len(listed) and run["settings"]["half"] == "\ud83d"
-        kinds = {"reward": (float, type(None)), "seconds": float, "turns": int, "tokens": int, "outcome": str}
+        kinds = {
+            "reward": (float, type(None)),
+            "seconds": (float, type(None)),
+            "turns": int,
+            "tokens": int,
+            "outcome": str,
+        }
         assert all(isinstance(row[name], kind) for row in listed.values() for name, kind in kinds.items())
         for over in ("groups", "time", "step"):
             charts = orjson.loads(orjson.dumps(curves(index, ["mixed"], over)))

@@ -185,6 +185,8 @@
       one(".figures-of-sample", this.box).textContent =
         `${length.toLocaleString("en")} tokens · ${data.trained.toLocaleString("en")} trained · mean logprob ${signed(mean)}` +
         ` · perplexity ${Math.exp(-mean).toFixed(2)} · weight ${data.weight.toFixed(2)}` +
+        (data.staleness === null ? "" : ` · staleness ${data.staleness}`) +
+        (data.skipped ? ` · not trained: ${data.skipped}` : "") +
         (data.discarded ? " · discarded attempt" : "") + (data.tokenizer ? ` · ${data.tokenizer}` : "");
       this.chunks = [];
       this.near.disconnect();
@@ -332,7 +334,7 @@
     }
 
     describe(i) {
-      const { ids, texts, bytes, logprobs, index, advantage, choices, turn_rewards: turnRewards } = this.data;
+      const { ids, texts, bytes, logprobs, index, advantage, choices, turn_rewards: turnRewards, trainer_logprobs: trainer } = this.data;
       const segment = this.segment[i];
       const whole = this.whole.get(i);
       const rows = [["id", ids[i] + (this.special.has(ids[i]) ? " · special" : "")], ["position", `${i} of ${ids.length}`]];
@@ -341,9 +343,13 @@
       if (logprobs[i] === null) rows.push(["mask", "\u2212100: context, not trained"]);
       else {
         rows.push(["logprob", `${logprobs[i].toFixed(4)} · ${percent(logprobs[i])}`]);
+        if (trainer?.[i] != null) {
+          const ratio = Math.exp(trainer[i] - logprobs[i]);
+          rows.push(["trainer", `${trainer[i].toFixed(4)} · ratio ${ratio.toFixed(3)}`]);
+        }
         if (choices) rows.push(["choices", `${choices[i]} ids: entropy at most ${Math.log(choices[i] || 1).toFixed(2)} nats`]);
         const own = segment.trained_in === index;
-        rows.push(["mask", own ? `${ids[i]}: trained here` : `\u2212100: trained in sample ${segment.trained_in}`]);
+        rows.push(["mask", own ? (this.data.skipped ? `not trained: ${this.data.skipped}` : `${ids[i]}: trained here`) : `\u2212100: trained in sample ${segment.trained_in}`]);
         rows.push(["turn", `${segment.turn}, token ${i - segment.start + 1} of ${segment.end - segment.start}`]);
         if (own && advantage !== null) rows.push(["advantage", signed(advantage)]);
         if (own && turnRewards?.[segment.turn] !== undefined) rows.push(["turn reward", signed(turnRewards[segment.turn])]);

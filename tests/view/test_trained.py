@@ -1,0 +1,134 @@
+"""What a trainer got in its steps is shown as the groups of a run, with what became of each sequence."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lachesis.training.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder
+from lachesis.view import app as viewer
+from lachesis.view.curves import curves
+from lachesis.view.filters import Filter
+from lachesis.view.index import Index
+from lachesis.view.trained import LINES, as_group
+from tests.support.trained_groups import decode, group_body, step, trained
+
+ASKED = "add 1 and 1"
+STOCK: dict[str, Any] = {
+    "tokens": [[5, 6, 7, 8, 9], [5, 6, 7, 1, 1]],
+    "masks": [[-100, 6, -100, 8, 9], [-100, -100, 7, 1, 1]],
+    "inference_logprobs": [[1.0, -0.5, 1.0, -0.25, -0.75], [1.0, 1.0, -1.0, -1.0, -1.0]],
+    "scores": [1.0, 0.0],
+    "messages": [[{"role": "user", "content": {"odd": 1}, "tool_calls": [7]}, "no message"], []],
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of three steps: trained, without a signal, and of a stock environment; and one whose files are full."""
+    root = tmp_path_factory.mktemp("trained")
+    body = group_body("g+1", ASKED, ['{"a": 1}', "2"], [1.0, 0.0])
+    with TrainingRecorder(root / "run", decode=decode) as recorder:
+        recorder.step(step(0, [trained(body, drift=-0.1, staleness=2)]))
+        recorder.step(step(1, [trained(body), trained(group_body("same", ASKED, ["1", "2"], [0.5, 0.5]))]))
+        recorder.step(step(2, [GroupRecord(body=STOCK, samples=[SampleRecord(), SampleRecord(skipped="stale")])]))
+    with TrainingRecorder(root / "full", rollouts_limit=4 * 2000) as recorder:
+        recorder.step(step(0, [trained(group_body("long", ASKED * 400, ["1", "2"], [1.0, 0.0]))]))
+    return root
+
+
+@pytest.fixture
+def index(root: Path, tmp_path: Path) -> Any:
+    index = Index(root, tmp_path / "index.sqlite")
+    index.refresh()
+    yield index
+    index.close()
+
+
+def test_the_rollouts_of_steps_are_listed_and_filtered_as_those_of_other_runs(index: Index) -> None:
+    full, run = sorted(index.runs(), key=lambda each: str(each["name"]))
+    assert (run["name"], run["steps"], run["groups"], run["rollouts"], run["model"]) == ("run", 3, 4, 8, "run:3")
+    assert (full["groups"], full["rollouts"], full["scored"], index.unread()) == (1, 2, 2, 0)
+    rows = index.rollouts(Filter(runs=("run",), sort="reward")).rows
+    assert [row["reward"] for row in rows] == [0, 0, 0, 0.5, 0.5, 1, 1, 1]
+    assert {row["number"] for row in rows} == {0, LINES, LINES + 1, 2 * LINES}
+    assert {row["title"] for row in rows if row["number"] <= LINES} == {ASKED}
+    assert {(row["number"], row["n"]) for row in rows if row["cause"] == "same_scores"} == {
+        (LINES + 1, 0),
+        (LINES + 1, 1),
+    }
+    assert index.rollouts(Filter(cause="stale")).total == 1 and index.rollouts(Filter(q="1 and")).total == 6
+    assert not index.rollouts(Filter(tool_error=False)).total, "what a trainer does not know is not none"
+    charts = {chart["title"] for chart in curves(index, ["run"], "groups")}
+    assert "reward" in charts and not charts & {"seconds", "tool calls that succeed, share"}
+
+
+def test_a_step_that_is_trained_again_replaces_what_it_showed(root: Path, tmp_path: Path) -> None:
+    index = Index(root, tmp_path / "index.sqlite")
+    path = root / "run/rollouts/step_00000.jsonl"
+    before = path.read_bytes()
+    index.refresh()
+    try:
+        with TrainingRecorder(root / "again") as recorder:
+            recorder.step(step(0, [trained(group_body("new", ASKED, ["3", "4"], [0.25, 0.75]))]))
+        (root / "again/rollouts/step_00000.jsonl").replace(path)
+        index.refresh()
+        rewards = [rollout["reward"] for rollout in index.group("run", 0)["rollouts"]]
+        assert rewards == [0.25, 0.75] and index.rollouts(Filter(runs=("run",))).total == 8
+    finally:
+        path.write_bytes(before)
+        index.close()
+
+
+async def test_the_tokens_have_the_advantage_and_the_logprobs_of_the_trainer(root: Path, index: Index) -> None:
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session:
+
+            async def page(path: str) -> str:
+                async with session.get(url + path) as answer:
+                    assert answer.status == 200, path
+                    return await answer.text()
+
+            (line,) = map(json.loads, (root / "run/rollouts/step_00000.jsonl").read_text().splitlines())
+            for n, training in enumerate(line["training"]):
+                tokens = json.loads(await page(f"tokens/run/0/{n}/0"))
+                assert tokens["ids"] == line["samples"][n]["tokens"]
+                assert tokens["advantage"] == training["advantage"] == (0.5, -0.5)[n]
+                assert (tokens["staleness"], tokens["skipped"], tokens["largest_advantage"]) == (2, None, 0.5)
+                sampled = [at for at, mask in enumerate(line["samples"][n]["masks"]) if mask != -100]
+                assert {at: p for at, p in enumerate(tokens["trainer_logprobs"]) if p is not None} == {
+                    at: pytest.approx(-0.6) for at in sampled
+                }
+            same = json.loads(await page(f"tokens/run/{LINES + 1}/0/0"))
+            assert same["advantage"] is None and same["skipped"] == "same_scores" and same["trainer_logprobs"] is None
+            assert "not trained: same_scores" in await page(f"rollout/run/{LINES + 1}/0")
+            assert "#token-" in await page("rollout/run/0/0"), "the call is linked with its tokens"
+            stock = json.loads(await page(f"tokens/run/{2 * LINES}/0/0"))
+            assert [(each["kind"], each["start"], each["end"]) for each in stock["segments"]] == [
+                *(("context", 0, 1), ("sampled", 1, 2), ("context", 2, 3), ("sampled", 3, 5))
+            ]
+            assert stock["logprobs"] == [None, -0.5, None, -0.25, -0.75]
+            assert "no message" in await page(f"rollout/run/{2 * LINES}/0")
+            assert "were too many for its step" in await page("rollout/full/0/1")
+            for path in ("", "run/run", "curves?runs=run&over=time", "group/full/0"):
+                await page(path)
+            await asyncio.gather(*(page(f"group/run/{number}") for number in (0, LINES, LINES + 1, 2 * LINES)))
+    finally:
+        await runner.cleanup()
+
+
+def test_several_samples_of_a_rollout_are_one_rollout(root: Path) -> None:
+    (line,) = map(json.loads, (root / "run/rollouts/step_00000.jsonl").read_text().splitlines())
+    twice = {name: [each for each in line[name] for _ in range(2)] for name in ("samples", "training")}
+    first, second, *_ = twice["samples"] = [dict(sample) for sample in twice["samples"]]
+    first["discarded"] = True
+    group = as_group({**line, **twice, "scores": [-3.0, 1.0, 0.0, 0.0]})
+    assert [rollout["reward"] for rollout in group["rollouts"]] == [1.0, 0.0], "not that of a discarded attempt"
+    assert [rollout["messages"][0]["content"] for rollout in group["rollouts"]] == [ASKED, ASKED]
+    assert second["rollout_id"] == group["rollouts"][0]["rollout_id"] and len(group["samples"]) == 4
