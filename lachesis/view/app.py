@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import json
 import logging
 import re
 import secrets
@@ -18,6 +19,7 @@ from aiohttp import web
 
 from lachesis.errors import SettingsError
 from lachesis.html import templates
+from lachesis.trajectories.exports import rollout_samples
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
 from lachesis.view.group_page import group_context
@@ -55,7 +57,7 @@ class Viewer:
     def __init__(self, index: Index, token: str = "", vocabulary: Vocabulary | None = None) -> None:
         self.index = index
         self.vocabulary = vocabulary
-        self._vocabularies: dict[bytes, Vocabulary | None] = {}
+        self._vocabularies: dict[str, Vocabulary | None] = {}
         self.token = token
         self.grown = asyncio.Condition()
         self.changes = 0
@@ -117,8 +119,8 @@ class Viewer:
             return None
         return self._error(403, "the address needs the token that the viewer printed when it started")
 
-    def _error(self, status: int, reason: str) -> web.Response:
-        return self._page("error.html.jinja", {"status": status, "reason": reason}, status=status)
+    def _error(self, status: int, reason: str, record: Any = None) -> web.Response:
+        return self._page("error.html.jinja", {"status": status, "reason": reason, "record": record}, status=status)
 
     def _page(self, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
         html = self.environment.get_template(template).render(
@@ -238,36 +240,51 @@ class Viewer:
             asyncio.to_thread(self.index.group, run, number),
             asyncio.to_thread(self.index.neighbours, filter, (run, number, n)),
         )
-        try:
-            context = await asyncio.to_thread(rollout_context, group, n)
-        except IndexError:
-            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}") from None
+        if n >= len(group["rollouts"]):
+            raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
         frame = {"run": run, "number": number, "n": n, "before": before, "after": after, "filter": filter}
         settings = await asyncio.to_thread(self.index.settings, run)
-        return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame})
+
+        def make() -> web.Response:
+            context = rollout_context(group, n)
+            return self._page("rollout.html.jinja", {**context, "settings": settings, "frame": frame})
+
+        return await self._of_record(group, make)
+
+    async def _of_record(self, group: Mapping[str, Any], make: Callable[[], web.Response]) -> web.Response:
+        """A page of a group's line, which may be of any shape; as it is, where the page cannot be made of it."""
+        try:
+            return await asyncio.to_thread(make)
+        except NoSuchGroup:
+            raise
+        except Exception as error:
+            logger.exception("a group is not of the shape that its page takes")
+            reason = f"this record is not as its page takes it ({type(error).__name__}: {error}); it is shown as it is"
+            return self._error(422, reason, group)
 
     async def _tokens(self, request: web.Request) -> web.Response:
         """The tokens of one sample, as JSON."""
         run, number = request.match_info["run"], int(request.match_info["group"])
         n, sample = int(request.match_info["n"]), int(request.match_info["sample"])
 
-        def read() -> bytes:
-            group = self.index.group(run, number)
-            found = sample_tokens(group, n, sample, self._vocabulary_of(run))
-            return orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
+        group = await asyncio.to_thread(self.index.group, run, number)
 
-        try:
-            body = await asyncio.to_thread(read)
-        except IndexError:
-            raise NoSuchGroup(f"{run}, group {number}, rollout {n}: there is no sample {sample}") from None
-        return web.Response(body=body, content_type="application/json")
+        def make() -> web.Response:
+            rollouts = group["rollouts"]
+            if n >= len(rollouts) or sample >= len(rollout_samples(group, rollouts[n])):
+                raise NoSuchGroup(f"{run}, group {number}, rollout {n}: there is no sample {sample}")
+            found = sample_tokens(group, n, sample, self._vocabulary_of(run))
+            body = orjson.dumps(found, option=orjson.OPT_NON_STR_KEYS)
+            return web.Response(body=body, content_type="application/json")
+
+        return await self._of_record(group, make)
 
     def _vocabulary_of(self, run: str) -> Vocabulary | None:
         """The one that was given, or that of the run's tokenizer. Reads a file at first: not for the event loop."""
         if self.vocabulary is not None:
             return self.vocabulary
         settings = self.index.settings(run)
-        named = orjson.dumps(settings.get("tokenizer"))
+        named = repr(settings.get("tokenizer"))
         if named not in self._vocabularies:
             self._vocabularies[named] = vocabulary_of(settings)
         return self._vocabularies[named]
@@ -276,10 +293,13 @@ class Viewer:
         run, number = request.match_info["run"], int(request.match_info["group"])
         only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
         group = await asyncio.to_thread(self.index.group, run, number)
-        vocabulary = await asyncio.to_thread(self._vocabulary_of, run)
-        context = await asyncio.to_thread(group_context, group, vocabulary, only)
         frame = {"run": run, "number": number, "filter": Filter.of(request.query)}
-        return self._page("group.html.jinja", {**context, "frame": frame})
+
+        def make() -> web.Response:
+            context = group_context(group, self._vocabulary_of(run), only)
+            return self._page("group.html.jinja", {**context, "frame": frame})
+
+        return await self._of_record(group, make)
 
 
 async def serve(index: Index, host: str, port: int, vocabulary: Vocabulary | None = None) -> tuple[web.AppRunner, str]:
@@ -323,7 +343,7 @@ def _chosen(request: web.Request, known: list[str]) -> list[str]:
 
 
 def _setting(settings: Mapping[str, Any], name: str) -> str:
-    return orjson.dumps(settings[name]).decode() if name in settings else ""
+    return json.dumps(settings[name], ensure_ascii=False, separators=(",", ":")) if name in settings else ""
 
 
 def _path(parts: Sequence[Any]) -> str:

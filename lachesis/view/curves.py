@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lachesis.evaluation import mean_over_items
+from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.view.index import Index
 
 POINTS, GROUPS = 60, 10
@@ -43,14 +44,14 @@ def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]
 def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
     for title, (name, *ends) in STEP_CHARTS.items():
         if known := [step for step in steps if name in step]:
-            line = {"label": "", "x": [step["step"] for step in known], "y": [step[name] for step in known]}
+            line = {"label": "", "x": [step["step"] for step in known], "y": [_finite(step[name]) for step in known]}
             for end, key in zip(ends, ("low", "high"), strict=False):
-                line[key] = [step.get(end) for step in known]
+                line[key] = [_finite(step.get(end)) for step in known]
             yield title, line
     outcomes = {name for step in steps for name in step if name.startswith("train/outcome/")}
     for name in sorted(outcomes):
         known = [step for step in steps if "train/completions/mean_length" in step]
-        x, y = [step["step"] for step in known], [step.get(name, 0) for step in known]
+        x, y = [step["step"] for step in known], [_finite(step.get(name, 0)) for step in known]
         yield "outcomes", {"label": name.removeprefix("train/outcome/"), "x": x, "y": y}
 
 
@@ -99,8 +100,9 @@ def _reward(rows: Sequence[sqlite3.Row]) -> tuple[float | None, float | None, fl
     return _finite(mean.mean), _finite(mean.low), _finite(mean.high)
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def _finite(value: Any) -> float | None:
+    """What a curve can show of a value: not of one that overflowed, and not of a text."""
+    return value if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD else None
 
 
 def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:

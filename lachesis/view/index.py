@@ -26,6 +26,7 @@ from lachesis.errors import LachesisError, SettingsError
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.training.curves.recorder import ROLLOUTS
 from lachesis.training.curves.rollouts import SCHEMA
+from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import Filter
 from lachesis.view.trained import LINES, as_group
@@ -40,9 +41,12 @@ BATCH = 4 << 20
 MARK = 4096
 """Bytes at the beginning, and before where reading stopped, by which a file is known again."""
 
-_GROUP = re.compile(rb'\s*\{\s*"schema":\s*"lachesis\.group/1"')
-_TRAINED = re.compile(rb'\s*\{\s*"schema":\s*"lachesis\.trained_group/1"')
-_STEP = re.compile(rb'\s*\{\s*"step":\s*\d')
+HEAD = 1 << 20
+"""Bytes at the beginning of a file in which a line must say what the file holds. The first line may be a broken one."""
+
+_GROUP = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.group/1"')
+_TRAINED = re.compile(rb'(?m)^[ \t]*\{\s*"schema":\s*"lachesis\.trained_group/1"')
+_STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, run TEXT, kind TEXT,
@@ -272,34 +276,38 @@ class Index:
             self._database.execute("DELETE FROM runs WHERE name NOT IN (SELECT run FROM files)")
 
     def _add_run(self, run: str, path: Path) -> None:
-        manifest: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-        with suppress(OSError, ValueError):
-            manifest = dict(orjson.loads(path.with_name(f"{stem}.run.json").read_bytes()))
-        settings = json.dumps(manifest.get("settings") or {})
+        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+            settings = dict(_parsed(path.with_name(f"{stem}.run.json").read_bytes())["settings"])
         self._database.execute(
             "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
             "CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END",
-            (run, settings),
+            (run, json.dumps(settings)),
         )
 
     def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes, written: float) -> None:
         content = _parsed(line)
+        # What is of a wrong type fails here, before anything of the line is in the tables.
         if kind == "steps":
-            self._database.execute(
-                "INSERT INTO steps VALUES (?, ?, ?, ?, ?)",
-                (file, run, content["step"], content.get("timestamp"), line.decode()),
-            )
+            time = _time(content.get("timestamp") or 0)
+            step = (file, run, _count(content["step"]), time, _storable(line.decode("utf-8", "replace")))
+            self._database.execute("INSERT INTO steps VALUES (?, ?, ?, ?, ?)", step)
             return
         # Groups without a score have a file and a count of their own; here they count downwards from -1.
         number = -1 - line_number if kind == "failed" else line_number
         if kind == "trained":
-            number += LINES * content["step"]
+            number += LINES * _count(content["step"])
             time, content = written, as_group(content)
         else:
-            time = datetime.fromisoformat(content["timestamp"]).timestamp()
-        key = _storable(content["item_key"])
+            time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
+        key, environment, model = (_storable(content[name]) for name in ("item_key", "environment", "model"))
         item, _ = whole_and_part(key)
+        rollouts: list[dict[str, Any]] = content["rollouts"] + []  # a list, or it fails
+        rows = [
+            (file, run, number, n, item, *_rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
+        ]
+        texts = [_text(content, rollout) for rollout in rollouts]
         if kind == "failed":
             if self._database.execute(
                 "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0", (run, key)
@@ -312,11 +320,6 @@ class Index:
                     "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
                     (run, run, key),
                 )
-        rows = [
-            (file, run, number, n, item, *_rollout_row(content, rollout), time)
-            for n, rollout in enumerate(content["rollouts"])
-        ]
-        texts = [_text(content, rollout) for rollout in content["rollouts"]]
         insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 15)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
@@ -328,7 +331,7 @@ class Index:
             "UPDATE runs SET environment = ?, model = ?, evaluation = ?, begun = min(coalesce(begun, ?), ?), "
             "latest = max(coalesce(latest, ?), ?) WHERE name = ?",
             (
-                *(content["environment"], content["model"], bool(content.get("evaluation"))),
+                *(environment, model, bool(content.get("evaluation"))),
                 *(time, time, time, time, run),
             ),
         )
@@ -367,7 +370,7 @@ class Index:
                     "tokens": None,
                     **figures.get(name, {}),
                     **row,
-                    "settings": orjson.loads(row["settings"]),
+                    "settings": _parsed(row["settings"]),
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
                     "reward": _reward(rewards[name]) if name in rewards else None,
@@ -384,7 +387,7 @@ class Index:
     def settings(self, run: str) -> dict[str, Any]:
         """The settings of a run; none where it has no manifest."""
         row = self._database.execute("SELECT settings FROM runs WHERE name = ?", (run,)).fetchone()
-        return {} if row is None else dict(orjson.loads(row[0]))
+        return {} if row is None else _parsed(row[0])
 
     def group(self, run: str, number: int) -> dict[str, Any]:
         """The line of a group, parsed.
@@ -500,12 +503,13 @@ def _where(filter: Filter) -> tuple[str, list[Any]]:
 def _kind(path: Path) -> str:
     """What a file holds: groups, failed groups, steps of a training run; empty for anything else."""
     with path.open("rb") as file:
-        begin = file.read(64)
-    if _GROUP.match(begin):
+        head = file.read(256)
+        head += b"" if _GROUP.match(head) else file.read(HEAD)
+    if _GROUP.search(head):
         return "failed" if path.name.endswith(".failed.jsonl") else "groups"
-    if _TRAINED.match(begin):
+    if _TRAINED.search(head):
         return "trained"
-    return "steps" if path.name == "metrics.jsonl" and _STEP.match(begin) else ""
+    return "steps" if path.name == "metrics.jsonl" and _STEP.search(head) else ""
 
 
 def _run_name(root: Path, path: Path) -> str:
@@ -538,20 +542,17 @@ def _parsed(line: bytes | str) -> dict[str, Any]:
 def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
     """From `title` to `seconds`."""
     verifier = rollout.get("verifier") or {}
+    causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
         _title(stored_messages(group, rollout)),
-        rollout["reward"],
-        rollout["outcome"],
-        rollout.get("unscored_kind")
-        or verifier.get("cause")
-        or rollout.get("agent_fault")
-        or rollout.get("skipped")
-        or "",
-        rollout["turns"],
-        rollout["tool_calls"],
-        None if (counts := rollout["tool_stats"]) is None else sum(count["failure"] for count in counts.values()),
-        rollout.get("completion_tokens", 0),
-        rollout["seconds"],
+        None if rollout["reward"] is None else _number(rollout["reward"]),
+        _storable(rollout["outcome"]),
+        _storable(next(filter(None, causes), "")),
+        _count(rollout["turns"]),
+        _count(rollout["tool_calls"]),
+        None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
+        _count(rollout.get("completion_tokens", 0)),
+        None if rollout["seconds"] is None else _number(rollout["seconds"]),
     )
 
 
@@ -585,6 +586,26 @@ def _strings(content: Any) -> Iterator[str]:
         yield content
     elif isinstance(content, list):
         yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))
+
+
+def _number(value: Any) -> float:
+    """Of a line, which need not hold what a row and the sums over rows take."""
+    if not isinstance(value, int | float) or not abs(value) <= LARGEST_REWARD:
+        raise TypeError(f"{str(value)[:60]} is not a finite number")
+    return float(value)
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 1 << 53:
+        raise TypeError(f"{str(value)[:60]} is not a count")
+    return value
+
+
+def _time(value: Any) -> float:
+    """Seconds since 1970, in the years 1 to 9999."""
+    if not -62135596800 <= (time := _number(value)) < 253402300800:
+        raise ValueError(f"{value} is not a time")
+    return time
 
 
 def _storable(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sqlite3
 import subprocess
@@ -16,9 +17,10 @@ import pytest
 from yarl import URL
 
 from lachesis.cli import main
+from lachesis.testing.export_suite import example_groups
 from lachesis.view import app as viewer
 from lachesis.view.index import Index
-from tests.support.viewed_runs import mixed_run
+from tests.support.viewed_runs import HOSTILE, mixed_run
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +134,35 @@ async def test_a_page_that_cannot_be_made_is_an_error_with_the_same_policy(tmp_p
         async with aiohttp.ClientSession() as session, session.get(f"{url}rollouts") as answer:
             assert answer.status == 500 and "cannot be made" in await answer.text()
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'")
+    finally:
+        await runner.cleanup()
+        index.close()
+
+
+async def test_a_record_of_another_shape_is_shown_as_it_is_and_no_other_page_with_it(tmp_path: Path) -> None:
+    groups = example_groups()
+    good, wrong = groups[-1], json.loads(json.dumps(groups[-1]))
+    del wrong["samples"][0]["spans"][0]["start"]
+    wrong["messages"][0][0]["content"] = 7
+    lines = (good, {**wrong, "item_key": "wrong", "item": f"{HOSTILE} \ud83d"})
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        await asyncio.to_thread(index.refresh)
+        async with aiohttp.ClientSession() as session:
+            for number, status in ((0, 200), (1, 422)):
+                for page in (
+                    f"group/{tmp_path.name}/{number}",
+                    *(f"{kind}/{tmp_path.name}/{number}/0" for kind in ("rollout", "tokens")),
+                ):
+                    async with session.get(f"{url}{page}{'/0' * page.startswith('tokens')}") as answer:
+                        text = await answer.text()
+                        assert answer.status == status, page
+                        if status == 422:
+                            assert "is shown as it is" in text and "&lt;img src=x" in text and "<img" not in text
+            async with session.get(f"{url}tokens/{tmp_path.name}/0/0/99") as answer:
+                assert answer.status == 404 and "no sample 99" in await answer.text()
     finally:
         await runner.cleanup()
         index.close()

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from lachesis.errors import LachesisError
@@ -183,6 +184,50 @@ def test_lines_that_are_no_groups_are_counted_and_keep_their_numbers(root: Path)
         assert index.unread() == 4
         assert index.group("mixed", 7) == json.loads(second)
         assert [number for number, n in found(index, {"min_reward": "-9"}) if n == 0] == [7, 6, 0]
+
+
+def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_what_a_file_is(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    good = json.loads(path.read_text().splitlines()[0])
+    odd: list[Any] = [10**30, -1, float("nan"), True, None, [], [None], {"a": [1]}, "", "half \ud83d\0"]
+    names = (*good["rollouts"][0], "rollouts", "timestamp", "environment", "model", "item_key", "messages")
+    wrong = [
+        {**good, "item_key": f"{name}-{at}"}
+        | ({name: value} if name in good else {"rollouts": [good["rollouts"][0], {**good["rollouts"][0], name: value}]})
+        for name in names
+        for at, value in enumerate(odd)
+    ]
+    lines = [{}, good, *wrong, {**good, "item_key": "last"}]
+    path.write_text("nonsense\n" + "".join(json.dumps(line) + "\n" for line in lines))
+    steps = [{"step": at, "timestamp": at, "train/loss": value} for at, value in enumerate([1.5, *odd])]
+    steps += [{**steps[0], name: value} for name in ("step", "timestamp") for value in odd]
+    (root / "mixed/metrics.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+    (root / "mixed/groups.run.json").write_text('{"settings": {"nan": NaN, "half": "\\ud83d"}}')
+    with indexed(root) as index:
+        listed = {(row["number"], row["n"]): row for row in index.rollouts(Filter(), 10_000).rows}
+        assert {(2, 0), (2, 1), (len(lines), 1)} <= listed.keys() and index.unread() > 100
+        assert all((number, 0) in listed for number, _ in listed), "a line is shown whole, or not at all"
+        (run,) = index.runs()
+        assert run["rollouts"] == len(listed) and run["settings"]["half"] == "\ud83d"
+        kinds = {
+            "reward": (float, type(None)),
+            "seconds": (float, type(None)),
+            "turns": int,
+            "tokens": int,
+            "outcome": str,
+        }
+        assert all(isinstance(row[name], kind) for row in listed.values() for name, kind in kinds.items())
+        for over in ("groups", "time", "step"):
+            charts = orjson.loads(orjson.dumps(curves(index, ["mixed"], over)))
+            values = [y for chart in charts for line in chart["lines"] for y in line["y"]]
+            assert values and all(y is None or isinstance(y, int | float) for y in values)
+
+
+@pytest.mark.parametrize("manifest", [b"[]", b'{"settings": [1]}', b"[" * 100_000, b"7", b"\xff", b"{}"])
+def test_a_manifest_that_is_none_hides_no_run(root: Path, manifest: bytes) -> None:
+    (root / "mixed/groups.run.json").write_bytes(manifest)
+    with indexed(root) as index:
+        assert index.runs()[0]["settings"] == {} and index.rollouts(Filter()).total == 10
 
 
 def test_a_group_that_was_scored_at_last_replaces_its_failure(root: Path) -> None:
