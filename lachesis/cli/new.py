@@ -44,8 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         text = (templates / f"{template}.txt").read_text(encoding="utf-8")
         path.write_text(Template(text).substitute(values), encoding="utf-8")
     print(f"wrote {file} and {test}\n\nnext:")
+    judge = " --env.judge_server '{base_url: URL, model_name: JUDGE}'" if given.kind == "judge" else ""
     for command, does in (
         (f"pytest {test}", "checks it without a model"),
+        (f"lachesis check {file}{judge}", "looks for mistakes in its rewards"),
         (f"lachesis eval {file} -n 2 -m reference", "plays its reference policy")
         if given.kind != "judge"
         else (f"lachesis eval {file} --help", "how to name the model, and the judge by --env.judge_server"),

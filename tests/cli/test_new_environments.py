@@ -114,6 +114,17 @@ def test_the_check_finds(changes: dict[str, Any], said: str) -> None:
     assert said in str(report) if said else report.findings == [], str(report)
 
 
+def test_an_environment_that_scores_nothing_is_one_finding() -> None:
+    def fails(said: str, word: str) -> float:
+        raise ValueError("the rubric is missing")
+
+    report = asyncio.run(
+        check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}))
+    )
+    (finding,) = report.findings
+    assert "the rubric is missing" in finding and "\n" not in finding
+
+
 def test_a_policy_that_is_no_function_is_named() -> None:
     class Wrong(Echo):
         def reference_policy(self) -> Any:
