@@ -344,7 +344,7 @@ class _LogFile:
             "created": self._times[0] if self._times else datetime.fromtimestamp(0, UTC).isoformat(),
             "task": task,
             "task_id": f"{task}-{run}",
-            "task_args": {name: value for name, value in settings.items() if isinstance(value, str | int | float)},
+            "metadata": {name: value for name, value in settings.items() if isinstance(value, str | int | float)},
             "dataset": {
                 "name": settings.get("dataset_name") or task,
                 "samples": len(self._ids),
