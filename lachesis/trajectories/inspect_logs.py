@@ -46,10 +46,12 @@ _LIMITS = {
 }
 """By outcome: Inspect's name of the limit, and the setting that is its value."""
 _CONFIG = {"turn_limit": "max_agent_turns", "time_limit": "rollout_timeout", "token_limit": "rollout_token_budget"}
-_ENDING = ("rollout_id", "outcome", "reason", "reward", "unscored_kind", "agent_fault", "turn_rewards", "metrics")
-_FIGURES = ("attempts", "tool_calls", "api_calls", "policy_versions")
-_SUMMARY = ("id", "epoch", "target", "scores", "model_usage", "started_at", "completed_at", "total_time")
-_SUMMARY_TOO = ("working_time", "uuid", "turn_count")
+_METADATA = (
+    *("rollout_id", "outcome", "reason", "reward", "unscored_kind", "agent_fault", "turn_rewards", "metrics"),
+    *("attempts", "tool_calls", "api_calls", "policy_versions"),
+)
+_LARGE = ("messages", "output", "events", "events_data", "error_retries")
+"""Fields of a sample that the list of samples does not have."""
 _TEXT = 1024
 """Characters of a text in the list of samples."""
 
@@ -94,7 +96,9 @@ class InspectLog:
         finished = datetime.fromisoformat(group["timestamp"]).astimezone(UTC)
         started = (finished - timedelta(seconds=rollout["seconds"])).isoformat()
         usage = _usage(rollout)
-        error = None if scored else _error(_failure(rollout), rollout["traceback"] or "")
+        kind = rollout.get("unscored_kind") or rollout["outcome"]
+        broken = not scored and kind != "declined"  # by a reward that gave none on purpose, or where there is no reward
+        error = _error(f"{kind}: {rollout['reason']}", rollout["traceback"] or "") if broken else None
         return {
             "id": key,
             "epoch": epoch,
@@ -109,14 +113,14 @@ class InspectLog:
             "events_data": {"messages": messages, "calls": []},
             "scores": {
                 name: {"value": value, "explanation": rollout["reason"]}
-                for name, value in {"reward": rollout["reward"], **rollout["metrics"]}.items()
+                for name, value in ({"reward": None} | rollout["metrics"] | {"reward": rollout["reward"]}).items()
                 if isinstance(value, int | float)
             }
             if scored
             else None,
             "metadata": {
                 "item_key": group["item_key"],
-                **{name: rollout[name] for name in (*_ENDING, *_FIGURES) if name in rollout},
+                **{name: rollout[name] for name in _METADATA if name in rollout},
                 "item": item,
             },
             "model_usage": {group["model"]: usage} if usage else {},
@@ -128,11 +132,11 @@ class InspectLog:
             "turn_count": rollout["turns"],
             "error": error,
             "error_retries": [_error(reason) for reason in rollout["retried_after"]] or None,
-            "limit": self._limit(rollout) if scored and rollout["outcome"] != "completed" else None,
+            "limit": self._limit(rollout) if not broken and rollout["outcome"] != "completed" else None,
         }
 
     def _limit(self, rollout: RolloutRecord) -> dict[str, Any]:
-        """What ended a rollout early that is scored; -1 is Inspect's word for a limit without a number."""
+        """What ended a rollout early that did not break; -1 is Inspect's word for a limit without a number."""
         kind, setting = _LIMITS.get(rollout["outcome"], ("custom", ""))
         return {"type": kind, "limit": self.settings.get(setting) or -1, "reason": rollout["reason"]}
 
@@ -232,10 +236,6 @@ def _usage(rollout: RolloutRecord) -> dict[str, int]:
     }
 
 
-def _failure(rollout: RolloutRecord) -> str:
-    return ": ".join(filter(None, (rollout["unscored_kind"] or rollout["outcome"], rollout["reason"])))
-
-
 def _error(message: str, traceback: str = "") -> dict[str, str]:
     return {"message": message, "traceback": traceback, "traceback_ansi": traceback}
 
@@ -258,7 +258,7 @@ class _LogFile:
         self._values = defaultdict[str, dict[str, list[float]]](lambda: defaultdict(list))
         """Scorer -> id -> its scores."""
         self._counts, self._usage = Counter[str](), Counter[str]()
-        self._times: list[str] = []
+        self._times: tuple[str, ...] = ()
         self._ids = dict[str, None]()
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -268,12 +268,12 @@ class _LogFile:
         self._counts.update(samples=1, errors=sample["error"] is not None)
         self._counts["epochs"] = max(self._counts["epochs"], sample["epoch"])
         self._usage.update(*sample["model_usage"].values())
-        times = [*self._times, sample["started_at"], sample["completed_at"]]
-        self._times = [min(times), max(times)]
+        times = (*self._times, sample["started_at"], sample["completed_at"])
+        self._times = (min(times), max(times))
         self._ids[sample["id"]] = None
         asked = sample["input"]
         summary = {
-            **{name: sample[name] for name in (*_SUMMARY, *_SUMMARY_TOO)},
+            **{name: value for name, value in sample.items() if name not in _LARGE},
             "input": (asked if isinstance(asked, str) else "\n".join(_plain(each["content"]) for each in asked))[
                 :_TEXT
             ],
@@ -303,7 +303,9 @@ class _LogFile:
         self._summaries.seek(0)
         with self._zip.open(_entry("summaries.json"), "w") as file:
             shutil.copyfileobj(self._summaries, file)
-        spec, plan = self._spec(), self._plan()
+        tools = [tool["function"]["name"] for tool in (self._log.first or {}).get("tools") or ()]
+        plan = {"steps": [{"solver": "lachesis", "params": {"tools": tools}}]}
+        start: dict[str, Any] = {"version": VERSION, "eval": self._spec(), "plan": plan}
         scores, reductions = [], []
         for name, items in self._values.items():
             means = {item: statistics.fmean(values) for item, values in items.items()}
@@ -315,26 +317,19 @@ class _LogFile:
             of_items = [{"value": value, "sample_id": item} for item, value in means.items()]
             reductions.append({"scorer": name, "reducer": "mean", "samples": of_items})
         self._write("reductions.json", reductions)
-        self._write("_journal/start.json", {"version": VERSION, "eval": spec, "plan": plan})
+        self._write("_journal/start.json", start)
         done = self._counts["samples"] - self._counts["errors"]
+        results = {"total_samples": self._counts["samples"], "completed_samples": done, "scores": scores}
         started, completed = self._times or ("", "")
-        header = {
-            "version": VERSION,
-            "status": "success",
-            "eval": spec,
-            "plan": plan,
-            "results": {"total_samples": self._counts["samples"], "completed_samples": done, "scores": scores},
-            "stats": {
-                "started_at": started,
-                "completed_at": completed,
-                "model_usage": {spec["model"]: self._usage} if self._usage else {},
-            },
-        }
-        self._write("header.json", header)
+        usage = {start["eval"]["model"]: self._usage} if self._usage else {}
+        stats = {"started_at": started, "completed_at": completed, "model_usage": usage}
+        self._write("header.json", {**start, "status": "success", "results": results, "stats": stats})
 
     def _spec(self) -> dict[str, Any]:
         group, settings = self._log.first or {}, self._log.settings
         temperature = "eval_temperature" if group.get("evaluation") else "agent_temperature"
+        ids = list(self._ids)
+        length = "max_token_length"
         config = {theirs: math.ceil(settings[ours]) for theirs, ours in _CONFIG.items() if settings.get(ours)}
         metrics = [{"name": f"inspect_ai/{name}"} for name in ("mean", "stderr")]
         task, run = group.get("environment", "lachesis"), str(group.get("run", ""))
@@ -345,25 +340,14 @@ class _LogFile:
             "task": task,
             "task_id": f"{task}-{run}",
             "metadata": {name: value for name, value in settings.items() if isinstance(value, str | int | float)},
-            "dataset": {
-                "name": settings.get("dataset_name") or task,
-                "samples": len(self._ids),
-                "sample_ids": list(self._ids),
-            },
+            "dataset": {"name": settings.get("dataset_name") or task, "samples": len(ids), "sample_ids": ids},
             "sandbox": {"type": settings["terminal_backend"]} if "terminal_backend" in settings else None,
             "model": group.get("model", ""),
-            "model_generate_config": {
-                "temperature": settings.get(temperature),
-                "max_tokens": settings.get("max_token_length"),
-            },
+            "model_generate_config": {"temperature": settings.get(temperature), "max_tokens": settings.get(length)},
             "config": {"epochs": max(1, self._counts["epochs"]), "epochs_reducer": ["mean"], **config},
             "packages": {"lachesis-rl": importlib.metadata.version("lachesis-rl")},
             "scorers": [{"name": name, "metrics": metrics} for name in self._values],
         }
-
-    def _plan(self) -> dict[str, Any]:
-        tools = [tool["function"]["name"] for tool in (self._log.first or {}).get("tools") or ()]
-        return {"name": "plan", "steps": [{"solver": "lachesis", "params": {"tools": tools}}]}
 
 
 def _entry(name: str) -> ZipInfo:

@@ -92,6 +92,10 @@ def test_what_inspect_cannot_hold_is_counted() -> None:
     assert broken.content["input"] == [audio, image]
     assert called["tool_calls"][0]["parse_error"] == "no JSON object: {not json"
     assert broken.content["error_retries"][0]["message"] == "a reset"
+    group["rollouts"][1]["unscored_kind"] = "declined"
+    (_, declined) = load_export("inspect")({**group, "item_key": "b-2"})
+    found = [(sample.content["scores"], bool(sample.content["error"])) for sample in (nothing, declined)]
+    assert found == [(None, True), (None, False)], "a reward that is not given is no error"
     assert (nothing.content["messages"], nothing.content["input"]) == ([], '{"words": "b a"}')
 
 
