@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         required=True,
         type=Path,
         metavar="FILE",
-        help=f"JSON Lines, or Parquet for parquet; an existing file is replaced. With {JOB} a new folder, jobs/NAME",
+        help="JSON Lines, Parquet for parquet, NAME.eval for inspect; an existing file is replaced. "
+        f"With {JOB} a new folder, jobs/NAME",
     )
     parser.add_argument(
         "--options", default="{}", metavar="YAML", help="options of the export: '{min_reward: 1.0}' (default: none)"
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.out.exists() and arguments.groups.exists() and arguments.out.samefile(arguments.groups):
             raise ExportOptionsError(f"--out {arguments.out}: is the groups file itself; choose another file")
         refuse_files_of_runs(arguments.out)
-        read = read_groups
+        read: Callable[[Path], Iterator[GroupRecord]] = read_groups
         if arguments.format == JOB:
             if arguments.min_reward is not None:
                 raise ExportOptionsError(f"--min-reward: {JOB} is a folder with every rollout; choose another --format")
@@ -78,6 +79,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             export = _load(arguments.format, options)
             write = partial(write_export, export, min_reward=arguments.min_reward)
             read = read_items if getattr(export, "of_items", False) else read_groups
+            read = _with_failures if getattr(export, "with_failures", False) else read
+            if hasattr(export, "settings"):
+                export.settings = settings_of(arguments.groups)
         if has_torn_tail(arguments.groups):
             print(f"note: {arguments.groups}: its last line is incomplete and left out", file=sys.stderr)
         totals = write(read(arguments.groups), arguments.out)
@@ -103,6 +107,16 @@ def _groups_file(run: Path) -> Path:
         which = f"has several: {', '.join(path.name for path in found)}" if found else "has none"
         raise ExportOptionsError(f"{run}: a folder has to hold one groups file, and this one {which}; name the file")
     return found[0]
+
+
+def _with_failures(groups: Path) -> Iterator[dict[str, Any]]:
+    """The groups of a run, and those without a scored rollout that no later start has played."""
+    done = set()
+    for group in read_groups(groups):
+        done.add(group["item_key"])
+        yield group
+    if (failed := groups.with_suffix(".failed.jsonl")).is_file():
+        yield from (group for group in read_groups(failed) if group["item_key"] not in done)
 
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:

@@ -80,6 +80,7 @@ EXPORTS: Registry[Callable[..., Any]] = Registry(
         "parquet": "lachesis.trajectories.parquet:parquet",
         "samples": "lachesis.trajectories.builtin_exports:token_samples",
         "atif": "lachesis.trajectories.atif:atif",
+        "inspect": "lachesis.trajectories.inspect_logs:InspectLog",
         "trajectory": "lachesis.trajectories.builtin_exports:trajectory",  # the earlier name of hermes
         "dataset": "lachesis.trajectories.builtin_exports:dataset",  # and of sharegpt-tools
     },

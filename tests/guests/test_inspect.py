@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from lachesis.guests.inspect_tasks import InspectEnv, load
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import Ask, FakeServer
 from tests.guests.support import EXAMPLES, assert_exact, make, needed, played, run_page, served, written
+from tests.support.eval_logs import evaluated
 from tests.support.scripted_server import ScriptedServer, call, say
 from tests.support.small_envs import lines
 from tests.support.stock_run_api import StockRunApi, run_api
@@ -175,6 +178,44 @@ async def test_inspect_keeps_a_log_of_its_own_where_it_is_asked_to(tmp_path: Pat
     (file,) = (tmp_path / "logs").glob("*.eval")
     log = read_eval_log(str(file))
     assert (log.status, len(log.samples or [])) == ("success", 2)
+
+
+async def test_inspect_reads_the_logs_that_we_export(tmp_path: Path) -> None:
+    path = str(await evaluated(tmp_path))
+    from inspect_ai.analysis import events_df, messages_df, samples_df
+    from inspect_ai.log import read_eval_log, read_eval_log_sample_summaries, read_eval_log_samples, write_eval_log
+
+    log = read_eval_log(path)
+    assert (log.status, log.eval.task, log.eval.model, log.eval.config.epochs) == ("success", "shelves", "scripted", 2)
+    assert log.results is not None
+    (reward, *_) = log.results.scores
+    assert (reward.name, reward.metrics["mean"].value, reward.metrics["stderr"].value) == ("reward", 0.5, 0.5)
+    samples = list(read_eval_log_samples(path, all_samples_required=False))
+    assert [(each.limit and each.limit.type, each.error is not None) for each in samples].count(("turn", False)) == 2
+    listed = {each.uuid: each for each in read_eval_log_sample_summaries(path)}
+    for sample in samples:
+        ours, theirs = listed[sample.uuid], sample.summary()
+        for name in (
+            "id",
+            "epoch",
+            "input",
+            "target",
+            "scores",
+            "error",
+            "limit",
+            "retries",
+            "message_count",
+            "metadata",
+        ):
+            assert getattr(ours, name) == getattr(theirs, name), name
+    write_eval_log(log, str(tmp_path / "again.eval"))
+    frames = [frame(path) for frame in (samples_df, messages_df, events_df)]
+    # Inspect takes the messages of events: the last one of a rollout without an answer, which no model saw, is in none.
+    assert [len(frame) for frame in frames] == [6, 4 * 4, 2 * 3 + 2 * 4 + 2]
+    assert sorted(frames[0]["score_reward"].dropna()) == [0.0, 0.0, 1.0, 1.0]
+    command = [sys.executable, "-m", "inspect_ai", "log", "dump", path]
+    dumped = await asyncio.to_thread(subprocess.run, command, capture_output=True, check=True)
+    assert len(json.loads(dumped.stdout)["samples"]) == 6
 
 
 async def test_a_run_that_is_cancelled_ends_the_eval(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from lachesis.trajectories.exports import (
     rollout_samples,
 )
 from lachesis.trajectories.parquet import read_rows
+from tests.support.eval_logs import read_samples
 
 HERE = f"{__name__}:"
 
@@ -77,6 +78,13 @@ class TestSamples(ExportSuite):
 
 class TestAtif(ExportSuite):
     export = "atif"
+
+
+class TestInspect(ExportSuite):
+    export = "inspect"
+
+    def read(self, path: Path) -> list[Any]:
+        return read_samples(path)
 
 
 def test_every_export_of_the_project_is_tried_here() -> None:
