@@ -9,10 +9,13 @@ pytest=$1 first=$2 second=$3
 log=$(mktemp) folders=$(mktemp -d)
 trap 'rm -rf "$log" "$folders"' EXIT
 
-apart() { # FOLDER COMMAND...: /tmp is a folder on the disk, since files in memory count towards a sandbox's memory
+apart() { # FOLDER COMMAND...: /tmp is a folder on the disk, since files in memory count towards a sandbox's memory.
+  # A project below /tmp stays where it is.
   unshare --pid --fork --kill-child --mount-proc --mount --net --ipc sh -c '
     set -e
-    mount --bind "$1" /tmp
+    case $PWD in /tmp/*) mkdir -p "$1${PWD#/tmp}" && mount --bind "$PWD" "$1${PWD#/tmp}" ;; esac
+    mount --rbind "$1" /tmp
+    cd "$PWD"
     mount -t tmpfs -o mode=755 run /run
     mount -t tmpfs -o mode=1777 shm /dev/shm
     mkdir -p /run/lock /run/sshd
