@@ -153,6 +153,8 @@ def become(
     try:
         if report >= 0:
             fds += [os.pidfd_open(parent), report]
+        if (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[0]) < SCRATCH + len(fds):
+            raise OSError(f"{limit} open files are too few for a sandbox; allow 256 or more (ulimit -n)")
         for place, fd in enumerate(fds):
             fds[place] = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, SCRATCH)
             os.close(fd)

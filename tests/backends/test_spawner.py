@@ -129,6 +129,13 @@ def test_one_sandbox_too_many_takes_no_other_along(hard: int) -> None:
     assert int(count) == 60 if hard == 400 else int(count) > 10
 
 
+def test_a_limit_of_open_files_below_what_a_sandbox_takes_is_named() -> None:
+    code = "import asyncio; from backends import create_backend; print(asyncio.run(create_backend('local').check()))"
+    command = ["/bin/sh", "-c", 'ulimit -n 150 && exec "$0" -c "$1"', sys.executable, code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "150 open files are too few for a sandbox; allow 256 or more (ulimit -n)" in done.stdout + done.stderr
+
+
 def settled(table: Path) -> int:
     """The number of a helper's descriptors once it stays the same: it closes those of a job after the job has begun,
     and takes note of an end after the one who waits for it."""
