@@ -73,6 +73,9 @@ class HermesAgentBaseEnv(AtroposBase):
     needs_sandboxes: ClassVar[bool | None] = None
     """Whether rollouts use sandboxes: a run then checks first that they can be made. None: if the agent gets tools."""
 
+    takes_follow_ups: ClassVar[bool] = True
+    """Whether a user can answer the agent (`follow_up`)."""
+
     _reward_weights: ClassVar[Mapping[str, float]] = {}
     """Of the methods with `@reward`, by name."""
 
@@ -243,6 +246,8 @@ class HermesAgentBaseEnv(AtroposBase):
         """What calls the methods of this environment that score rollouts and set up sandboxes."""
         from lachesis.agent.scorer import Scorer
 
+        if self.follow_up is not None and not self.takes_follow_ups:
+            raise SettingsError(f"{self.run_name}: follow_up has no effect here: the agent takes no answers of a user")
         others = type(self).compute_reward is _scored_otherwise
         return Scorer(
             self.run_name,

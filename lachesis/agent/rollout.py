@@ -284,8 +284,7 @@ class RolloutPlayer:
                     split=split,
                 )
                 if self.scorer.follow_up is not None:
-                    if not isinstance(loop, HermesAgentLoop):
-                        raise TypeError("follow_up: this agent has a loop of its own, to which no user answers")
+                    assert isinstance(loop, HermesAgentLoop), "environments of other agents take no follow_up"
                     loop.follow_up = functools.partial(self.scorer.user_message, item)
                 with failed_requests() as failed:
                     await self.scorer.set_up(item, session, self.registry)

@@ -31,6 +31,7 @@ class RecordedEnv(HermesAgentBaseEnv):
         *("compress_context_at", "compress_context_to", "compress_context_keep", "compress_context_with"),
     )
     """Settings of the agent loop that the agent has in its own way, or not at all."""
+    takes_follow_ups = False
     _endpoint: RecordingEndpoint | None = None
 
     @abstractmethod

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from lachesis import AgentProgramEnv
+from lachesis import AgentProgramEnv, ServerConfig
+from lachesis.environments.harbor import HarborEnv
+from lachesis.errors import SettingsError
 from lachesis.testing.fake_server import FakeServer, Scripted
 from tests.support.small_envs import SortWords, does_nothing, process, rollouts
 from tests.support.training_runs import played
@@ -78,11 +80,15 @@ async def test_failure_is_not_zero_a_model_plays_the_user_or_the_rollout_has_no_
         assert rollout.get("unscored_kind", "") == kind
 
 
-async def test_an_agent_with_a_loop_of_its_own_has_no_user(tmp_path: Path) -> None:
+async def test_an_agent_that_takes_no_answers_is_named_before_the_first_rollout(tmp_path: Path) -> None:
     class Program(AgentProgramEnv, SortWords):
         command = "true"
         follow_up = Asked.follow_up
 
-    result = await process(Program, tmp_path, does_nothing, total_steps=1, group_size=1)
-    (rollout,) = rollouts(result.files.failures)
-    assert "follow_up: this agent has a loop of its own" in rollout["traceback"]
+    class Tasks(HarborEnv):
+        follow_up = Asked.follow_up
+
+    with pytest.raises(SettingsError, match="follow_up has no effect here"):
+        await process(Program, tmp_path, does_nothing, total_steps=1, group_size=1)
+    with pytest.raises(SettingsError, match="follow_up has no effect here"):
+        Tasks(Tasks.env_config_cls(), [ServerConfig(model_name="reference")]).scorer()

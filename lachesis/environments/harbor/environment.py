@@ -79,6 +79,7 @@ class HarborEnv(HermesAgentBaseEnv):
     toolsets = ("terminal", "file")
     max_turns = 100
     needs_sandboxes = True
+    takes_follow_ups = False  # the user of a task gives the instruction of its next step
 
     def task_folders(self) -> list[Path]:
         """What `dataset_name` names. Raises `TaskError` where there is no task."""
