@@ -59,8 +59,13 @@ def mean_over_items(scores: Scores) -> Mean:
     """
     found = [samples for each in scores if (samples := valid(each))]
     means = [math.fsum(samples) / len(samples) for samples in found]
-    if is_binary(found):
-        return mean_of_shares(means, most=sum(map(len, found)))
+    return mean_of_items(means, samples=sum(map(len, found)), binary=is_binary(found))
+
+
+def mean_of_items(means: Sequence[float], *, samples: int, binary: bool) -> Mean:
+    """`mean_over_items` of the items' means. `samples`: their number in all; `binary`: each is 0 or 1."""
+    if binary:
+        return mean_of_shares(means, most=samples)
     return mean_of_values(means, bounded=all(0.0 <= value <= 1.0 for value in means))
 
 

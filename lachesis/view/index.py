@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 import orjson
 
 from lachesis.errors import LachesisError, SettingsError
+from lachesis.evaluation.intervals import Mean, mean_of_items
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.training.curves.recorder import ROLLOUTS
 from lachesis.training.curves.rollouts import SCHEMA
@@ -352,7 +353,7 @@ class Index:
         outcomes: dict[str, dict[str, int]] = {}
         for row in self._database.execute("SELECT run, outcome, count(*) FROM rollouts GROUP BY 1, 2 ORDER BY 3 DESC"):
             outcomes.setdefault(row[0], {})[row[1]] = row[2]
-        rewards = {row[0]: row for row in self._database.execute(_REWARDS)}
+        rewards = self._rewards()
         counted = "SELECT run, count(*) AS steps, max(time) AS latest FROM steps GROUP BY run"
         steps = {row["run"]: row for row in self._database.execute(counted)}
         found = []
@@ -373,11 +374,27 @@ class Index:
                     "settings": _parsed(row["settings"]),
                     "latest": latest,
                     "outcomes": outcomes.get(name, {}),
-                    "reward": _reward(rewards[name]) if name in rewards else None,
+                    "reward": rewards.get(name),
                     "steps": steps[name]["steps"] if name in steps else 0,
                 }
             )
         return sorted(found, key=lambda run: -run["latest"])
+
+    def _rewards(self) -> dict[str, Mean]:
+        """Of each run with a score, as `mean_over_items` has it."""
+        query = (
+            "SELECT run, avg(reward), count(*), min(reward IN (0.0, 1.0)) FROM rollouts WHERE reward IS NOT NULL "
+            "GROUP BY run, item"
+        )
+        runs: dict[str, list[tuple[float, int, int]]] = {}
+        for run, *item in self._database.execute(query):
+            runs.setdefault(run, []).append((item[0], item[1], item[2]))
+        return {
+            run: mean_of_items(
+                [mean for mean, _, _ in items], samples=sum(n for _, n, _ in items), binary=all(b for *_, b in items)
+            )
+            for run, items in runs.items()
+        }
 
     def unread(self) -> int:
         """Lines of the files that are no groups, and are left out."""
@@ -460,20 +477,6 @@ class Index:
             _parsed(row[0])
             for row in self._database.execute("SELECT line FROM steps WHERE run = ? ORDER BY step", (run,))
         ]
-
-
-# An interval has the items as clusters: samples of one item are not independent.
-_REWARDS = """
-SELECT run, count(*), avg(mean), avg(mean * mean) FROM
-  (SELECT run, item, avg(reward) AS mean FROM rollouts WHERE reward IS NOT NULL GROUP BY run, item) GROUP BY run
-"""
-
-
-def _reward(row: sqlite3.Row) -> tuple[float, float, float]:
-    """Mean over the items, and the ends of its 95 % interval."""
-    count, mean, square = row[1], row[2], row[3]
-    half = 1.96 * (max(0.0, square - mean * mean) / (count - 1)) ** 0.5 if count > 1 else float("nan")
-    return mean, mean - half, mean + half
 
 
 def _where(filter: Filter) -> tuple[str, list[Any]]:

@@ -16,6 +16,7 @@ import orjson
 import pytest
 
 from lachesis.errors import LachesisError
+from lachesis.evaluation import mean_over_items
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
 from lachesis.view.index import BATCH, Index, NoSuchGroup
@@ -67,6 +68,23 @@ def test_every_rollout_has_a_row_with_what_its_record_says(root: Path) -> None:
         assert {rows[-1, n]["cause"] for n in (0, 1)} == {index.group("mixed", -1)["rollouts"][0]["unscored_kind"]}
         with pytest.raises(NoSuchGroup, match="no group 7"):
             index.group("mixed", 7)
+
+
+@pytest.mark.parametrize(
+    "scores", [[[1.0, 0.0], [1.0], [None]], [[0.25], [0.5, 1.0]], [[2.0], [-1.0]], [[1.0]], [[0.5]]]
+)
+def test_the_reward_of_a_run_is_that_of_its_report(
+    played: Path, tmp_path: Path, scores: list[list[float | None]]
+) -> None:
+    (line, *_) = (played / "mixed/groups.jsonl").read_text().splitlines()
+    group = json.loads(line)
+    groups = [
+        {**group, "item_key": key, "rollouts": [{**group["rollouts"][0], "reward": reward} for reward in rewards]}
+        for key, rewards in zip("abc", scores, strict=False)
+    ]
+    (tmp_path / "groups.jsonl").write_text("".join(json.dumps(group) + "\n" for group in groups))
+    with indexed(tmp_path) as index:
+        assert str(index.runs()[0]["reward"]) == str(mean_over_items(scores))
 
 
 def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> None:
