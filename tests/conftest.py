@@ -27,6 +27,22 @@ def python_image(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return image
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Failures(config))
+
+
+class _Failures:
+    """Names each failure when it happens, not only at the end, which a run that is cut off does not reach."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\n{report.when} of {report.nodeid} failed: {report.longreprtext[-500:]}")
+
+
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Name each reason to skip once, so that nothing is left out silently."""
     skipped = [report.longrepr for report in terminalreporter.stats.get("skipped", ())]

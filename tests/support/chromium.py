@@ -100,6 +100,7 @@ async def open_page(width: int = 1280, height: int = 900) -> AsyncIterator[Page]
         process = subprocess.Popen(  # noqa: ASYNC220  # it ends in here
             [
                 *(PROGRAM, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+                *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
                 *("--no-first-run", "--hide-scrollbars", "--remote-debugging-port=0", f"--user-data-dir={profile}"),
                 "about:blank",
             ],
