@@ -58,6 +58,13 @@ def headline(error: BaseException) -> str:
     return "; ".join(filter(None, [f"{type(error).__name__}: {said}".removesuffix(": "), guess(error)]))
 
 
+def in_one_line(trace: str) -> str:
+    """What `explained` gave, shortened: the headline, and the line of the author's code that failed."""
+    said, _, rest = trace.partition("\n")
+    found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
+    return f"{said} ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else said
+
+
 def place(error: BaseException | None) -> str:
     """The author's outermost function (`SortWords.setup`) or file that the error went through; empty without one."""
     while error is not None:

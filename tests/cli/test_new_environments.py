@@ -103,7 +103,7 @@ DRAWS = itertools.count()
         ({"earns": lambda said, word: 0.5}, "reference: it earns 0.5 for"),
         ({"earns": lambda said, word: float(len(said) > 3)}, "nothing: it earns up to 1, in 2 of 2 rollouts"),
         ({"earns": lambda said, word: next(DRAWS) % 2 * float(said == word)}, "the reward depends on something else"),
-        ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer'"),
+        ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer' (test_new_environments.py, line"),
         ({"earns": lambda said, word: None}, "rollouts have no score"),
         ({"reference_policy": lambda self: None}, "there is no reference_policy()"),
         ({"plays": lambda messages, tools: "pear"}, "which is no Message"),
@@ -123,7 +123,7 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}))
     )
     (finding,) = report.findings
-    assert "the rubric is missing" in finding and "\n" not in finding
+    assert "the rubric is missing (test_new_environments.py, line" in finding and "\n" not in finding
 
 
 def test_a_policy_that_is_no_function_is_named() -> None:
