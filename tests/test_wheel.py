@@ -125,9 +125,10 @@ def test_the_paths_of_the_hermes_stack_are_installed(python: Path, tmp_path: Pat
 
 
 @pytest.mark.model
-def test_the_demo_runs_beside_packages_of_the_same_names(python: Path, folder: Path) -> None:
+def test_the_demo_runs_beside_packages_of_the_same_names_and_ends_on_a_success(python: Path, folder: Path) -> None:
     assert run(python.with_name("lachesis"), "--version", cwd=folder).startswith("lachesis ")
     # With -m the folder comes first on the path, so the user's packages would win.
     shown = run(python, "-m", "lachesis", "demo", "--items", "1", "--group-size", "1", cwd=folder)
-    assert "reference policy" in shown
+    _, _, end = " ".join(shown.split()).partition("The model solved ")
+    assert "it reasons badly" in end and "reference policy (no model): reward 1.0, completed" in end
     assert (folder / "data" / "demo" / "embedded" / "groups.jsonl").exists()

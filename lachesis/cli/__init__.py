@@ -61,3 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("stopped", file=sys.stderr)
         return ExitCode.STOPPED
     return code
+
+
+def port_number(text: str) -> int:
+    """The value of `--port`."""
+    if not 0 <= (port := int(text)) < 1 << 16:
+        raise argparse.ArgumentTypeError(f"{port} is no port: 0 to 65535")
+    return port

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from lachesis.cli import port_number
 from lachesis.errors import ExitCode
 from lachesis.inference.wire.service import is_loopback
 from lachesis.runs.own_process import run_alone
@@ -64,12 +65,6 @@ def _report(line: str) -> None:
     print(f"lachesis api: {line}", flush=True)
 
 
-def _port(text: str) -> int:
-    if not 0 <= (port := int(text)) < 1 << 16:
-        raise argparse.ArgumentTypeError(f"{port} is no port: 0 to 65535")
-    return port
-
-
 def _positive(kind: Callable[[str], N]) -> Callable[[str], N]:
     def number(text: str) -> N:
         if not 0 < (value := kind(text)) < 1e9:
@@ -89,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--db", type=Path, default=_DEFAULTS.db, help="keeps groups and batches (default: %(default)s)")
     add("--host", default=_DEFAULTS.host, help="(default: %(default)s)")
-    add("--port", type=_port, default=_DEFAULTS.port, help="0 takes a free one (default: %(default)s)")
+    add("--port", type=port_number, default=_DEFAULTS.port, help="0 takes a free one (default: %(default)s)")
     add(
         "--lease",
         type=_positive(float),

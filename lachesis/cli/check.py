@@ -23,12 +23,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("environment", metavar="ENV", help="env.py, env.py:Class, or a name of `lachesis envs`")
     parser.add_argument("-n", type=int, default=5, metavar="N", help="items to play (default: 5)")
     given, flags = parser.parse_known_args(argv)
+    console = Console()
+    Console(stderr=True).print(f"{given.environment}: playing {given.n} items by three policies", style="dim")
     from lachesis.cli.environment_classes import environment_class
     from lachesis.environments.checking import check_environment
 
-    console = Console()
     env_cls = environment_class(given.environment)
-    Console(stderr=True).print(f"{given.environment}: playing {given.n} items by three policies", style="dim")
     report = asyncio.run(check_environment(env_cls, flags, items=given.n))
     table = Table("policy", "rollouts", "mean reward", "lowest", "highest", "no score", box=None, pad_edge=False)
     for played in report.played:

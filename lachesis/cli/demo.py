@@ -97,7 +97,7 @@ async def _play(console: Console, arguments: argparse.Namespace) -> int:
             console.print(_trajectory(title, stored_messages(group, rollout)))
             if player == "embedded":
                 console.print(f"\n{_why_it_fails([one for _, one in scored])}", highlight=False)
-    larger = "python environments/gsm8k_agent_env.py evaluate --openai.base_url URL --openai.model_name NAME"
+    larger = "lachesis eval gsm8k -n 20 -m MODEL -b URL"
     console.print(f"\nnext: lachesis view {arguments.output}, or a larger model: {larger}", soft_wrap=True)
     return 0 if all(result.summary.scored for result in results.values()) else 1
 

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from lachesis.cli import port_number
 from lachesis.errors import LachesisError, SettingsError
 from lachesis.lazy import quiet_imports
 from lachesis.tasks import stop_event
@@ -85,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model", required=True, help="a model folder, or smollm2 or tiny, which are made on first use")
     add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8002, help="0 takes a free one (default: 8002)")
+    add("--port", type=port_number, default=8002, help="0 takes a free one (default: 8002)")
     add("--state-dir", type=Path, default=Path("data/engine"), help="where checkpoints are kept (default: data/engine)")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the base model (default: float32)")
     add("--device", default="cpu", help="cpu or cuda (default: cpu)")

@@ -63,6 +63,8 @@ def environment_class(target: str) -> Any:
         near = close_names(target, ENVIRONMENTS)
         hint = f"did you mean {near[0]}?" if near else f"`lachesis envs` lists {', '.join(ENVIRONMENTS)}"
         raise SettingsError(f"there is no environment {target!r}; {hint} (or write path.py:Class)")
+    if (place := target.partition(":")[0]).endswith(".py") and not Path(place).is_file():
+        raise SettingsError(f"there is no file {place}")
     from lachesis.base_env import HermesAgentBaseEnv
     from lachesis.guests import guest
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from lachesis.cli import port_number
 from lachesis.errors import ExitCode
 from lachesis.lazy import quiet_imports
 from lachesis.testing.fake_server import FakeServer, Fault, Lengths, Policy, Scripted
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lachesis fake-server", description=__doc__)
     add = parser.add_argument
     add("--host", default="127.0.0.1")
-    add("--port", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    add("--port", type=port_number, default=8000, help="0 takes a free one (default: 8000)")
     add("--model-name", default="fake", help="any other name is answered with 404 (default: fake)")
     add("--api-key", default="", help="asked of every request")
     add("--tokenizer", type=Path, metavar="DIR", help="a folder that transformers loads (default: a small BPE)")

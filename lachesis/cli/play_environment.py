@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -38,6 +39,8 @@ def main(verb: Verb, argv: Sequence[str] | None = None) -> int:
     target, *rest = arguments
     if target.startswith("-"):
         raise SettingsError(f"lachesis {verb}: name the environment first, before {target}; `lachesis envs` lists some")
+    if sys.stderr.isatty():  # a file may be one of Atropos, whose import takes seconds
+        print(f"{target}: {verb}", file=sys.stderr)
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs import command_line
 

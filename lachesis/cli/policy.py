@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from lachesis.cli import port_number
 from lachesis.errors import SettingsError
 from lachesis.tasks import stop_event
 from lachesis.training.engine import start_engine
@@ -96,6 +97,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--run-dir", type=Path, required=True, metavar="DIR", help="the folder of the training run")
     add("--base", action="store_true", help="the base model, without an adapter")
     add("--host", default="127.0.0.1", help="(default: %(default)s)")
-    add("--port", type=int, default=8001, help="0 takes a free one (default: %(default)s)")
+    add("--port", type=port_number, default=8001, help="0 takes a free one (default: %(default)s)")
     add("--threads", type=int, default=1, help="threads of torch (default: %(default)s)")
     return parser

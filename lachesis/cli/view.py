@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+from lachesis.cli import port_number
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve the pages until Ctrl+C."""
@@ -14,7 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "folder", type=Path, nargs="?", default=Path("data"), help="what holds the runs (default: data)"
     )
-    parser.add_argument("--port", type=int, default=7007, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=port_number, default=7007, help="0 takes a free one (default: %(default)s)")
     parser.add_argument(
         "--host",
         default="127.0.0.1",

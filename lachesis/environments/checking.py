@@ -22,6 +22,7 @@ from lachesis.runs.command_line import read_settings
 from lachesis.runs.failures import RunStopped
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.reference_server import Policy
+from lachesis.tracebacks import in_one_line
 from lachesis.trajectories import Message, ToolCall, read_lines
 
 SLOW_SETUP = 30.0
@@ -186,7 +187,7 @@ async def _play(
 
 def _reason(rollout: Mapping[str, Any]) -> str:
     if rollout["traceback"]:
-        return str(rollout["traceback"].strip().rpartition("\n")[2])
+        return in_one_line(rollout["traceback"])
     return str(rollout["reason"])
 
 

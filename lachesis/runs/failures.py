@@ -13,6 +13,7 @@ from rich.console import Console
 from lachesis.errors import ExitCode, LachesisError
 from lachesis.runs.decisions import Decision, LeftOut
 from lachesis.runs.running_figures import Causes
+from lachesis.tracebacks import in_one_line
 
 MAX_TRACEBACKS = 5
 """Different exceptions of the environment that are printed in full."""
@@ -185,7 +186,7 @@ class FailureBrake:
         if self._in_a_row >= self._most:
             why = decision.unscored_because if isinstance(decision, LeftOut) else ""
             if decision.tracebacks:  # they are printed above
-                why = decision.tracebacks[-1].partition("\n")[0]
+                why = in_one_line(decision.tracebacks[-1])
             may_pass = isinstance(decision, LeftOut) and decision.again and not decision.tracebacks
             raise RunStopped(
                 "\n".join(

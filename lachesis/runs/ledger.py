@@ -27,6 +27,9 @@ from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
 from lachesis.trajectories.jsonl import sync_folder
 
+_FLAGS = "-o, --env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output"
+"""Where a command says which folder is written."""
+
 
 class Ledger:
     """An append-only JSONL file of groups, beside a manifest of the settings that made them.
@@ -84,8 +87,7 @@ class Ledger:
             self._lock = path.open("a")
         except OSError as error:
             raise RunFolderError(
-                f"cannot write to {path.parent}: {error.strerror}; choose another folder "
-                "(--env.data_path_to_save_groups, --env.data_dir_to_save_evals or --output) or make it writable"
+                f"cannot write to {path.parent}: {error.strerror}; choose another folder ({_FLAGS}) or make it writable"
             ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -110,7 +112,7 @@ class Ledger:
             if changed := changes(manifest["settings"], self._settings):
                 raise OtherSettings(
                     f"{self.path} was begun with other settings ({changed}); "
-                    "start with the same ones to continue it, or choose another path"
+                    f"start with the same ones to continue it, or choose another folder ({_FLAGS})"
                 )
             self._check_items(manifest)
         else:

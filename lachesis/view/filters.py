@@ -14,6 +14,8 @@ SORTS = {
     "run": "run",
 }
 """By the name in an address: the column."""
+BOUNDED = ("reward", "turns", "tokens")
+"""Columns of which a filter has `min_NAME` and `max_NAME`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,10 @@ class Filter:
     item: str = ""
     min_reward: float | None = None
     max_reward: float | None = None
+    min_turns: float | None = None
+    max_turns: float | None = None
+    min_tokens: float | None = None
+    max_tokens: float | None = None
     tool_error: bool | None = None
     scored: bool | None = None
     q: str = ""
@@ -45,6 +51,10 @@ class Filter:
             item=query.get("item", ""),
             min_reward=_number(query.get("min_reward", "")),
             max_reward=_number(query.get("max_reward", "")),
+            min_turns=_number(query.get("min_turns", "")),
+            max_turns=_number(query.get("max_turns", "")),
+            min_tokens=_number(query.get("min_tokens", "")),
+            max_tokens=_number(query.get("max_tokens", "")),
             tool_error=_flag(query.get("tool_error", "")),
             scored=_flag(query.get("scored", "")),
             q=query.get("q", "")[:400].replace("\0", " "),  # SQLite's full-text search ends a string there
@@ -71,7 +81,8 @@ class Filter:
         other = replace(self, **{"page": 1, **changes})
         fields = {
             "run": other.runs[0] if other.runs else "",
-            **{name: getattr(other, name) for name in ("outcome", "cause", "item", "min_reward", "max_reward")},
+            **{name: getattr(other, name) for name in ("outcome", "cause", "item")},
+            **{f"{end}_{name}": getattr(other, f"{end}_{name}") for name in BOUNDED for end in ("min", "max")},
             **{name: _written(getattr(other, name)) for name in ("tool_error", "scored")},
             "q": other.q,
             "sort": "" if other.sort == "-time" else other.sort,

@@ -29,10 +29,10 @@ from lachesis.training.curves.recorder import ROLLOUTS
 from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
-from lachesis.view.filters import Filter
+from lachesis.view.filters import BOUNDED, Filter
 from lachesis.view.trained import LINES, as_group
 
-VERSION = 2
+VERSION = 3
 """Of the tables; an index of another version is another file."""
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
@@ -41,6 +41,8 @@ BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
 MARK = 4096
 """Bytes at the beginning, and before where reading stopped, by which a file is known again."""
+CHECKPOINT = "checkpoint.json"
+"""What holds the settings of a training run, as a manifest does those of others."""
 
 HEAD = 1 << 20
 """Bytes at the beginning of a file in which a line must say what the file holds. The first line may be a broken one."""
@@ -279,8 +281,10 @@ class Index:
     def _add_run(self, run: str, path: Path) -> None:
         settings: dict[str, Any] = {}
         stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
-        with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
-            settings = dict(_parsed(path.with_name(f"{stem}.run.json").read_bytes())["settings"])
+        folder = path.parent.parent if path.parent.name == ROLLOUTS else path.parent
+        for manifest in (folder / CHECKPOINT, path.with_name(f"{stem}.run.json")):
+            with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
+                settings = dict(_parsed(manifest.read_bytes())["settings"])
         self._database.execute(
             "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
             "CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END",
@@ -303,7 +307,7 @@ class Index:
         else:
             time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
         key, environment, model = (_storable(content[name]) for name in ("item_key", "environment", "model"))
-        item, _ = whole_and_part(key)
+        item = key if kind == "trained" else whole_and_part(key)[0]
         rollouts: list[dict[str, Any]] = content["rollouts"] + []  # a list, or it fails
         rows = [
             (file, run, number, n, item, *_rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
@@ -489,10 +493,11 @@ def _where(filter: Filter) -> tuple[str, list[Any]]:
         if value:
             parts.append(f"{column} = ?")
             values.append(value)
-    for comparison, bound in ((">=", filter.min_reward), ("<=", filter.max_reward)):
-        if bound is not None:
-            parts.append(f"reward {comparison} ?")
-            values.append(bound)
+    for column in BOUNDED:
+        for end, comparison in (("min", ">="), ("max", "<=")):
+            if (bound := getattr(filter, f"{end}_{column}")) is not None:
+                parts.append(f"{column} {comparison} ?")
+                values.append(bound)
     if filter.tool_error is not None:
         parts.append("errors > 0" if filter.tool_error else "errors = 0")
     if filter.scored is not None:
@@ -567,12 +572,22 @@ def _title(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _text(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> str:
-    parts = [part for message in stored_messages(group, rollout) for part in _said(message)]
+    chats = _conversations(rollout, stored_messages(group, rollout))
+    parts = [part for messages in chats for message in messages for part in _said(message)]
     parts += [text for name in ("reason", "traceback") if isinstance(text := rollout.get(name), str)]
     text = "\n".join(parts)
     if len(text) > TEXT_LIMIT:
         text = f"{text[: TEXT_LIMIT // 2]}\n{text[-TEXT_LIMIT // 2 :]}"
     return _storable(text)
+
+
+def _conversations(record: Mapping[str, Any], messages: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """A conversation, then what it left behind, and those of its sub-agents."""
+    yield messages
+    yield from (dropped["messages"] for dropped in record.get("discarded") or ())
+    for call in (record.get("calls") or {}).values():
+        if (chat := call.get("subagent")) is not None:
+            yield from _conversations(chat, chat["messages"])
 
 
 def _said(message: Mapping[str, Any]) -> Iterator[str]:

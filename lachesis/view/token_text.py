@@ -96,7 +96,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
 def vocabulary_of(settings: Mapping[str, Any]) -> Vocabulary | None:
     """The vocabulary of the tokenizer that a run's settings name, if it is on this machine. Asks no network."""
     named = settings.get("tokenizer")
-    name = named.get("name") if isinstance(named, Mapping) else None
+    name = named.get("name") if isinstance(named, Mapping) else settings.get("base_model")  # that of a trainer
     if not isinstance(name, str) or not name:
         return None
     for path in _places(name):
@@ -122,6 +122,11 @@ def _places(name: str) -> Iterable[Path]:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
+    from lachesis.training.engine.folders import MADE, made_folder
+
+    if name in MADE:
+        yield made_folder(name)
+        return
     try:
         found = try_to_load_from_cache(name, "tokenizer.json")
     except HFValidationError:

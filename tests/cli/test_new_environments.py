@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ DRAWS = itertools.count()
         ({"earns": lambda said, word: 0.5}, "reference: it earns 0.5 for"),
         ({"earns": lambda said, word: float(len(said) > 3)}, "nothing: it earns up to 1, in 2 of 2 rollouts"),
         ({"earns": lambda said, word: next(DRAWS) % 2 * float(said == word)}, "the reward depends on something else"),
-        ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer'"),
+        ({"earns": lambda said, word: {}["answer"]}, "no score: KeyError: 'answer' (test_new_environments.py, line"),
         ({"earns": lambda said, word: None}, "rollouts have no score"),
         ({"reference_policy": lambda self: None}, "there is no reference_policy()"),
         ({"plays": lambda messages, tools: "pear"}, "which is no Message"),
@@ -122,7 +123,7 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}))
     )
     (finding,) = report.findings
-    assert "the rubric is missing" in finding and "\n" not in finding
+    assert "the rubric is missing (test_new_environments.py, line" in finding and "\n" not in finding
 
 
 def test_a_policy_that_is_no_function_is_named() -> None:
@@ -144,6 +145,25 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     Path("careless.py").write_text(text)
     assert main(["check", "careless.py", "-n", "2"]) == 1
     assert "suspicious: nothing: it earns up to 1" in capsys.readouterr().out
+
+
+def test_an_exception_under_the_check_is_the_authors_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "broken"])
+    text = Path("broken.py").read_text().replace("self.items = ", "self.items = self.rows and ")
+    Path("broken.py").write_text(text)
+    assert main(["check", "broken.py"]) == 1
+    said = capsys.readouterr().err
+    assert "error: Broken.setup: AttributeError" in said and "checking.py" not in said
+
+
+def test_a_terminal_hears_at_once_what_begins() -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "lachesis", "eval", "nowhere.py"]
+    assert subprocess.run(command, stderr=theirs, check=False).returncode == 2
+    begun, ended = os.read(ours, 4096).decode().splitlines()
+    assert begun == "nowhere.py: eval" and "error: there is no file nowhere.py" in ended
+    os.close(ours)
+    os.close(theirs)
 
 
 def test_random_calls_fit_their_schemas() -> None:

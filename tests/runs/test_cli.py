@@ -103,6 +103,7 @@ def test_errors_that_other_arguments_remedy_end_with_2_and_the_others_with_1() -
         ("batch --env gsm9k --batch_size 1 --run_name x --max_samples 1", 2, "did you mean gsm8k?"),
         ("compress --input nowhere", 2, "no file or folder nowhere"),
         ("api --host 0.0.0.0", 2, "LACHESIS_API_TOKEN"),
+        *((f"{server} --port 65536", 2, "65536 is no port") for server in ("api", "fake-server", "view")),
         ("nope", 2, "invalid choice"),
     ],
 )

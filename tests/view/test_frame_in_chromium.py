@@ -129,4 +129,6 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
         await page.eval("document.querySelector('button[data-over=step]').click()")
         await page.until("document.querySelector('#curves h2')?.textContent === 'loss'")
         assert await page.eval("document.querySelectorAll('#curves .card').length") == 1
+        await page.open(await page.eval("location.href"))
+        await page.until("document.querySelector('#curves h2')?.textContent === 'loss'")
         assert await page.eval(OVERFLOWS) is False

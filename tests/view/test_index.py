@@ -92,6 +92,12 @@ def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> Non
         good = {(number, n) for number in range(4) for n in (0, 1) if number % 2 == 0}
         assert set(found(index, {"min_reward": "1"})) == good
         assert set(found(index, {"max_reward": "0.5", "scored": "yes"})) == {(1, 0), (1, 1), (3, 0), (3, 1)}
+        turns = {(row["number"], row["n"]): row["turns"] for row in index.rollouts(Filter()).rows}
+        assert {*turns.values()} == {1, 2} and set(found(index, {"min_turns": "2"})) == {
+            at for at in turns if turns[at] > 1
+        }
+        assert set(found(index, {"max_turns": "1", "min_tokens": "0"})) == {at for at in turns if turns[at] == 1}
+        assert found(index, {"min_tokens": "1e9"}) == [] and "max_turns=1" in Filter.of({"max_turns": "1"}).to_query()
         assert set(found(index, {"scored": "no"})) == {(-1, 0), (-1, 1)}
         assert set(found(index, {"tool_error": "yes"})) == {(number, n) for number in (-1, 1, 3) for n in (0, 1)}
         assert found(index, {"outcome": "no such"}) == [] and found(index, {"run": "other"}) == []

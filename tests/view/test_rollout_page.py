@@ -166,7 +166,7 @@ def completion(prompt: TokenPrefix, text: str, *calls: ToolCall) -> ChatResponse
     return ChatResponse(Message("assistant", text, calls), FinishReason.STOP, tokens=tokens)
 
 
-def test_edits_and_sub_agents_are_branches_of_their_own() -> None:
+def test_edits_and_sub_agents_are_branches_of_their_own_and_are_searched(tmp_path: Path) -> None:
     history = MessageHistory([{"role": "user", "content": "Plan a day."}])
     prompt = TokenPrefix([1])
     history.branch(completion(prompt, "Cut off"), "the token limit")
@@ -210,6 +210,15 @@ def test_edits_and_sub_agents_are_branches_of_their_own() -> None:
     assert page["branches"][2]["messages"][1]["of"]["seconds"] == 1.5
     assert page["branches"][0]["messages"][2]["context"], "the kept answer was sampled in another context"
     assert len(page["graph"]["lines"]) == 4 and len(page["graph"]["dots"]) == len(order)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "groups.jsonl").write_text(json.dumps({**group, "run": "r", "number": 0}) + "\n")
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    try:
+        index.refresh()
+        for words in ("short tower", "cut off", '"plan a day" "go there"', '"what is there"'):
+            assert index.rollouts(Filter(q=words)).total == 1, words
+    finally:
+        index.close()
 
 
 def test_records_of_older_versions_are_shown_as_far_as_they_go(group: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ import aiohttp
 import pytest
 
 from lachesis.training.curves.recorder import GroupRecord, SampleRecord, TrainingRecorder
+from lachesis.training.engine.folders import made_folder
+from lachesis.training.trainer.checkpoints import Checkpoint
 from lachesis.view import app as viewer
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
 from lachesis.view.index import Index
+from lachesis.view.token_text import vocabulary_of
 from lachesis.view.trained import LINES, as_group
 from tests.support.trained_groups import decode, group_body, step, trained
 
@@ -34,6 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("trained")
     body = group_body("g+1", ASKED, ['{"a": 1}', "2"], [1.0, 0.0])
     with TrainingRecorder(root / "run", decode=decode) as recorder:
+        body["group_overrides"] = {"group_id": "a+b"}
         recorder.step(step(0, [trained(body, drift=-0.1, staleness=2)]))
         recorder.step(step(1, [trained(body), trained(group_body("same", ASKED, ["1", "2"], [0.5, 0.5]))]))
         recorder.step(step(2, [GroupRecord(body=STOCK, samples=[SampleRecord(), SampleRecord(skipped="stale")])]))
@@ -121,6 +126,27 @@ async def test_the_tokens_have_the_advantage_and_the_logprobs_of_the_trainer(roo
             await asyncio.gather(*(page(f"group/run/{number}") for number in (0, LINES, LINES + 1, 2 * LINES)))
     finally:
         await runner.cleanup()
+
+
+def test_a_training_run_has_the_settings_of_its_checkpoint_and_the_texts_of_its_model(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = made_folder("tiny")
+    folder.mkdir(parents=True)
+    (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": {"a": 0, "b": 1}}}))
+    settings = {"base_model": "tiny", "training.learning_rate": 1e-5}
+    shutil.copytree(root / "run", tmp_path / "runs" / "run")
+    begun = Checkpoint(run_id="run", step=0, batch_id=0, instance=None, state="s", sampler=None, settings=settings)
+    begun.write(tmp_path / "runs" / "run")
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    try:
+        index.refresh()
+        assert index.settings("run") == settings
+        vocabulary = vocabulary_of(index.settings("run"))
+        assert vocabulary is not None and vocabulary.decode([1, 0]) == "ba"
+    finally:
+        index.close()
 
 
 def test_several_samples_of_a_rollout_are_one_rollout(root: Path) -> None:

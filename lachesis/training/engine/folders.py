@@ -44,11 +44,9 @@ def model_folder(name: str, *, cache: Path | None = None) -> Path:
                 f"give a folder that transformers can load, or one of {', '.join(MADE)}"
             )
         return folder.resolve()
-    place, make = MADE[name]
-    base = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lachesis"
-    folder = base / "models" / place
+    make, folder = MADE[name][1], made_folder(name, cache=cache)
     if not (folder / "config.json").is_file():
-        part = folder.with_name(f"{place}.part{os.getpid()}")
+        part = folder.with_name(f"{folder.name}.part{os.getpid()}")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         try:
@@ -64,6 +62,12 @@ def model_folder(name: str, *, cache: Path | None = None) -> Path:
         finally:
             shutil.rmtree(part, ignore_errors=True)
     return folder.resolve()
+
+
+def made_folder(name: str, *, cache: Path | None = None) -> Path:
+    """Where `tiny` or `smollm2` is once it was made."""
+    base = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lachesis"
+    return base / "models" / MADE[name][0]
 
 
 def tokenizer_of(model: str) -> str:

@@ -126,7 +126,12 @@
   }
   document.addEventListener("click", (event) => {
     const over = event.target.closest("button[data-over]")?.dataset.over;
-    if (over) { holder.dataset.over = over; load(); }
+    if (!over) return;
+    holder.dataset.over = over;
+    const address = new URL(location);
+    address.searchParams.set("over", over);
+    history.replaceState(null, "", address);
+    load();
   });
   document.body.addEventListener("grown", load);
   const redraw = () => latest.forEach(draw);
