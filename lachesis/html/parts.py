@@ -27,9 +27,13 @@ class Parts:
         self._lines: list[bytes] = []
         self._waiting = 0
 
+    @property
+    def full(self) -> bool:
+        return self._size >= self.limit
+
     def add(self, value: Any) -> tuple[int, int] | None:
         """The part and the line of it that will hold `value`; None where the page is full."""
-        if self._size >= self.limit:
+        if self.full:
             return None
         line = to_json(value)
         place = len(self.packed), len(self._lines)
@@ -49,7 +53,7 @@ class Parts:
 
 def pack(data: bytes) -> str:
     """Base64 of gzip, the same for the same data."""
-    return base64.b64encode(gzip.compress(data, 5, mtime=0)).decode()
+    return base64.b64encode(gzip.compress(data, 4, mtime=0)).decode()
 
 
 def to_json(value: Any) -> bytes:
@@ -57,4 +61,4 @@ def to_json(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        return json.dumps(value, default=str).encode()
+        return json.dumps(value, default=str, ensure_ascii=False).encode("utf-8", "backslashreplace")

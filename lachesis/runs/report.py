@@ -1,7 +1,7 @@
 """The HTML report of a run: figures first, then every trajectory. `lachesis.runs.comparison` makes that of two.
 
-One file, which needs no network and asks for none. What the models and their tools wrote is in it as packed data
-(`lachesis.html.parts`), and its script shows it as text.
+One file, which needs no network and asks for none. Its rollouts are made by the templates of the viewer and packed
+(`lachesis.html.parts`); its script unpacks and shows them.
 """
 
 from __future__ import annotations
@@ -13,19 +13,24 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
+from jinja2 import Environment
 from markupsafe import Markup
 
 from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
 from lachesis.html import pretty, templates, write_page
 from lachesis.html.parts import Parts, pack, to_json
+from lachesis.html.rollout import message_view, rollout_view, tool_views
 from lachesis.runs.exclusion import item_of
 from lachesis.runs.item_keys import whole_and_part
 from lachesis.runs.summary import Summariser, Summary
 from lachesis.trajectories.exports import stored_messages
 
+_TEMPLATES = Path(__file__).parent / "templates"
 HISTOGRAM_BINS = 10
 TITLE_LENGTH = 110
 MAX_CHARACTERS = 64_000_000
@@ -93,24 +98,45 @@ class Run:
     summariser: Summariser = field(default_factory=Summariser)
     items: list[Item] = field(default_factory=list)
     tools: dict[str, list[int]] = field(default_factory=dict)
+    tokens: bool = False
+    """Whether a group has samples, which the page does not show."""
+    _toolsets: dict[bytes, tuple[int, int] | None] = field(default_factory=dict)
 
     def read(self, groups: Iterable[Mapping[str, Any]], parts: Parts) -> Summary:
         known: dict[str, Item] = {}
         for group in groups:
             self.summariser.add(group)
             _count_tools(self.tools, group)
-            rollouts = [_rollout_view(group, rollout) for rollout in group["rollouts"]]
-            body = {"item": pretty(group["item"]), "traceback": group.get("traceback"), "rollouts": rollouts}
             heads = [_head(rollout) for rollout in group["rollouts"]]
             key, number = whole_and_part(group["item_key"])
             if key not in known:
                 fields = _fields(group["item"])
                 if group.get("category") is not None:
                     fields["category"] = group["category"]
-                known[key] = Item(key, _title(rollouts), fields)
+                known[key] = Item(key, _title(group), fields)
                 self.items.append(known[key])
-            known[key].samples[number] = parts.add(body), heads
+            self.tokens = self.tokens or bool(group.get("samples"))
+            known[key].samples[number] = None if parts.full else self._packed(group, key, number, parts), heads
         return self.summariser.summary()
+
+    def _packed(self, group: Mapping[str, Any], key: str, number: int, parts: Parts) -> tuple[int, int] | None:
+        """The place of the markup of a group: its item, the place of its tools, its rollouts."""
+        tools = tool_views(group)
+        name = to_json(tools)
+        if name not in self._toolsets:
+            self._toolsets[name] = parts.add(_macros("rollout_macros.html.jinja").tool_list(tools))
+        # As `encodeURIComponent` writes it: the page finds the item of an address by its beginning.
+        item = quote(key, safe="!'()*", errors="replace")
+        place = f"item-{item}/{self.name}{number}"
+        views = [rollout_view(group, rollout, f"{place}.{n}/") for n, rollout in enumerate(group["rollouts"])]
+        macros = _macros("trajectories.html.jinja")
+        return parts.add(
+            [
+                macros.item(key, pretty(group["item"])),
+                self._toolsets[name],
+                macros.trajectories(views, group.get("traceback")),
+            ]
+        )
 
     def scores(self, kept: Callable[[Item], bool] = lambda item: True) -> list[list[float | None]]:
         """The samples of each item."""
@@ -156,7 +182,6 @@ def render_report(title: str, groups: Iterable[Mapping[str, Any]]) -> tuple[str,
 def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
     """The page of one run or of two: `figures` are for its template."""
     parts.close()
-    folder = Path(__file__).parent / "templates"
     items: dict[str, list[Item | None]] = {}
     for number, run in enumerate(runs):
         for item in run.items:
@@ -168,14 +193,15 @@ def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
         fields = {name: shown.fields[name] for name, _ in categories if name in shown.fields}
         rows.append([key, shown.title, fields, [item and [item.places, item.rollouts] for item in sides]])
     rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
-    script = (folder / "report.js").read_text(encoding="utf-8")
+    script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return (
-        templates(folder)
+        _environment()
         .get_template("report.html.jinja")
         .render(
             **figures,
             comparison=len(runs) > 1,
+            tokens=any(run.tokens for run in runs),
             categories=categories,
             choices={name: sorted({str(row[2][name]) for row in rows if name in row[2]}) for name, _ in categories},
             endings=sorted({str(ending) for rollout in rollouts for ending in rollout[1:3] if ending}),
@@ -187,6 +213,16 @@ def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
             script_digest=digest,
         )
     )
+
+
+@cache
+def _environment() -> Environment:
+    return templates(_TEMPLATES)
+
+
+def _macros(name: str) -> Any:
+    """The macros of a template, as functions."""
+    return _environment().get_template(name).module
 
 
 def reward_histogram(rewards: Sequence[float]) -> list[Bar]:
@@ -300,55 +336,11 @@ def _head(rollout: Mapping[str, Any]) -> tuple[Any, ...]:
     return rollout["reward"], rollout["outcome"], cause, rollout["turns"], tokens, rollout["seconds"]
 
 
-def _rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of a rollout."""
-    verifier = rollout.get("verifier")
-    return {
-        **{
-            name: rollout[name]
-            for name in ("reward", "outcome", "reason", "turns", "tool_calls", "seconds", "traceback")
-        },
-        "unscored": rollout.get("unscored_kind", ""),
-        "fault": rollout.get("agent_fault", ""),
-        "metrics": _written(rollout.get("metrics")),
-        "verifier": verifier and {**verifier, "rewards": _written(verifier.get("rewards"))},
-        "edits": [_edit_line(edit) for edit in rollout.get("context_edits", ())],
-        "messages": [_message_view(message) for message in stored_messages(group, rollout)],
-        "discarded": [
-            [dropped["reason"], [_message_view(message) for message in dropped["messages"]], bool(dropped.get("edit"))]
-            for dropped in rollout["discarded"]
-        ],
-    }
-
-
-def _edit_line(edit: Mapping[str, Any]) -> str:
-    """A compression of the context, or the attempt at one, in a line."""
-    if edit["error"] is not None:
-        return f"after turn {edit['turn']}: context of {edit['tokens_before']} tokens not compressed: {edit['error']}"
-    count, start = edit["messages"], edit.get("at")
-    replaced = f"{count} messages" if start is None else f"messages {start} to {start + count - 1}"
-    sizes = f"{edit['tokens_before']} tokens before, {edit['tokens_after']} after"
-    return f"after turn {edit['turn']}: a summary by {edit['by']} replaced {replaced}; {sizes}"
-
-
-def _written(values: Mapping[str, float] | None) -> dict[str, str]:
-    return {name: f"{value:.4g}" for name, value in (values or {}).items()}
-
-
-def _message_view(message: Mapping[str, Any]) -> list[Any]:
-    """Role, name, reasoning, content and calls of a message."""
-    content = message.get("content")
-    if message["role"] == "tool" or not isinstance(content, str | None):
-        content = pretty(content) if content else ""
-    calls = [call["function"] for call in message.get("tool_calls") or ()]
-    calls = [[call["name"], pretty(call["arguments"])] for call in calls]
-    return [message["role"], message.get("name") or "", message.get("reasoning") or "", content or "", calls]
-
-
-def _title(rollouts: Sequence[Mapping[str, Any]]) -> str:
-    for rollout in rollouts:
-        for role, _, _, content, _ in rollout["messages"]:
-            if role == "user":
-                text = " ".join(content.split())
+def _title(group: Mapping[str, Any]) -> str:
+    """What the user asked."""
+    for rollout in group["rollouts"]:
+        for message in stored_messages(group, rollout):
+            if message["role"] == "user":
+                text = " ".join(message_view(message)["text"].split())
                 return text if len(text) <= TITLE_LENGTH else text[: TITLE_LENGTH - 1] + "…"
     return ""

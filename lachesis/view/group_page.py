@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lachesis.html import pretty
+from lachesis.html.rollout import message_view
 from lachesis.trajectories.exports import stored_messages
-from lachesis.view.rollout_page import advantages, common_prefix, message_view
+from lachesis.view.rollout_page import advantages, common_prefix
 from lachesis.view.token_text import Vocabulary
 
 _WIDTH, _LANE = 520, 26

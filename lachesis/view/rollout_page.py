@@ -1,22 +1,18 @@
-"""What the page of a rollout shows, from the record of its group: conversation, branches, reward, samples."""
+"""What the page of a rollout shows, from the record of its group: what all pages show of one, and its samples."""
 
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-import orjson
-
 from lachesis.html import pretty
+from lachesis.html.rollout import rollout_view, tool_views
 from lachesis.trajectories.advantages import rollout_advantages
 from lachesis.trajectories.exports import rollout_samples, stored_messages
-from lachesis.view.message_graph import Branch, branches_of, drawing, rows_of
 from lachesis.view.token_text import Vocabulary
 
-_IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
 _FACTS = ("finish_reason", "model", "model_version", "prompt_checked", "purpose", "interrupts", "sampling")
 
 
@@ -25,33 +21,25 @@ def rollout_context(group: Mapping[str, Any], n: int) -> dict[str, Any]:
     rollouts = group["rollouts"]
     if not 0 <= n < len(rollouts):
         raise IndexError(f"rollout {n}: the group has {len(rollouts)}")
-    rollout = rollouts[n]
-    samples = rollout_samples(group, rollout)
-    branches = branches_of(rollout, stored_messages(group, rollout))
-    rows = list(rows_of(branches[0]))
+    samples = rollout_samples(group, rollouts[n])
+    shown = rollout_view(group, rollouts[n])
     spans = {span["turn"]: (sample, span) for sample in samples for span in sample["spans"]}
-    shown = [_branch_view(branch, rollout, spans) for branch in branches]
-    metrics = rollout.get("metrics") or {}
+    for branch in shown["branches"]:
+        for message in branch["messages"]:
+            if message["turn"] in spans:
+                sample, span = spans[message["turn"]]
+                message["span"] = {**_span_facts(sample, span), "sample": sample["index"]}
     return {
         "group": {name: group.get(name) for name in ("environment", "item_key", "model", "run", "number", "timestamp")},
         "item": pretty(group.get("item")),
-        "rollout": rollout,
+        "rollout": rollouts[n],
+        "shown": shown,
         "n": n,
         "count": len(rollouts),
         "advantage": advantages(group)[n],
         "baseline": _baseline(group),
-        "components": {name[7:]: value for name, value in metrics.items() if name.startswith("reward/")},
-        "metrics": {name: value for name, value in metrics.items() if not name.startswith("reward/")},
-        "reward_calls": [
-            {**call, "arguments": ", ".join(call["arguments"])} for call in rollout.get("reward_calls") or ()
-        ],
-        "branches": shown,
-        "failed": [call for branch in shown for message in branch["messages"] for call in message["failed_calls"]],
-        "log": [_row_view(row.branch, row.place, shown) for row in rows] if len(branches) > 1 else [],
-        "graph": drawing(rows),
-        "edits": rollout.get("context_edits") or [],
         "samples": [_sample_view(sample) for sample in samples],
-        "tools": [_tool_view(tool) for tool in group.get("tools") or ()],
+        "tools": tool_views(group),
     }
 
 
@@ -65,104 +53,6 @@ def advantages(group: Mapping[str, Any]) -> list[float | None]:
 def _baseline(group: Mapping[str, Any]) -> float | None:
     rewards = [rollout["reward"] for rollout in group["rollouts"] if rollout["reward"] is not None]
     return sum(rewards) / len(rewards) if rewards else None
-
-
-def _branch_view(
-    branch: Branch, rollout: Mapping[str, Any], spans: Mapping[int, tuple[Mapping[str, Any], Mapping[str, Any]]]
-) -> dict[str, Any]:
-    errors = {(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()}
-    results = {each["tool_call_id"]: each for each in branch.messages if each["role"] == "tool"}
-    messages = []
-    for place, message in enumerate(branch.messages):
-        turn = branch.turns[place] if place < len(branch.turns) else None
-        view = message_view(message)
-        for call in view["calls"]:
-            known = branch.calls.get(call["id"])
-            call["seconds"] = known and known["seconds"]
-            # Records of older versions name failed calls by what was called.
-            call["failed"] = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
-            call["exit_code"] = _exit_code(results.get(call["id"]))
-        sample, span = spans.get(turn, (None, None)) if turn is not None else (None, None)
-        messages.append(
-            {
-                **view,
-                "anchor": branch.anchor(place),
-                "turn": turn,
-                "context": message["role"] == "assistant" and turn is None,
-                "span": span and sample and {**_span_facts(sample, span), "sample": sample["index"]},
-                "failed_calls": [{**call, "anchor": branch.anchor(place)} for call in view["calls"] if call["failed"]],
-            }
-        )
-    failed = {call["id"]: call for message in messages for call in message["calls"]}
-    for message in messages:
-        message["of"] = failed.get(message["call_id"])
-    return {"kind": branch.kind, "reason": branch.reason, "number": branch.number, "messages": messages}
-
-
-def message_view(message: Mapping[str, Any]) -> dict[str, Any]:
-    """The texts of a message. Images are data URLs of pixels; other parts are shown as JSON."""
-    content, images = message.get("content"), []
-    if not isinstance(content, str | None):
-        urls = [(part.get("image_url") or {}).get("url", "") for part in content]
-        images = [url for url in urls if url.startswith(_IMAGES)]
-        content = "\n".join(
-            part["text"] if part.get("type") == "text" else pretty(part)
-            for part, url in zip(content, urls, strict=True)
-            if url not in images or not url
-        )
-    return {
-        "role": message["role"],
-        "name": message.get("name") or "",
-        "call_id": message.get("tool_call_id"),
-        "reasoning": message.get("reasoning") or "",
-        "text": pretty(content or "") if message["role"] == "tool" else content or "",
-        "images": images,
-        "calls": [
-            {
-                "id": call["id"],
-                "name": call["function"]["name"],
-                "arguments": call["function"]["arguments"],
-                "shown": pretty(call["function"]["arguments"]),
-            }
-            for call in message.get("tool_calls") or ()
-        ],
-    }
-
-
-def _exit_code(result: Mapping[str, Any] | None) -> int | None:
-    """That of the command whose output a tool message is."""
-    try:
-        content = orjson.loads(result["content"]) if result else None
-    except (orjson.JSONDecodeError, TypeError):
-        return None
-    code = content.get("exit_code") if isinstance(content, dict) else None
-    return code if isinstance(code, int) else None
-
-
-def _row_view(branch: Branch, place: int | None, shown: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    if place is None:
-        return {"kind": branch.kind, "head": True, "text": branch.reason, "anchor": branch.anchor(0), "role": ""}
-    message = shown[branch.number]["messages"][place]
-    calls = ", ".join(call["name"] for call in message["calls"])
-    text = " ".join((message["text"] or message["reasoning"]).split())[:160]
-    return {
-        "kind": branch.kind,
-        "role": message["role"],
-        "turn": message["turn"],
-        "failed": bool(message["of"] and message["of"]["failed"]),
-        "context": message["context"],
-        "text": f"calls {calls} {text}".rstrip() if calls else text,
-        "anchor": message["anchor"],
-    }
-
-
-def _tool_view(tool: Mapping[str, Any]) -> dict[str, str]:
-    function = tool.get("function") or tool
-    return {
-        "name": str(function.get("name", "")),
-        "description": str(function.get("description", "")),
-        "parameters": json.dumps(function.get("parameters"), indent=2, ensure_ascii=False),
-    }
 
 
 def _sample_view(sample: Mapping[str, Any]) -> dict[str, Any]:

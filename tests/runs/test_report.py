@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import gc
 import hashlib
 import json
 import math
 import re
-import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,27 +22,37 @@ from lachesis.runs import report
 from lachesis.runs.comparison import compare, write_comparison
 from lachesis.runs.report import render_report, reward_histogram, write_report
 from lachesis.testing.fake_server import Lengths, RandomWords
-from tests.support.report_pages import everything, groups, index, read
+from tests.support.chromium import Page, needs_chromium, open_page
+from tests.support.hostile_groups import HOSTILE, MARKS, hostile_group
+from tests.support.report_pages import everything, groups, index, read, rollouts
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ManyWords, SortWords, process
 from tests.support.training_runs import played
-
-HOSTILE = (
-    "</pre><script>alert('x')</script>\"'><img src=http://evil.example/x onerror=alert(1)> {{ 7*7 }} ünï 😀 \u202e"
-)
-
 
 SAFE_TAGS = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "section", "div", "p"),
     *("span", "b", "i", "u", "em", "details", "summary", "pre", "table", "tr", "th", "td"),
     *("input", "select", "option", "noscript", "kbd", "script"),
-    *("svg", "g", "line", "text", "polygon", "polyline", "circle"),
+    *("svg", "g", "line", "text", "polygon", "polyline", "circle", "path"),
+    *("article", "header", "h3", "a", "ol", "li", "img", "code", "tbody"),
 }
 SAFE_ATTRIBUTES = {
     *("lang", "charset", "name", "content", "class", "style", "id", "open", "http-equiv", "title"),
     *("type", "placeholder", "aria-label", "value", "role", "viewbox"),
-    *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "points", "text-anchor"),
+    *("x", "y", "x1", "x2", "y1", "y2", "cx", "cy", "r", "points", "text-anchor", "d", "width", "height"),
+    *("tabindex", "data-step", "href", "src", "alt", "aria-hidden"),
 }
+
+
+def check_harmless(markup: str) -> str:
+    """Nothing but our own elements is in it, and they lead and load from nowhere else; its text."""
+    reader = read(markup)
+    assert reader.tags <= SAFE_TAGS
+    assert reader.attributes <= SAFE_ATTRIBUTES
+    for tag, name, value in reader.values:
+        if name in ("href", "src"):
+            assert (value or "").startswith("#" if tag == "a" else "data:image/png;base64,"), (tag, value)
+    return reader.text
 
 
 async def test_everything_is_in_it_and_nothing_of_it_is_markup(tmp_path: Path) -> None:
@@ -69,14 +79,13 @@ async def test_everything_is_in_it_and_nothing_of_it_is_markup(tmp_path: Path) -
     result = await process(Hostile, tmp_path, hostile, total_steps=1)
     page = result.files.report.read_text(encoding="utf-8")
     reader = read(page)
-    assert reader.tags <= SAFE_TAGS
-    assert reader.attributes <= SAFE_ATTRIBUTES
+    for markup in (page, *(each for group in groups(page) for each in group)):
+        check_harmless(markup)
     text = everything(page)
     for mark in ("PROMPT ", "ANSWER ", "THOUGHT ", "JUDGE "):
         assert f"{mark}{HOSTILE}" in text
     assert "ARGUMENT </pre>" in text
-    ((dropped, *_),) = groups(page)[0]["rollouts"][0]["discarded"]
-    assert dropped.startswith("arguments are not JSON")
+    assert "attempt arguments are not JSON" in rollouts(page)[0]
     assert '{"ROLLED": "BACK <script>' in text
     assert "There is no tool" in text
     assert [rollout[:2] for rollout in index(page)["items"][0][3][0][1]] == [
@@ -88,7 +97,7 @@ async def test_everything_is_in_it_and_nothing_of_it_is_markup(tmp_path: Path) -
     assert not re.search(r"<[^>]*(https?:|src=|href=|url\()", page)
     # And the browser is to run the script of the page alone, and to load nothing.
     digest = base64.b64encode(hashlib.sha256(reader.scripts[-1].encode()).digest()).decode()
-    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in page
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:" in page
     assert reader.scripts[-1] == (Path(report.__file__).parent / "templates" / "report.js").read_text()
 
 
@@ -120,17 +129,16 @@ async def test_a_report_without_a_rollout(tmp_path: Path) -> None:
 async def test_every_trajectory_of_every_group_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = await process(SortWords, tmp_path, total_steps=4, group_size=3)
     page = result.files.report.read_text()
-    shown = [rollout for group in groups(page) for rollout in group["rollouts"]]
-    calls = [call for rollout in shown for message in rollout["messages"] for call, _ in message[4]]
-    assert calls == ["write_file"] * 12
-    assert [rollout["reward"] for rollout in shown] == [1.0] * 12
+    shown = rollouts(page)
+    assert [each.count("calls write_file") for each in shown] == [1] * 12
+    assert all(each.startswith("reward 1 completed") for each in shown)
     records = [json.loads(line) for line in result.files.groups.read_text().splitlines()]
     assert [item[0] for item in index(page)["items"]] == [record["item_key"] for record in records]
     write_report(tmp_path / "again.html", title="sort-words: scripted", groups=records)
     assert (tmp_path / "again.html").read_text() == page
     assert not list(tmp_path.glob("*.tmp"))
     monkeypatch.setattr(parts, "PART_SIZE", 2000)
-    monkeypatch.setattr(report, "MAX_CHARACTERS", 2000)
+    monkeypatch.setattr(report, "MAX_CHARACTERS", 12_000)
     many = [{**record, "item_key": f"{at}-1"} for at, record in enumerate(records * 10)]
     long, _ = render_report("long", iter(many))
     items = index(long)["items"]
@@ -213,38 +221,105 @@ def test_the_values_of_a_report_leave_no_garbage() -> None:
         gc.enable()
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+SEARCH = "(at('search').value = {}, search().then(() => at('count').textContent))"
+
+
+@asynccontextmanager
+async def opened(path: Path, hash: str = "", **size: int) -> AsyncIterator[Page]:
+    """A report in a browser, as a file; nothing of what models wrote is run, refused or loaded."""
+    async with open_page(**size) as page:
+        await page.open(path.as_uri() + hash)
+        await page.until("document.body.dataset.ready")
+        yield page
+        assert page.errors == []
+
+
+@needs_chromium
 async def test_a_browser_shows_it_and_runs_nothing_that_a_model_wrote(tmp_path: Path) -> None:
-    messages = [{"role": "user", "content": f"PROMPT {HOSTILE}"}, {"role": "assistant", "content": f"ANSWER {HOSTILE}"}]
-    rollout = {
-        "reward": 0.5,
-        "traceback": f"JUDGE {HOSTILE}",
-        "place": None,
-        "messages": messages,
-        **dict.fromkeys(("index", "turns", "tool_calls", "seconds"), 1),
-        "outcome": "completed",
-        "reason": HOSTILE,
-        "metrics": {HOSTILE: 1.0},
-        "tool_stats": {},
-        "tool_errors": [],
-        "discarded": [],
-        "verifier": {"stdout": f"STDOUT {HOSTILE}", "diff": f"+DIFF {HOSTILE}", "grading": "seal"},
-    }
-    run = {"environment": "hostile", "model": HOSTILE, "category": HOSTILE}
-    group = {**run, "item_key": "k-1", "item": {"kind": HOSTILE}, "rollouts": [rollout], "messages": []}
-    write_report(tmp_path / "one.html", title=HOSTILE, groups=[group])
-    (tmp_path / "samples.jsonl").write_text(json.dumps(group) + "\n")
+    write_report(tmp_path / "one.html", title=HOSTILE, groups=[hostile_group()])
+    (tmp_path / "samples.jsonl").write_text(json.dumps(hostile_group()) + "\n")
     write_comparison(tmp_path / "two.html", compare(tmp_path, tmp_path))
-    for page in ("one.html", "two.html"):
-        browser = await asyncio.create_subprocess_exec(
-            *("chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"),
-            *("--virtual-time-budget=20000", "--dump-dom", (tmp_path / page).as_uri()),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        dom, _ = await browser.communicate()
-        reader = read(dom.decode())
-        for mark in ("PROMPT ", "ANSWER ", "JUDGE ", "STDOUT ", "+DIFF "):
-            assert reader.text.count(f"{mark}{HOSTILE}") >= (1 if page == "one.html" else 2), mark
-        assert reader.tags <= SAFE_TAGS | {"h3", "tbody"}
-        assert reader.attributes <= SAFE_ATTRIBUTES | {"data-ready"}
+    for path, runs in (("one.html", 1), ("two.html", 2)):
+        async with opened(tmp_path / path) as page:
+            await page.until("document.querySelector('.rollout')")
+            await page.eval("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+            await page.until("document.body.textContent.includes('NAMED ')")
+            text = check_harmless(await page.eval("document.querySelector('main').outerHTML"))
+            for mark in MARKS:
+                assert text.count(f"{mark} {HOSTILE}") >= 2 * runs, mark
+            for mark in ("NAMED", "SAYS"):
+                assert f"{mark} {HOSTILE}" in text
+            assert f"GIVEN {HOSTILE}, -l" in text
+            shown = await page.eval("[...document.querySelectorAll('.message.failed, .call.failed')].length")
+            assert shown == 3 * 2 * runs, "the call, its result, and the call of the reward that raised"
+            ids: list[str] = await page.eval("[...document.querySelectorAll('[id]')].map((each) => each.id)")
+            assert len(set(ids)) == len(ids)
+            links: list[str] = await page.eval("[...document.querySelectorAll('#list a')].map((each) => each.hash)")
+            assert links and {link[1:] for link in links} <= set(ids)
+            await page.until("[...document.images].every((image) => image.naturalWidth === 1)")
+            assert "lachesis view" in text, "where the tokens are"
+
+
+@needs_chromium
+async def test_an_address_leads_to_a_message_also_in_a_closed_branch(tmp_path: Path) -> None:
+    groups = [hostile_group("other-1"), hostile_group("a key'ü%20/-1")]
+    write_report(tmp_path / "report.html", title="t", groups=groups)
+    attempt = "/0.1/turn-0"
+    async with opened(tmp_path / "report.html", "#item-a%20key'%C3%BC%2520%2F-1" + attempt) as page:
+        target = f"document.querySelector('[id$=\"{attempt}\"]')"
+        place = f"{target}?.getBoundingClientRect().top"
+        await page.until(f"{place} >= 0 && {place} < 900")
+        assert await page.eval(f"{target}.closest('.branch').open && {target}.textContent.includes('DROPPED')")
+        # In the page, a failed call is one click away; another item's address stays the item's.
+        await page.eval("document.querySelector('.rollout[open] p.bad a').click()")
+        await page.until(f"location.hash.endsWith('/turn-1') && {place} !== undefined")
+        await page.eval("(at('search').value = '', search())")
+        await page.eval("document.querySelector('#list > details').open = true")
+        await page.until("location.hash === '#item-other-1'")
+
+
+@needs_chromium
+async def test_a_search_finds_what_was_written_and_nothing_of_the_markup(tmp_path: Path) -> None:
+    plain = json.loads(json.dumps(hostile_group("plain-1")).replace("</pre><script>", ""))
+    signs = 'if a<b && c == "d\'e": \\n'
+    plain["rollouts"][0]["messages"][-1]["content"] = f"It says {signs}, \ud800 Ünïque."
+    write_report(tmp_path / "report.html", title="t", groups=[hostile_group("k-1"), plain])
+    async with opened(tmp_path / "report.html") as page:
+        found = {signs: 1, "says if a<b": 1, "ünïque": 1, "</pre><script>": 1, "onerror": 2, "ünï 😀": 2, "plain-1": 1}
+        for wanted in (*found, "tabindex", "<article", "&lt;", "amp;", "turn-1"):
+            count = await page.eval(SEARCH.format(json.dumps(wanted)))
+            assert count == f"{found.get(wanted, 0)} of 2 items", wanted
+
+
+@needs_chromium
+async def test_a_report_is_readable_on_a_phone_and_in_the_dark(tmp_path: Path) -> None:
+    write_report(tmp_path / "report.html", title="t", groups=[hostile_group()])
+    async with opened(tmp_path / "report.html", width=390, height=844) as page:
+        await page.prefer("dark")
+        await page.until("document.querySelector('.rollout')")
+        await page.eval("document.querySelectorAll('details').forEach((each) => (each.open = true))")
+        assert not await page.eval("document.documentElement.scrollWidth > document.documentElement.clientWidth")
+        for element in ("document.body", "document.querySelector('.rollout pre')"):
+            ink, ground = await page.eval(
+                f"['color', 'backgroundColor'].map(name => getComputedStyle({element})[name].match(/\\d+/g)[0])"
+            )
+            assert int(ink) > 90 > 60 > int(ground), element
+
+
+def test_records_of_older_versions_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    group = hostile_group()
+    newer = ("message_turns", "calls", "agent_fault", "reward_calls", "context_edits", "program", "verifier")
+    for rollout in group["rollouts"]:
+        for name in newer:
+            del rollout[name]
+        (dropped,) = rollout["discarded"] = [dict(rollout["discarded"][0])]
+        del dropped["after"], dropped["message_turns"]
+        rollout["tool_errors"] = [{"turn": 0, "error": "", **_named(rollout["messages"][2]["tool_calls"][0])}]
+    del group["tools"], group["samples"]
+    page, _ = render_report("old", [group])
+    for shown in rollouts(page):
+        assert f"DROPPED {HOSTILE}" in shown and "Failed calls: TOOL " in shown
+
+
+def _named(call: dict[str, Any]) -> dict[str, str]:
+    return {"tool": call["function"]["name"], "arguments": call["function"]["arguments"]}

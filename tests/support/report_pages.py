@@ -1,4 +1,4 @@
-"""What a report holds: the text of its elements, and the data that its script shows."""
+"""What a report holds: the text of its elements, and the rollouts that its script shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
 
-VOID = {"meta", "input"}
+VOID = {"meta", "input", "img"}
 
 
 class Reader(HTMLParser):
@@ -20,6 +20,8 @@ class Reader(HTMLParser):
         super().__init__()
         self.tags: set[str] = set()
         self.attributes: set[str] = set()
+        self.values: list[tuple[str, str, str | None]] = []
+        """Tag, attribute and its value."""
         self.text = ""
         self.scripts: list[str] = []
         self.open: list[str] = []
@@ -27,6 +29,7 @@ class Reader(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
         self.attributes.update(name for name, _ in attrs)
+        self.values += [(tag, name, value) for name, value in attrs]
         if tag == "script":
             self.scripts.append("")
         if tag not in VOID:
@@ -56,15 +59,22 @@ def index(page: str) -> dict[str, Any]:
     return found
 
 
-def groups(page: str) -> list[dict[str, Any]]:
-    """The groups whose trajectories are in the page, in order."""
-    return [json.loads(line) for part in read(page).scripts[1:-1] for line in _unpacked(part).split("\n")]
+def groups(page: str) -> list[tuple[str, str]]:
+    """The markup of the groups whose trajectories are in the page, in order: of the item, of the rollouts."""
+    lines = [json.loads(line) for part in read(page).scripts[1:-1] for line in _unpacked(part).split("\n")]
+    return [(line[0], line[2]) for line in lines if isinstance(line, list)]
+
+
+def rollouts(page: str) -> list[str]:
+    """What is shown of each rollout, as text; blanks are single."""
+    found = [each for _, shown in groups(page) for each in shown.split('<details class="rollout">')[1:]]
+    return [" ".join(read(f"<details>{each}").text.split()) for each in found]
 
 
 def everything(page: str) -> str:
     """All text that the page can show."""
-    data = [index(page), *groups(page)]
-    return "\n".join([read(page).text, *(text for each in data for text in _texts(each))])
+    shown = [read(about + trajectories).text for about, trajectories in groups(page)]
+    return "\n".join([read(page).text, *_texts(index(page)), *shown])
 
 
 def _unpacked(script: str) -> str:

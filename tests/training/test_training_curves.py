@@ -286,6 +286,7 @@ def test_progress_on_a_terminal_shows_the_figures_that_there_are(tmp_path: Path)
 ALLOWED = {
     *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2", "div", "section", "span", "b", "i", "p"),
     *("svg", "line", "text", "path", "circle", "rect", "details", "summary", "pre", "mark", "code"),
+    *("article", "header"),
 }
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lachesis.agent.outcome import Outcome
 from lachesis.agent.result import AgentResult
 from lachesis.agent.rollout import Rollout
+from lachesis.html.rollout import rollout_view
 from lachesis.runs.group_player import PlayedGroup
 from lachesis.runs.group_records import group_record
 from lachesis.testing.export_suite import example_groups
@@ -35,6 +36,7 @@ from lachesis.view.index import Index
 from lachesis.view.rollout_page import rollout_context, sample_tokens
 from lachesis.view.token_text import NoVocabulary, Vocabulary, read_vocabulary, vocabulary_of
 from tests.support.gguf_writer import write_gguf
+from tests.support.hostile_groups import hostile_group
 from tests.support.viewed_runs import HOSTILE, played_shelves
 
 
@@ -64,20 +66,21 @@ def honest(group: dict[str, Any]) -> int:
 def test_a_page_says_which_call_failed_and_what_the_reward_is_made_of(group: dict[str, Any]) -> None:
     n = honest(group)
     page = rollout_context(group, n)
-    (failed,) = page["failed"]
+    shown = page["shown"]
+    (failed,) = shown["failed"]
     assert (failed["name"], json.loads(failed["arguments"]), failed["anchor"]) == ("look", {"at": "nowhere"}, "turn-1")
-    messages = page["branches"][0]["messages"]
+    messages = shown["branches"][0]["messages"]
     assert [message["turn"] for message in messages if message["role"] == "assistant"] == [0, 1, 2]
     calls = [message["of"] for message in messages if message["role"] == "tool"]
     assert [call["failed"] for call in calls] == [False, True]
-    assert all(call["seconds"] >= 0 for call in calls)
-    assert page["components"] == {"honest": 1.0, "short": 0.5}
+    assert all(call["took"].endswith(" s") for call in calls)
+    assert shown["components"] == {"honest": "1", "short": "0.5"}
     assert (page["advantage"], page["baseline"]) == (0.5, 0.5)
     assert rollout_context(group, 1 - n)["advantage"] == -0.5
 
 
 def test_a_discarded_attempt_hangs_where_it_was_sampled_with_its_reason(group: dict[str, Any]) -> None:
-    page = rollout_context(group, 1 - honest(group))
+    page = rollout_context(group, 1 - honest(group))["shown"]
     _, attempt = page["branches"]
     assert (attempt["kind"], [message["turn"] for message in attempt["messages"]]) == ("attempt", [1])
     assert "text that starts a tool call" in attempt["reason"]
@@ -184,7 +187,7 @@ def test_edits_and_sub_agents_are_branches_of_their_own_and_are_searched(tmp_pat
     rollout = Rollout("r", "k", 0, Outcome.COMPLETED, "", 1.0, result)
     played = PlayedGroup("k", "k", tools=[], rollouts=[rollout])
     group = json.loads(json.dumps(group_record(played, environment="e", model="m")))
-    page = rollout_context(group, 0)
+    page = rollout_view(group, group["rollouts"][0])
     kinds = [(branch["kind"], [message["turn"] for message in branch["messages"]]) for branch in page["branches"]]
     assert kinds == [
         ("conversation", [None, None, None]),
@@ -207,7 +210,7 @@ def test_edits_and_sub_agents_are_branches_of_their_own_and_are_searched(tmp_pat
         ("conversation", "user"),
         ("conversation", "assistant"),
     ]
-    assert page["branches"][2]["messages"][1]["of"]["seconds"] == 1.5
+    assert page["branches"][2]["messages"][1]["of"]["took"] == "1.50 s"
     assert page["branches"][0]["messages"][2]["context"], "the kept answer was sampled in another context"
     assert len(page["graph"]["lines"]) == 4 and len(page["graph"]["dots"]) == len(order)
     (tmp_path / "runs").mkdir()
@@ -227,9 +230,9 @@ def test_records_of_older_versions_are_shown_as_far_as_they_go(group: dict[str, 
         del rollout["calls"], rollout["message_turns"]
         for dropped in rollout["discarded"]:
             del dropped["after"], dropped["message_turns"]
-    page = rollout_context(old, honest(old))
+    page = rollout_context(old, honest(old))["shown"]
     assert [call["arguments"] for call in page["failed"]] == ['{"at": "nowhere"}'], "known by what was called"
-    log = rollout_context(old, 1 - honest(old))["log"]
+    log = rollout_context(old, 1 - honest(old))["shown"]["log"]
     assert [row["kind"] for row in log[-3:]] == ["attempt", "attempt", "conversation"]
 
 
@@ -239,7 +242,7 @@ def test_every_kind_of_group_has_its_pages(tmp_path: Path) -> None:
     frame = {"run": "a run/of <mine>", "number": 0, "n": 0, "before": None, "after": ("r", 0, 1), "filter": Filter()}
     more = {"frame": frame, "settings": {}, "left": 0, "unread": 0, "failure": ""}
     shown = 0
-    for group in example_groups():
+    for group in (*example_groups(), hostile_group()):
         html = pages.get_template("group.html.jinja").render(**group_context(group), **more)
         assert f"<p>{len(group['rollouts'])} rollout" in html and "/rollout/a%20run/of%20%3Cmine%3E/0/" in html
         for n, rollout in enumerate(group["rollouts"]):
@@ -248,6 +251,7 @@ def test_every_kind_of_group_has_its_pages(tmp_path: Path) -> None:
                 sample["rollout_id"] == rollout["rollout_id"] for sample in group["samples"]
             )
             shown += 1
+    assert html.count(", -l</pre>") == 1, "the arguments of the reward's call"
     assert shown > 5
     index.close()
 
@@ -293,5 +297,5 @@ def test_a_gguf_file_and_a_sentencepiece_tokenizer_give_the_same_pieces(tmp_path
 
 
 def test_texts_of_models_stay_texts(group: dict[str, Any]) -> None:
-    page = rollout_context(group, 1 - honest(group))
+    page = rollout_context(group, 1 - honest(group))["shown"]
     assert page["branches"][0]["messages"][-1]["text"] == HOSTILE, "escaped by the template, not here"

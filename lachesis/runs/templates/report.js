@@ -16,19 +16,23 @@ async function linesOf(part) {
   }
   return unpacked.get(part);
 }
-// All text goes through `append`, which makes text of strings, never markup.
+const lineOf = async ([part, line]) => JSON.parse((await linesOf(part))[line]);
+// Rollouts are markup that was made, and all text in it escaped, by rollout_macros.html.jinja.
+function markup(html) {
+  const holder = document.createElement("template");
+  holder.innerHTML = html;
+  return holder.content;
+}
+// All other text goes through `append`, which makes text of strings, never markup.
 function make(tag, kind, ...children) {
   const node = document.createElement(tag);
   if (kind) node.className = kind;
   node.append(...children.filter((child) => child !== null && child !== ""));
   return node;
 }
-function fold(summary, fill, open = false) {
+function fold(summary, fill) {
   const body = make("div", "body"), node = make("details", "", summary, body);
-  let filled = false;
-  const show = () => { if (node.open && !filled) { filled = true; fill(body); } };
-  node.addEventListener("toggle", show);
-  node.open = open;
+  node.addEventListener("toggle", () => fill(body), { once: true });
   return node;
 }
 const mean = (values) => values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
@@ -40,58 +44,28 @@ function tag(reward, text) {
 }
 const short = (value) => String(Number(value.toPrecision(3)));
 
-function conversation(messages) {
-  return messages.map(([role, name, reasoning, content, calls]) => make("div", "message " + role,
-    make("div", "role", name ? `${role} · ${name}` : role),
-    reasoning && make("pre", "reasoning", reasoning),
-    content && make("pre", role === "tool" ? "" : "plain", content),
-    ...calls.flatMap(([called, given]) => [make("div", "dim", "calls ", make("b", "", called)), make("pre", "", given)])));
-}
-function diff(text) {
-  const kinds = { "+": "good", "-": "bad", "@": "dim" };
-  return make("pre", "", ...text.split("\n").map((line) => make("span", kinds[line[0]] || "", line + "\n")));
-}
-function verdict(verifier) {
-  const rows = Object.entries(verifier.rewards || {}).map(([name, value]) => `${name} ${value}`);
-  const about = [verifier.cause && `cause: ${verifier.cause}`, verifier.grading && `graded: ${verifier.grading}`, ...rows,
-    verifier.artifacts && `artifacts: ${verifier.artifacts}`].filter(Boolean).join(" · ");
-  return fold(make("summary", "", "verifier ", make("span", "dim", about)), (body) => body.append(
-    ...(verifier.stdout ? [make("pre", "", verifier.stdout)] : [make("p", "dim", "no output")]),
-    ...(verifier.diff ? [make("div", "dim", "diff that was graded"), diff(verifier.diff)] : [])), true);
-}
-function rollout(one, number, open) {
-  const back = one.discarded.filter(([, , edit]) => !edit).length;
-  const left = one.unscored ? `left out: ${one.unscored}` : "left out";
-  const about = `${one.outcome}: ${one.reason} · ${one.turns} turns, ${one.tool_calls} tool calls` +
-    (back ? `, ${back} rolled back` : "") + `, ${one.seconds.toFixed(1)} s`;
-  const metrics = Object.entries(one.metrics).map(([name, value]) => `${name} ${value}`).join(" · ");
-  return fold(make("summary", "", `rollout ${number} `, tag(one.reward, one.reward === null ? left : `reward ${short(one.reward)}`),
-    one.fault ? make("span", "tag warn", `agent fault: ${one.fault}`) : "", " ", make("span", "dim", about)), (body) => body.append(
-    ...(metrics ? [make("div", "dim", metrics)] : []),
-    ...one.edits.map((line) => make("div", "dim", line)),
-    ...(one.traceback ? [make("div", "bad", "Exception in the environment:"), make("pre", "", one.traceback)] : []),
-    ...conversation(one.messages),
-    ...(one.verifier ? [verdict(one.verifier)] : []),
-    ...one.discarded.map(([reason, messages, edit]) => fold(make("summary", "dim", edit ? reason : `rolled back: ${reason}`),
-      (inner) => inner.append(...conversation(messages))))), open);
-}
 async function fillItem(body, item) {
   const columns = await Promise.all(item.runs.map(async (run, number) => {
     const column = make("div", "column", names.length > 1 ? make("h3", "", names[number]) : "");
     if (!run) return make("div", "column", make("p", "dim", `not in ${names[number]}`));
-    let count = 0;
     for (const place of run.places) {
       if (!place) { column.append(make("p", "dim", "Not in this page, which would be too large; see the JSONL file.")); continue; }
-      const group = JSON.parse((await linesOf(place[0]))[place[1]]);
-      if (!column.querySelector("details")) column.append(
-        fold(make("summary", "dim", `item ${item.key}`), (inner) => inner.append(make("pre", "", group.item))));
-      column.append(
-        ...(group.traceback ? [make("div", "bad", "Exception in the environment:"), make("pre", "", group.traceback)] : []),
-        ...group.rollouts.map((one) => rollout(one, ++count, count === 1)));
+      const [about, tools, trajectories] = await lineOf(place);
+      if (!column.querySelector("details")) column.append(markup(about),
+        tools ? fold(make("summary", "dim", "tools"), async (inner) => inner.append(markup(await lineOf(tools)))) : "");
+      column.append(markup(trajectories));
     }
+    column.querySelector(".rollout")?.setAttribute("open", "");
     return column;
   }));
   body.append(make("div", names.length > 1 ? "columns" : "", ...columns));
+  follow();
+}
+// Open all that the place of the address is in.
+function follow() {
+  const target = at(location.hash.slice(1));
+  for (let box = target; box; box = box.parentElement.closest("details")) box.open = true;
+  target?.scrollIntoView();
 }
 function row(item) {
   const tags = item.runs.flatMap((run, number) => [number ? make("span", "dim", "|") : "", ...(run ? run.rollouts.slice(0, 12)
@@ -100,7 +74,8 @@ function row(item) {
   const node = fold(make("summary", "", make("span", "dim", item.number), make("span", "text", item.title), ...tags),
     (body) => fillItem(body, item));
   node.className = "group";
-  node.addEventListener("toggle", () => node.open && history.replaceState(null, "", `#item-${item.key}`));
+  node.addEventListener("toggle", () => node.open && !location.hash.startsWith(item.anchor)
+    && history.replaceState(null, "", item.anchor));
   return node;
 }
 function more() {
@@ -134,6 +109,13 @@ function list() {
   more();
   at("count").textContent = `${found.length} of ${items.length} items`;
 }
+// The signs that are escaped in markup, so that every "<" in it begins a tag.
+const SIGNS = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&#34;": '"', "&#39;": "'" };
+function says(line, wanted) {
+  const [about, , trajectories] = JSON.parse(line);
+  const text = (about + trajectories).replace(/<[^>]*>/g, "\n").replace(/&[^;]*;/g, (sign) => SIGNS[sign]);
+  return text.toLowerCase().includes(wanted);
+}
 // Titles and keys first; then the text of every trajectory, part by part, for as long as the question is the same.
 async function search() {
   const wanted = at("search").value.trim().toLowerCase(), mine = ++searching;
@@ -141,14 +123,15 @@ async function search() {
   if (!wanted) return list();
   everywhere = new Set(items.filter((item) => `${item.title} ${item.key}`.toLowerCase().includes(wanted)));
   list();
-  const written = JSON.stringify(wanted).slice(1, -1), at_part = new Map();
+  const escaped = Object.entries(SIGNS).reduce((text, [escape, sign]) => text.replaceAll(sign, escape), wanted);
+  const written = JSON.stringify(escaped).slice(1, -1), at_part = new Map();
   for (const item of items) for (const run of item.runs) for (const place of run ? run.places : [])
     if (place) at_part.set(place[0], [...(at_part.get(place[0]) || []), [item, place[1]]]);
   for (const [part, places] of at_part) {
-    const lines = (await unpack(parts[part])).toLowerCase().split("\n");
+    const text = await unpack(parts[part]), lines = text.split("\n"), lower = text.toLowerCase().split("\n");
     if (mine !== searching) return;
     const before = everywhere.size;
-    for (const [item, line] of places) if (lines[line].includes(written)) everywhere.add(item);
+    for (const [item, line] of places) if (lower[line].includes(written) && says(lines[line], wanted)) everywhere.add(item);
     if (everywhere.size > before && before < 100) list();
     at("count").textContent = `${found.length} items so far, searched ${part + 1} of ${parts.length} parts`;
   }
@@ -170,15 +153,16 @@ document.addEventListener("keydown", (event) => {
 async function begin() {
   const index = JSON.parse(await unpack(at("index")));
   names = index.names;
-  items = index.items.map(([key, title, fields, runs], place) => ({ key, title, fields, number: place + 1,
+  items = index.items.map(([key, title, fields, runs], place) => ({ key, title, fields, number: place + 1, anchor: `#item-${encodeURIComponent(key)}`,
     runs: runs.map((run) => run && { places: run[0], rollouts: run[1].map(([reward, outcome, cause, turns, tokens, seconds]) =>
       ({ reward, outcome, cause, turns, tokens, seconds })) }) }));
   let wait = 0;
   at("search").addEventListener("input", () => { clearTimeout(wait); wait = setTimeout(search, 200); });
   for (const select of document.querySelectorAll("#filters select")) select.addEventListener("change", list);
   new IntersectionObserver((seen) => seen.some((one) => one.isIntersecting) && more()).observe(at("end"));
-  const asked = decodeURIComponent(location.hash).replace(/^#item-/, "");
-  if (asked && items.some((item) => item.key === asked)) { at("search").value = asked; everywhere = new Set(items.filter((item) => item.key === asked)); }
+  const asked = items.find(({ anchor }) => `${location.hash}/`.startsWith(`${anchor}/`));
+  if (asked) { at("search").value = asked.key; everywhere = new Set([asked]); }
+  addEventListener("hashchange", follow);
   list();
   if (asked || items.length === 1) document.querySelector("#list > details")?.setAttribute("open", "");
   document.body.dataset.ready = Math.round(performance.now());

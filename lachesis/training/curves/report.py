@@ -6,7 +6,6 @@ are shown, spread evenly, and of a step as many groups as its share of the page 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from typing import Any
 
 from lachesis.errors import LachesisError
 from lachesis.html import templates, write_page
+from lachesis.html.rollout import message_view
 from lachesis.training.curves.charts import Chart, Line, bar_chart, line_chart, number
 from lachesis.training.curves.rollouts import SCHEMA, step_files
 from lachesis.trajectories.jsonl import read_lines
@@ -190,7 +190,7 @@ def _group_view(place: int, group: Mapping[str, Any]) -> dict[str, Any]:
             {
                 **training,
                 "score": (group.get("scores") or [None] * (at + 1))[at],
-                "messages": [shown for message in (messages[0] if messages else ()) if (shown := _message(message))],
+                "messages": [_cut_message(message) for message in (messages[0] if messages else ())],
                 "text": text,
                 "tokens": len(sampled),
                 "sampler_logprob": _mean(sampled),
@@ -211,32 +211,13 @@ def _group_view(place: int, group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _characters(sample: Mapping[str, Any]) -> int:
-    return sum(len(part) for _, part in sample["text"]) + sum(len(json.dumps(each)) for each in sample["messages"])
+    return sum(len(part) for _, part in sample["text"]) + sum(map(len, map(str, sample["messages"])))
 
 
-def _message(message: Any) -> dict[str, Any] | None:
-    """The parts of a message that are shown; stock environments send what they like."""
-    if not isinstance(message, Mapping):
-        return {"role": "unknown", "content": _cut(str(message))}
-    calls = []
-    for call in message.get("tool_calls") or ():
-        function = call.get("function") if isinstance(call, Mapping) else None
-        name: Any = "unknown"
-        arguments: Any = call
-        if isinstance(function, Mapping):
-            name, arguments = function.get("name"), function.get("arguments")
-        calls.append({"function": {"name": str(name), "arguments": _cut(_as_text(arguments))}})
-    return {
-        "role": str(message.get("role")),
-        "name": message.get("name"),
-        "reasoning": _cut(_as_text(message.get("reasoning") or message.get("reasoning_content") or "")),
-        "content": _cut(_as_text(message.get("content") or "")),
-        "tool_calls": calls,
-    }
-
-
-def _as_text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+def _cut_message(message: Any) -> dict[str, Any]:
+    view = message_view(message)
+    calls = [{"name": call["name"], "shown": _cut(call["shown"])} for call in view["calls"]]
+    return {**view, "text": _cut(view["text"]), "reasoning": _cut(view["reasoning"]), "calls": calls}
 
 
 def _cut(text: str) -> str:
@@ -246,7 +227,7 @@ def _cut(text: str) -> str:
 def _title(samples: Sequence[Mapping[str, Any]]) -> str:
     """What the user asked, or the beginning of the first text."""
     for sample in samples:
-        asked = [message["content"] for message in sample["messages"] if message["role"] == "user"]
+        asked = [message["text"] for message in sample["messages"] if message["role"] == "user"]
         context = [part for trained, part in sample["text"] if not trained]
         if text := " ".join("".join(asked[:1] or context[:1]).split()):
             return text[:140]

@@ -1,0 +1,177 @@
+"""What pages show of a rollout, from the record of its group: conversation, branches, failed calls, the reward's calls.
+
+`rollout_macros.html.jinja` draws it, in the viewer and in the report.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import orjson
+
+from lachesis.html import pretty
+from lachesis.html.message_graph import Branch, branches_of, drawing, rows_of
+from lachesis.trajectories.exports import stored_messages
+
+_NOT_RECORDED: dict[str, Any] = dict.fromkeys(
+    ("anchor", "turn", "context", "of", "exit_code", "span", "text_same", "reasoning_same")
+)
+"""What only `rollout_view` and those who call it know of a message."""
+_IMAGES = ("data:image/png;", "data:image/jpeg;", "data:image/gif;", "data:image/webp;")
+
+
+def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """What the macros take for one of the group's rollouts. Records of older versions give what they have.
+
+    The ids of messages begin with `prefix`: a page may hold several rollouts.
+    """
+    branches = branches_of(rollout, stored_messages(group, rollout))
+    shown = [_branch_view(branch, rollout, prefix) for branch in branches]
+    rows = list(rows_of(branches[0])) if len(branches) > 1 else []
+    figures = {name: _figure(value) for name, value in (rollout.get("metrics") or {}).items()}
+    return {
+        "rollout": rollout,
+        "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
+        "components": {name[7:]: value for name, value in figures.items() if name.startswith("reward/")},
+        "metrics": {name: value for name, value in figures.items() if not name.startswith("reward/")},
+        "reward_calls": [_timed(call) for call in rollout.get("reward_calls") or ()],
+        "branches": shown,
+        "failed": [
+            call for branch in shown for message in branch["messages"] for call in message["calls"] if call["failed"]
+        ],
+        "log": [_row_view(row.branch, row.place, shown) for row in rows],
+        "graph": drawing(rows),
+        "edits": [_timed(edit) for edit in rollout.get("context_edits") or ()],
+    }
+
+
+def _branch_view(branch: Branch, rollout: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    errors = [(error["tool"], error["arguments"]) for error in rollout.get("tool_errors") or ()]
+    messages = []
+    calls: dict[Any, dict[str, Any]] = {}
+    for place, message in enumerate(branch.messages):
+        turn = branch.turns[place] if place < len(branch.turns) else None
+        view = message_view(message)
+        view["anchor"] = anchor = prefix + branch.anchor(place)
+        view["turn"] = turn
+        for call in view["calls"]:
+            known = branch.calls.get(call["id"])
+            # Records of older versions name failed calls by what was called.
+            failed = bool(known.get("failed")) if known else (call["name"], call["arguments"]) in errors
+            call |= {"took": _took(known or {}), "failed": failed, "anchor": anchor}
+            calls[call["id"]] = call
+        if view["role"] == "assistant":
+            view["context"] = turn is None
+        elif view["call_id"] is not None:
+            view["of"] = calls.get(view["call_id"])
+            view["exit_code"] = _exit_code(message.get("content"))
+        messages.append(view)
+    return {"kind": branch.kind, "reason": branch.reason, "messages": messages}
+
+
+def message_view(message: Any) -> dict[str, Any]:
+    """The texts of a message, and its images. Environments of others send what they like as messages."""
+    if not isinstance(message, Mapping):
+        message = {"role": "unknown", "content": message}
+    text, images = _content(message.get("content"))
+    reasoning = message.get("reasoning") or message.get("reasoning_content") or ""
+    return {
+        "role": str(message.get("role")),
+        "name": message.get("name") or "",
+        "call_id": message.get("tool_call_id"),
+        "reasoning": reasoning if isinstance(reasoning, str) else pretty(reasoning),
+        "text": pretty(text) if message.get("role") == "tool" else text,
+        "images": images,
+        "calls": [_call_view(call) for call in message.get("tool_calls") or ()],
+        **_NOT_RECORDED,
+    }
+
+
+def _content(content: Any) -> tuple[str, list[str]]:
+    """The text of a message's content, and the data URLs of its pixels; other parts are shown as JSON."""
+    if isinstance(content, str | None):
+        return content or "", []
+    texts, images = [], []
+    for part in content if isinstance(content, list) else [content]:
+        of = part if isinstance(part, Mapping) else {}
+        image = of.get("image_url")
+        url = image.get("url") if isinstance(image, Mapping) else image
+        if isinstance(url, str) and url.startswith(_IMAGES):
+            images.append(url)
+        else:
+            texts.append(str(of["text"]) if of.get("type") == "text" and "text" in of else pretty(part))
+    return "\n".join(texts), images
+
+
+def _call_view(call: Any) -> dict[str, Any]:
+    known = call if isinstance(call, Mapping) else {}
+    function = known.get("function")
+    if not isinstance(function, Mapping):
+        function = {"name": "unknown", "arguments": call}
+    arguments = function.get("arguments")
+    return {
+        "id": known.get("id"),
+        "name": str(function.get("name")),
+        "arguments": arguments,
+        "shown": pretty(arguments),
+        "took": "",
+        "failed": False,
+    }
+
+
+def _figure(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+def _timed(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {**record, "took": _took(record)}
+
+
+def _took(record: Mapping[str, Any]) -> str:
+    seconds = record.get("seconds")
+    return "" if seconds is None else f"{seconds:.2f} s" if seconds >= 0.01 else "<0.01 s"
+
+
+def _exit_code(content: Any) -> int | None:
+    """That of the command whose output a tool message is."""
+    if not isinstance(content, str) or '"exit_code"' not in content:
+        return None
+    with suppress(orjson.JSONDecodeError):
+        if isinstance(found := orjson.loads(content), dict) and isinstance(code := found.get("exit_code"), int):
+            return code
+    return None
+
+
+def _row_view(branch: Branch, place: int | None, shown: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    messages = shown[branch.number]["messages"]
+    if place is None:
+        anchor = messages[0]["anchor"] if messages else ""
+        return {"kind": branch.kind, "head": True, "text": branch.reason, "anchor": anchor, "role": ""}
+    message = messages[place]
+    calls = ", ".join(call["name"] for call in message["calls"])
+    text = " ".join((message["text"] or message["reasoning"]).split())[:160]
+    return {
+        "kind": branch.kind,
+        "role": message["role"],
+        "turn": message["turn"],
+        "failed": bool(message["of"] and message["of"]["failed"]),
+        "context": message["context"],
+        "text": f"calls {calls} {text}".rstrip() if calls else text,
+        "anchor": message["anchor"],
+    }
+
+
+def tool_views(group: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The tools of the group's agents: name, description and the JSON of their parameters."""
+    functions = [tool.get("function") or tool for tool in group.get("tools") or ()]
+    return [
+        {
+            "name": str(function.get("name", "")),
+            "description": str(function.get("description", "")),
+            "parameters": json.dumps(function.get("parameters"), indent=2, ensure_ascii=False),
+        }
+        for function in functions
+    ]
