@@ -155,11 +155,12 @@ class Index:
         if header and application != APPLICATION:
             raise OSError("it is no index of the viewer: delete it if nothing else needs it")
         if header and (anew or of != self._of):
-            if not self._follows():
+            if self._follows():
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+                header = b""
+            elif of != self._of:
                 raise OSError("another viewer uses it")
-            for suffix in ("", "-wal", "-shm"):
-                Path(f"{self.path}{suffix}").unlink(missing_ok=True)
-            header = b""
         if not header:  # in the file before there is a write-ahead log beside it
             self._database.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {self._of}")
         self._database.execute("PRAGMA journal_mode = WAL")
@@ -251,14 +252,16 @@ class Index:
             if name in known:
                 self._forget(name, known)
             any_change = True
-        self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, _, size in found)
-        for name, kind, _ in found:
-            with suppress(OSError):  # it may be gone by now
-                any_change |= self._follow(name, kind, known, changed)
+        sizes = {name: status.st_size for name, _, status in found}
+        self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, size in sizes.items())
+        for name, kind, status in found:
+            if name not in known or _known_state(known[name]) != _state(status):
+                with suppress(OSError):  # it may be gone by now
+                    any_change |= self._follow(name, kind, known, changed)
         return any_change
 
-    def _files(self, known: Mapping[str, sqlite3.Row]) -> Iterator[tuple[str, str, int]]:
-        """The files of groups and of steps below the folder: relative path, kind, size in bytes."""
+    def _files(self, known: Mapping[str, sqlite3.Row]) -> Iterator[tuple[str, str, os.stat_result]]:
+        """The files of groups and of steps below the folder: relative path, kind, status."""
         for folder, folders, names in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
@@ -273,14 +276,12 @@ class Index:
                         row = known.get(relative)
                         kind = row["kind"] if row is not None and _known_state(row) == state else _kind(path)
                         if kind:
-                            yield relative, kind, status.st_size
+                            yield relative, kind, status
                         else:
                             self._others[path] = state
 
     def _follow(self, name: str, kind: str, known: dict[str, sqlite3.Row], changed: Callable[[], None]) -> bool:
         path, row = self.root / name, known.get(name)
-        if row is not None and _known_state(row) == _state(path.stat()):
-            return False
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
             state = _state(status)
@@ -608,8 +609,8 @@ def _run_name(root: Path, path: Path) -> str:
 
 def _is_damage(error: BaseException) -> bool:
     """Whether SQLite says that a file is none of its own, or not any more."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    name: str = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
 
 
 def _state(status: os.stat_result) -> tuple[int, int, int]:
@@ -625,9 +626,9 @@ def _has_grown(file: BinaryIO, status: os.stat_result, row: sqlite3.Row) -> bool
     """Whether a file begins with what was read of it. One that changed and has the same size was written over."""
     if status.st_ino != row["inode"] or status.st_size < row["at"]:
         return False
-    if status.st_size == row["size"] and row["changed"] != UNFINISHED:
-        return False
-    return _mark(file, row["at"]) == row["mark"]
+    written_over = status.st_size == row["size"] and row["changed"] != UNFINISHED
+    mark: bytes = row["mark"]
+    return not written_over and _mark(file, row["at"]) == mark
 
 
 def _mark(file: BinaryIO, at: int) -> bytes:

@@ -47,6 +47,7 @@ PAGES = (
     "/rollouts?run=mixed&tool_error=yes&sort=-turns&q=evil",
     "/rollouts?min_reward=x&page=-3&sort=nothing&tool_error=maybe&q=%22%00)(%F0%9F",
     "/rollouts?q=%00evil&item=%00&outcome=%00&cause=%00&run=%00",
+    f"/rollouts?page={'9' * 5000}",
     "/rollout/mixed/1/0?q=evil",
     "/group/mixed/1",
     "/group/mixed/-1",

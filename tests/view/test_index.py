@@ -342,6 +342,11 @@ def test_a_viewer_takes_over_where_the_one_that_followed_the_files_ended(root: P
     first.refresh()
     second.refresh()
     assert not second.refresh(), "the first one follows the files"
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    second.refresh()
+    assert first.refresh() or second.refresh(), "one of them reads the files again"
+    assert first.runs()[0]["groups"] == second.runs()[0]["groups"] == 5
     first.close()
     with (root / "mixed/groups.jsonl").open("ab") as file:
         file.write((root / "mixed/groups.jsonl").read_bytes().splitlines(keepends=True)[0])
