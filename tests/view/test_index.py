@@ -268,16 +268,16 @@ def all_of(index: Index) -> Any:
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_happens_to_files_an_index_says_what_a_new_one_says(played: Path, data: st.DataObject) -> None:
+    scored = (played / "mixed/groups.jsonl").read_bytes().splitlines()
+    failed = (played / "mixed/groups.failed.jsonl").read_bytes().splitlines()
+    later = json.dumps({**json.loads(scored[0]), "item_key": json.loads(failed[0])["item_key"]}).encode()
+    steps = [json.dumps({"step": at, "timestamp": at, "train/loss": at}).encode() for at in (1, 2)]
+    names = ("a/groups.jsonl", "a/groups.failed.jsonl", "b/groups.jsonl", "b/metrics.jsonl")
+    # Of distinct lengths: what grows and is written over in its middle between two looks is taken for grown.
     lines = {
-        name: (played / "mixed" / Path(name).name).read_bytes().splitlines(keepends=True)
-        for name in ("a/groups.jsonl", "a/groups.failed.jsonl", "b/groups.jsonl")
+        name: [line + b" " * 50 * at + b"\n" for at, line in enumerate(found)]
+        for name, found in zip(names, ([*scored, later], failed, scored, steps), strict=True)
     }
-    (failed,), scored = lines["a/groups.failed.jsonl"], json.loads(lines["a/groups.jsonl"][0])
-    later = json.dumps({**scored, "item_key": json.loads(failed)["item_key"]}).encode() + b"\n"
-    lines["a/groups.jsonl"].append(later)
-    lines["b/metrics.jsonl"] = [
-        json.dumps({"step": at, "timestamp": at, "train/loss": at}).encode() + b"\n" for at in (1, 2)
-    ]
     with TemporaryDirectory() as folder:
         root = Path(folder, "runs")
         for name in "ab":
