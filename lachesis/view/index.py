@@ -39,6 +39,7 @@ APPLICATION = 0x4C616368
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
 TITLE_LENGTH = 110
+NAME_LENGTH = 200
 BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
 MARK = 4096
@@ -384,7 +385,7 @@ class Index:
             time, content = written, as_group(content)
         else:
             time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
-        key, environment, model = (_storable(content[name]) for name in ("item_key", "environment", "model"))
+        key, environment, model = _storable(content["item_key"]), _name(content["environment"]), _name(content["model"])
         item = key if kind == "trained" else whole_and_part(key)[0]
         rollouts: list[dict[str, Any]] = content["rollouts"] + []  # a list, or it fails
         rows = [
@@ -653,8 +654,8 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
     return (
         _title(stored_messages(group, rollout)),
         None if rollout["reward"] is None else _number(rollout["reward"]),
-        _storable(rollout["outcome"]),
-        _storable(next(filter(None, causes), "")),
+        _name(rollout["outcome"]),
+        _name(next(filter(None, causes), "")),
         _count(rollout["turns"]),
         _count(rollout["tool_calls"]),
         None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
@@ -723,6 +724,11 @@ def _time(value: Any) -> float:
     if not -62135596800 <= (time := _number(value)) < 253402300800:
         raise ValueError(f"{value} is not a time")
     return time
+
+
+def _name(text: str) -> str:
+    """What a list shows in each of its rows, and offers to filter by."""
+    return _storable(text)[:NAME_LENGTH]
 
 
 def _storable(text: str) -> str:

@@ -135,6 +135,17 @@ def test_a_search_finds_words_in_all_messages_and_is_no_language(root: Path, que
         assert {number for number, _ in found(index, {"q": query})} == numbers
 
 
+def test_a_name_of_a_megabyte_is_cut_in_lists(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    group = json.loads(path.read_text().splitlines()[0])
+    for each in (group, group["rollouts"][0]):
+        each |= dict.fromkeys(("environment", "model", "outcome", "unscored_kind"), "x" * 10**6)
+    path.write_text(json.dumps(group) + "\n")
+    with indexed(root) as index:
+        assert index.rollouts(Filter(outcome="x" * 200, cause="x" * 200)).total == 1
+        assert len(repr(index.runs())) + len(repr(index.choices())) < 10**4
+
+
 def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root: Path) -> None:
     path = root / "mixed/groups.jsonl"
     *most, last = path.read_bytes().splitlines(keepends=True)
