@@ -104,6 +104,10 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
             file.write(lines[3])
         await page.until(f"{points} === 4")
         await page.until("document.querySelector('#list tbody').textContent.includes('8')")
+        (root / "live/groups.jsonl").unlink()
+        await page.until("document.querySelector('#standing').textContent.includes('404')")
+        assert page.errors and all("404" in error for error in page.errors)
+        page.errors.clear()
 
 
 async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None:
