@@ -187,7 +187,7 @@ class Index:
         return found
 
     def report(self, error: BaseException) -> None:
-        """Say what asking ended with: a damaged file is made anew by the next `refresh`."""
+        """Take note of an error that asking ended with: the next `refresh` makes a damaged file anew."""
         if _is_damage(error):
             self._opened = None
 
