@@ -45,7 +45,9 @@ def pretty(value: Any) -> str:
                 return _terminal(content)
         return _indented(content)
     except (ValueError, RecursionError):  # models nest brackets by the thousand
-        return str(value)
+        with suppress(RecursionError):
+            return str(value)
+        return "(nested too deeply to be shown)"
 
 
 def _indented(content: Any) -> str:

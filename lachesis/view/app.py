@@ -68,7 +68,7 @@ class Viewer:
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
-        run, group = "/{run:.+}", "/{run:.+}/{group:-?[0-9]{1,15}}"
+        run, group = "/{run:.+}", "/{run:.+}/{group:-?[0-9]{1,16}}"
         app.add_routes(
             [
                 web.get("/", self._runs),
@@ -95,7 +95,8 @@ class Viewer:
             response = self._error(error.status, error.reason)
         except NoSuchGroup as error:
             response = self._error(404, str(error))
-        except Exception:
+        except Exception as error:
+            self.index.report(error)
             logger.exception("the page %s cannot be made", request.path)
             response = self._error(500, "this page cannot be made; where the viewer was started stands why")
         if not response.prepared:
@@ -108,23 +109,28 @@ class Viewer:
             # A page of another site can have a name of its own that leads to this machine.
             host = re.sub(r":[0-9]+$", "", request.headers.get("Host", "")).lower()
             return None if host in LOCAL_NAMES else self._error(403, "open the viewer as http://localhost")
-        cookie = f"lachesis-view-{request.url.port or 80}"
-        given = request.query.get("token")
-        if given is not None and secrets.compare_digest(given.encode(), self.token.encode()):
+        # Cookies are those of all ports of a host.
+        port = re.search(r":([0-9]{1,5})$", request.headers.get("Host", ""))
+        cookie = f"lachesis-view-{port[1] if port else 80}"
+        if self._is_token(request.query.get("token", "")):
             rest = urlencode([pair for pair in request.query.items() if pair[0] != "token"])
-            moved = web.Response(status=303, headers={"Location": f"{request.rel_url.raw_path}{rest and '?'}{rest}"})
+            path = "/" + request.rel_url.raw_path.lstrip("/")  # two would begin the name of a host
+            moved = web.Response(status=303, headers={"Location": f"{path}{rest and '?'}{rest}"})
             moved.set_cookie(cookie, self.token, httponly=True, samesite="Lax")
             return moved
-        if secrets.compare_digest(request.cookies.get(cookie, "").encode(), self.token.encode()):
+        if self._is_token(request.cookies.get(cookie, "")):
             return None
         return self._error(403, "the address needs the token that the viewer printed when it started")
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
 
     def _error(self, status: int, reason: str, record: Any = None) -> web.Response:
         return self._page("error.html.jinja", {"status": status, "reason": reason, "record": record}, status=status)
 
     def _page(self, template: str, context: Mapping[str, Any], status: int = 200) -> web.Response:
         html = self.environment.get_template(template).render(
-            left=self.index.left, unread=self.index.unread(), failure=self.failure, **context
+            left=self.index.left, unread=self.index.unread, failure=self.failure, **context
         )
         # Models write halves of surrogate pairs, which have no UTF-8.
         body = html.encode("utf-8", "backslashreplace")
@@ -260,7 +266,7 @@ class Viewer:
         except Exception as error:
             logger.exception("a group is not of the shape that its page takes")
             reason = f"this record is not as its page takes it ({type(error).__name__}: {error}); it is shown as it is"
-            return self._error(422, reason, group)
+            return await asyncio.to_thread(self._error, 422, reason, group)
 
     async def _tokens(self, request: web.Request) -> web.Response:
         """The tokens of one sample, as JSON."""

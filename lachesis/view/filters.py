@@ -59,7 +59,7 @@ class Filter:
             scored=_flag(query.get("scored", "")),
             q=query.get("q", "")[:400].replace("\0", " "),  # SQLite's full-text search ends a string there
             sort=sort if sort.removeprefix("-") in SORTS else "-time",
-            page=min(int(page), 10**6) if page.isdecimal() and page != "0" else 1,
+            page=max(1, int(page)) if page.isdecimal() and len(page) < 8 else 1,
         )
 
     @property

@@ -32,11 +32,14 @@ from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import BOUNDED, Filter
 from lachesis.view.trained import LINES, as_group
 
-VERSION = 3
-"""Of the tables; an index of another version is another file."""
+VERSION = 4
+"""Of the tables."""
+APPLICATION = 0x4C616368
+"""In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
 TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
 TITLE_LENGTH = 110
+NAME_LENGTH = 200
 BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
 MARK = 4096
@@ -44,6 +47,8 @@ MARK = 4096
 CHECKPOINT = "checkpoint.json"
 """What holds the settings of a training run, as a manifest does those of others."""
 
+UNFINISHED = -1
+"""Instead of the time of a file's last change, until it is read to its end."""
 HEAD = 1 << 20
 """Bytes at the beginning of a file in which a line must say what the file holds. The first line may be a broken one."""
 
@@ -54,8 +59,8 @@ _STEP = re.compile(rb'(?m)^[ \t]*\{\s*"step":\s*\d')
 _TABLES = """
 CREATE TABLE IF NOT EXISTS files (id INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT UNIQUE, run TEXT, kind TEXT,
   inode INTEGER, size INTEGER, changed INTEGER, at INTEGER, lines INTEGER, unread INTEGER DEFAULT 0, mark BLOB);
-CREATE TABLE IF NOT EXISTS runs (name TEXT PRIMARY KEY, environment TEXT, model TEXT, evaluation INTEGER, settings TEXT,
-  begun REAL, latest REAL);
+CREATE TABLE IF NOT EXISTS runs (name TEXT PRIMARY KEY, environment TEXT, model TEXT, evaluation INTEGER,
+  settings TEXT);
 CREATE TABLE IF NOT EXISTS groups (run TEXT, number INTEGER, file INTEGER, start INTEGER, length INTEGER, key TEXT,
   PRIMARY KEY (run, number)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
@@ -70,6 +75,8 @@ CREATE TABLE IF NOT EXISTS steps (file INTEGER, run TEXT, step INTEGER, time REA
 CREATE INDEX IF NOT EXISTS steps_of_run ON steps (run, step);
 CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize="unicode61 tokenchars '_'");
 """
+_MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading a line of another shape raises."""
 _COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, time"
 
 
@@ -111,34 +118,78 @@ class Index:
         self.path = path or cache_path(root)
         self.left = 0
         """Bytes that are not indexed yet, as of the last look at the folder."""
+        self.unread = 0
+        """Lines of the files that are no groups, and are left out, as of that look."""
+        digest = hashlib.sha256(f"{VERSION}:{self.root}".encode("utf-8", "surrogateescape")).digest()
+        self._of = int.from_bytes(digest[:4]) >> 1
         self._refreshing = threading.Lock()
         self._stopped = False
         self._seen: tuple[Any, ...] = ()
-        self._local = threading.local()
+        self._opened: tuple[int, int] | None = None
         self._connections: list[sqlite3.Connection] = []
         self._others: dict[Path, tuple[int, int, int]] = {}
         self._lock: BinaryIO | None = None
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = self.path.with_suffix(".lock").open("ab")
-            self._database.executescript(_TABLES)
+            try:
+                self._open()
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._open(anew=True)
         except (OSError, sqlite3.Error) as error:
+            self.close()
             raise SettingsError(
                 f"the index {self.path} cannot be written ({error}); choose another place with --index"
             ) from error
+
+    def _open(self, *, anew: bool = False) -> None:
+        """Open the file, which is made where there is none; made `anew` also if it is of another folder or version."""
+        self._local = threading.local()  # every thread connects again
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self._lock is not None:
+            self._lock.close()
+        self._lock = self.path.with_suffix(".lock").open("ab")
+        header = b""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            header = file.read(72)
+        application, of = (int.from_bytes(header[at : at + 4]) for at in (68, 60))
+        if header and application != APPLICATION:
+            raise OSError("it is no index of the viewer: delete it if nothing else needs it")
+        if header and (anew or of != self._of):
+            if self._follows():
+                for suffix in ("", "-wal", "-shm"):
+                    Path(f"{self.path}{suffix}").unlink(missing_ok=True)
+                header = b""
+            elif of != self._of:
+                raise OSError("another viewer uses it")
+        if not header:  # in the file before there is a write-ahead log beside it
+            self._database.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {self._of}")
+        self._database.execute("PRAGMA journal_mode = WAL")
+        self._database.executescript(_TABLES)
+        self._opened = self._identity()
+
+    def _identity(self) -> tuple[int, int] | None:
+        with suppress(OSError):
+            status = self.path.stat()
+            return status.st_dev, status.st_ino
+        return None
 
     @property
     def _database(self) -> sqlite3.Connection:
         """The connection of this thread."""
         if not hasattr(self._local, "database"):
-            database = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+            database = sqlite3.connect(self.path, timeout=5, isolation_level=None, check_same_thread=False)
             database.row_factory = sqlite3.Row
-            database.execute("PRAGMA journal_mode = WAL")
             database.execute("PRAGMA synchronous = OFF")  # it can be made again
             self._local.database = database
             self._connections.append(database)
         found: sqlite3.Connection = self._local.database
         return found
+
+    def report(self, error: BaseException) -> None:
+        """Take note of an error that asking ended with: the next `refresh` makes a damaged file anew."""
+        if _is_damage(error):
+            self._opened = None
 
     def stop(self) -> None:
         """End a `refresh` of another thread soon."""
@@ -162,36 +213,56 @@ class Index:
             changed: called whenever more can be seen.
         """
         with self._refreshing:
-            return self._refresh(changed)
-
-    def _refresh(self, changed: Callable[[], None]) -> bool:
-        assert self._lock is not None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another viewer follows the files
-            seen, self._seen = (
-                self._seen,
-                tuple(self._database.execute("SELECT total(at), max(id) FROM files").fetchone()),
-            )
-            if seen != self._seen:
+            if self._opened is None or self._opened != self._identity():  # a page found it damaged, or it was deleted
+                self._open(anew=self._opened is None)
+            try:
+                any_change = self._look(changed)
+            except sqlite3.DatabaseError as error:
+                if not _is_damage(error):
+                    raise
+                self._open(anew=True)
+                any_change = self._look(changed)
+            if any_change:
                 changed()
-            return seen != self._seen
-        known = {row["path"]: row for row in self._database.execute("SELECT * FROM files")}
-        found = list(self._files())
-        any_change = False
-        for path in known.keys() - {name for name, _, _ in found}:
-            self._forget(known[path]["id"])
-            any_change = True
-        self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, _, size in found)
-        for name, kind, _ in found:
-            with suppress(OSError):  # it may be gone by now
-                any_change |= self._follow(name, kind, known.get(name), changed)
-        if any_change:
-            changed()
+            return any_change
+
+    def _look(self, changed: Callable[[], None]) -> bool:
+        any_change = self._refresh(changed) if self._follows() else self._has_seen_more()
+        self.unread = self._database.execute("SELECT coalesce(sum(unread), 0) FROM files").fetchone()[0]
         return any_change
 
-    def _files(self) -> Iterator[tuple[str, str, int]]:
-        """The files of groups and of steps below the folder: relative path, kind, size in bytes."""
+    def _follows(self) -> bool:
+        """Whether this viewer follows the files: not where another one does."""
+        assert self._lock is not None
+        with suppress(OSError):
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def _has_seen_more(self) -> bool:
+        seen = tuple(self._database.execute("SELECT total(at), max(id) FROM files").fetchone())
+        before, self._seen = self._seen, seen
+        return seen != before
+
+    def _refresh(self, changed: Callable[[], None]) -> bool:
+        known = {row["path"]: row for row in self._database.execute("SELECT * FROM files")}
+        # What failed comes last: it is left out where another file has it with a score.
+        found = sorted(self._files(known), key=lambda each: each[1] == "failed")
+        any_change = False
+        for name in known.keys() - {name for name, _, _ in found}:
+            if name in known:
+                self._forget(name, known)
+            any_change = True
+        sizes = {name: status.st_size for name, _, status in found}
+        self.left = sum(size - min(size, known[name]["at"] if name in known else 0) for name, size in sizes.items())
+        for name, kind, status in found:
+            if name not in known or _known_state(known[name]) != _state(status):
+                with suppress(OSError):  # it may be gone by now
+                    any_change |= self._follow(name, kind, known, changed)
+        return any_change
+
+    def _files(self, known: Mapping[str, sqlite3.Row]) -> Iterator[tuple[str, str, os.stat_result]]:
+        """The files of groups and of steps below the folder: relative path, kind, status."""
         for folder, folders, names in os.walk(self.root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
@@ -200,35 +271,33 @@ class Index:
                 if name.endswith(".jsonl") and not name.startswith(".") and relative.isprintable():
                     with suppress(OSError):
                         status = path.stat()
-                        identity = (status.st_ino, status.st_mtime_ns, status.st_size)
-                        if self._others.get(path) == identity:
+                        state = _state(status)
+                        if self._others.get(path) == state:
                             continue
-                        if kind := _kind(path):
-                            yield relative, kind, status.st_size
+                        row = known.get(relative)
+                        kind = row["kind"] if row is not None and _known_state(row) == state else _kind(path)
+                        if kind:
+                            yield relative, kind, status
                         else:
-                            self._others[path] = identity
+                            self._others[path] = state
 
-    def _follow(self, name: str, kind: str, known: sqlite3.Row | None, changed: Callable[[], None]) -> bool:
-        path = self.root / name
+    def _follow(self, name: str, kind: str, known: dict[str, sqlite3.Row], changed: Callable[[], None]) -> bool:
+        path, row = self.root / name, known.get(name)
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            state = (status.st_ino, status.st_size, status.st_mtime_ns)
-            if known is not None:
-                if state == (known["inode"], known["size"], known["changed"]):
-                    return False
-                same = status.st_ino == known["inode"] and status.st_size >= known["at"]
-                if not (same and _mark(file, known["at"]) == known["mark"]):
-                    self._forget(known["id"])
-                    known = None
+            state = _state(status)
+            if row is not None and not _has_grown(file, status, row):
+                self._forget(name, known)
+                row = None
             run = _run_name(self.root, path)
-            if known is None:
+            self._add_run(run, path)
+            if row is None:
                 cursor = self._database.execute(
                     "INSERT INTO files (path, run, kind, at, lines) VALUES (?, ?, ?, 0, 0)", (name, run, kind)
                 )
                 file_id, at, lines = cursor.lastrowid, 0, 0
-                self._add_run(run, path)
             else:
-                file_id, at, lines = known["id"], known["at"], known["lines"]
+                file_id, at, lines = row["id"], row["at"], row["lines"]
             assert file_id is not None
             before = at
             file.seek(at)
@@ -242,23 +311,25 @@ class Index:
                             break
                         try:
                             self._add(kind, file_id, run, lines, at, line, status.st_mtime)
-                        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError):
+                        except _MISSHAPEN:
                             unread += bool(line.strip())
                         at, lines = at + len(line), lines + 1
                         if at - began >= BATCH:
-                            more = True
+                            # What is written meanwhile waits until other files had their turn.
+                            more = at < status.st_size
                             break
                     self._database.execute(
                         "UPDATE files SET inode = ?, size = ?, changed = ?, at = ?, lines = ?, "
                         "unread = unread + ?, mark = ? WHERE id = ?",
                         # Until it is read to its end, it is not known as it is.
-                        (*state[:2], -1 if more else state[2], at, lines, unread, _mark(file, at), file_id),
+                        (*state[:2], UNFINISHED if more else state[2], at, lines, unread, _mark(file, at), file_id),
                     )
                     file.seek(at)
                 self.left = max(0, self.left - (at - began))
+                self.unread += unread
                 if more:
                     changed()
-        return at > before or known is None
+        return at > before or row is None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -270,25 +341,33 @@ class Index:
             raise
         self._database.execute("COMMIT")
 
-    def _forget(self, file: int) -> None:
-        """Remove what is known of a file. Its texts stay behind: nothing finds them without their rollouts."""
+    def _forget(self, name: str, known: dict[str, sqlite3.Row]) -> None:
+        """Remove what is known of a file, and of what failed in its run: it may not have been finished by now.
+
+        Texts stay in the tables: nothing finds them without their rollouts.
+        """
+        gone = [known.pop(name)]
+        if gone[0]["kind"] == "groups":
+            failed = [other for other, row in known.items() if (row["kind"], row["run"]) == ("failed", gone[0]["run"])]
+            gone += [known.pop(other) for other in failed]
         with self._transaction():
-            for table in ("rollouts", "groups", "steps"):
-                self._database.execute(f"DELETE FROM {table} WHERE file = ?", (file,))
-            self._database.execute("DELETE FROM files WHERE id = ?", (file,))
+            for row in gone:
+                for table in ("rollouts", "groups", "steps"):
+                    self._database.execute(f"DELETE FROM {table} WHERE file = ?", (row["id"],))
+                self._database.execute("DELETE FROM files WHERE id = ?", (row["id"],))
             self._database.execute("DELETE FROM runs WHERE name NOT IN (SELECT run FROM files)")
 
     def _add_run(self, run: str, path: Path) -> None:
-        settings: dict[str, Any] = {}
+        settings = "{}"
         stem = path.name.removesuffix(".jsonl").removesuffix(".failed")
         folder = path.parent.parent if path.parent.name == ROLLOUTS else path.parent
         for manifest in (folder / CHECKPOINT, path.with_name(f"{stem}.run.json")):
-            with suppress(OSError, ValueError, TypeError, LookupError, RecursionError):
-                settings = dict(_parsed(manifest.read_bytes())["settings"])
+            with suppress(OSError, *_MISSHAPEN):
+                settings = json.dumps(dict(_parsed(manifest.read_bytes())["settings"]))
         self._database.execute(
             "INSERT INTO runs (name, settings) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET settings = "
             "CASE WHEN excluded.settings = '{}' THEN settings ELSE excluded.settings END",
-            (run, json.dumps(settings)),
+            (run, settings),
         )
 
     def _add(self, kind: str, file: int, run: str, line_number: int, start: int, line: bytes, written: float) -> None:
@@ -302,11 +381,11 @@ class Index:
         # Groups without a score have a file and a count of their own; here they count downwards from -1.
         number = -1 - line_number if kind == "failed" else line_number
         if kind == "trained":
-            number += LINES * _count(content["step"])
+            number = _count(LINES * _count(content["step"]) + line_number)
             time, content = written, as_group(content)
         else:
             time = _time(datetime.fromisoformat(content["timestamp"]).timestamp())
-        key, environment, model = (_storable(content[name]) for name in ("item_key", "environment", "model"))
+        key, environment, model = _storable(content["item_key"]), _name(content["environment"]), _name(content["model"])
         item = key if kind == "trained" else whole_and_part(key)[0]
         rollouts: list[dict[str, Any]] = content["rollouts"] + []  # a list, or it fails
         rows = [
@@ -325,6 +404,8 @@ class Index:
                     "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
                     (run, run, key),
                 )
+        # Two files may have the name of one run: the one that was read last counts.
+        self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
         insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 15)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
@@ -333,12 +414,8 @@ class Index:
             "INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?, ?, ?)", (run, number, file, start, len(line), key)
         )
         self._database.execute(
-            "UPDATE runs SET environment = ?, model = ?, evaluation = ?, begun = min(coalesce(begun, ?), ?), "
-            "latest = max(coalesce(latest, ?), ?) WHERE name = ?",
-            (
-                *(environment, model, bool(content.get("evaluation"))),
-                *(time, time, time, time, run),
-            ),
+            "UPDATE runs SET environment = ?, model = ?, evaluation = ? WHERE name = ?",
+            (environment, model, bool(content.get("evaluation")), run),
         )
 
     # Asking
@@ -349,6 +426,7 @@ class Index:
             row["run"]: dict(row)
             for row in self._database.execute(
                 "SELECT run, count(*) AS rollouts, count(DISTINCT number) AS groups, count(reward) AS scored, "
+                "max(time) AS latest, "
                 "avg(turns) AS turns, avg(tokens) AS tokens, "
                 "sum(calls) FILTER (WHERE errors IS NOT NULL) AS calls, sum(errors) AS errors "
                 "FROM rollouts GROUP BY run"
@@ -363,7 +441,7 @@ class Index:
         found = []
         for row in self._database.execute("SELECT * FROM runs"):
             name = row["name"]
-            latest = max(row["latest"] or 0.0, (steps[name]["latest"] or 0.0) if name in steps else 0.0)
+            latest = max(each[name]["latest"] or 0.0 if name in each else 0.0 for each in (figures, steps))
             found.append(
                 {
                     "rollouts": 0,
@@ -400,11 +478,6 @@ class Index:
             for run, items in runs.items()
         }
 
-    def unread(self) -> int:
-        """Lines of the files that are no groups, and are left out."""
-        found: int = self._database.execute("SELECT coalesce(sum(unread), 0) FROM files").fetchone()[0]
-        return found
-
     def settings(self, run: str) -> dict[str, Any]:
         """The settings of a run; none where it has no manifest."""
         row = self._database.execute("SELECT settings FROM runs WHERE name = ?", (run,)).fetchone()
@@ -417,7 +490,8 @@ class Index:
             NoSuchGroup: there is none, or its file has been replaced and is not read again yet.
         """
         row = self._database.execute(
-            "SELECT path, start, length FROM groups JOIN files ON files.id = file WHERE groups.run = ? AND number = ?",
+            "SELECT path, start, length, key FROM groups JOIN files ON files.id = file "
+            "WHERE groups.run = ? AND number = ?",
             (run, number),
         ).fetchone()
         if row is None:
@@ -429,7 +503,9 @@ class Index:
             if content["schema"] == SCHEMA:
                 content = as_group(content)
             content["rollouts"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if _storable(content["item_key"]) != row["key"]:
+                raise ValueError("another group")
+        except (OSError, *_MISSHAPEN) as error:
             raise NoSuchGroup(f"{row['path']} has changed since it was indexed; load the page again") from error
         return content
 
@@ -532,6 +608,30 @@ def _run_name(root: Path, path: Path) -> str:
     return name if usual or of_step else f"{name}/{stem}"
 
 
+def _is_damage(error: BaseException) -> bool:
+    """Whether SQLite says that a file is none of its own, or not any more."""
+    name: str = getattr(error, "sqlite_errorname", "")
+    return name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB"))
+
+
+def _state(status: os.stat_result) -> tuple[int, int, int]:
+    """Inode, size and the time of the last change, which no program can set."""
+    return status.st_ino, status.st_size, status.st_ctime_ns
+
+
+def _known_state(row: sqlite3.Row) -> tuple[int, int, int]:
+    return row["inode"], row["size"], row["changed"]
+
+
+def _has_grown(file: BinaryIO, status: os.stat_result, row: sqlite3.Row) -> bool:
+    """Whether a file begins with what was read of it. One that changed and has the same size was written over."""
+    if status.st_ino != row["inode"] or status.st_size < row["at"]:
+        return False
+    written_over = status.st_size == row["size"] and row["changed"] != UNFINISHED
+    mark: bytes = row["mark"]
+    return not written_over and _mark(file, row["at"]) == mark
+
+
 def _mark(file: BinaryIO, at: int) -> bytes:
     """A digest of the beginning of a file, and of what stands before a place in it."""
     size = min(MARK, at)
@@ -554,8 +654,8 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
     return (
         _title(stored_messages(group, rollout)),
         None if rollout["reward"] is None else _number(rollout["reward"]),
-        _storable(rollout["outcome"]),
-        _storable(next(filter(None, causes), "")),
+        _name(rollout["outcome"]),
+        _name(next(filter(None, causes), "")),
         _count(rollout["turns"]),
         _count(rollout["tool_calls"]),
         None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
@@ -624,6 +724,11 @@ def _time(value: Any) -> float:
     if not -62135596800 <= (time := _number(value)) < 253402300800:
         raise ValueError(f"{value} is not a time")
     return time
+
+
+def _name(text: str) -> str:
+    """What a list shows in each of its rows, and offers to filter by."""
+    return _storable(text)[:NAME_LENGTH]
 
 
 def _storable(text: str) -> str:

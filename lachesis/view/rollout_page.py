@@ -98,6 +98,8 @@ def sample_tokens(group: Mapping[str, Any], n: int, number: int, vocabulary: Voc
         versions += [(name, start + low, start + high) for name, low, high in span.get("versions") or ()]
         segments.append({"kind": "sampled", "trained_in": other["index"], **_span_facts(other, span)})
     ends = [0, *(place for each in segments for place in (each["start"], each["end"])), len(ids)]
+    if ends != sorted(ends) or len(logprobs) != len(ids):
+        raise ValueError("the completions are not in the order of the tokens, or without some of their logprobs")
     gaps = [(start, end) for start, end in list(pairwise(ends))[::2] if end > start]
     segments += [{"kind": "context", "start": start, "end": end} for start, end in gaps]
     texts, runs = vocabulary.texts(ids) if vocabulary is not None else (None, [])

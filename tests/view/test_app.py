@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -43,6 +47,7 @@ PAGES = (
     "/rollouts?run=mixed&tool_error=yes&sort=-turns&q=evil",
     "/rollouts?min_reward=x&page=-3&sort=nothing&tool_error=maybe&q=%22%00)(%F0%9F",
     "/rollouts?q=%00evil&item=%00&outcome=%00&cause=%00&run=%00",
+    f"/rollouts?page={'9' * 5000}",
     "/rollout/mixed/1/0?q=evil",
     "/group/mixed/1",
     "/group/mixed/-1",
@@ -115,6 +120,13 @@ async def test_beyond_this_machine_the_pages_ask_for_the_token_which_then_leaves
             for page in (*PAGES, "/events", "/?token=", f"/?token={token[:-1]}", "/?token=%C3%A9"):
                 async with stranger.get(URL(f"{plain[:-1]}{page}", encoded=True)) as answer:
                     assert answer.status == 403 and "token" in await answer.text(), page
+            for name, value in (
+                ("Host", "a:b"),
+                ("Host", "\udcff"),
+                ("Cookie", f"lachesis-view-{URL(plain).port}=\udcff"),
+            ):
+                async with stranger.get(plain, headers={name: value}) as answer:
+                    assert answer.status == 403, (name, value)
         async with aiohttp.ClientSession(cookie_jar=jar) as session:
             async with session.get(f"{plain}rollouts?q=evil&token={token}") as answer:
                 assert answer.status == 200 and token not in str(answer.url) and answer.url.query["q"] == "evil"
@@ -166,6 +178,77 @@ async def test_a_record_of_another_shape_is_shown_as_it_is_and_no_other_page_wit
     finally:
         await runner.cleanup()
         index.close()
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the parts of a record are; one of each list is enough."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    for name, part in parts:
+        yield (*at, name)
+        yield from places(part, (*at, name))
+
+
+def changed(record: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """A copy with another value at a place; with `...`, with another key there."""
+    holder = copy = json.loads(json.dumps(record))
+    for name in place[:-1]:
+        holder = holder[name]
+    if value is not ...:
+        holder[place[-1]] = value
+    elif isinstance(holder, dict):
+        holder[HOSTILE] = holder.pop(place[-1])
+    return copy
+
+
+def full_groups() -> list[dict[str, Any]]:
+    """A group with samples, branches and calls of its reward, and one with calls of the agent."""
+    calls, full = example_groups()[0], example_groups()[3]
+    calls["messages"][0].append({"role": "user", "content": IMAGE})
+    for rollout in full["rollouts"]:
+        rollout |= {"metrics": {"reward/part": 1.0, "more": 2}, "reason": "a reason"}
+        rollout["reward_calls"] = [{"method": "terminal", "arguments": ["ls"], "seconds": 1.0, "output": "files"}]
+        rollout["discarded"] = [{"at": 0, "reason": "an edit", "edit": True, "messages": calls["messages"][0]}]
+    return [full, calls]
+
+
+DEEP = "980 brackets"
+ODD = (None, [], {}, -1, 1e308, float("nan"), True, "", 10**30, 10**12, [None], {"a": None}, DEEP)
+IMAGE = [{"type": "image_url", "image_url": {"url": "javascript:x", HOSTILE: "data:text/html,x"}}]
+MARKUP = re.compile(r'<script>|<img src=x|<b>bold|<!--|\b(href|src|action)="(?!/|#|data:,")')
+
+
+async def test_no_part_of_a_record_is_markup_breaks_a_page_or_hides_a_group(tmp_path: Path) -> None:
+    odd = itertools.cycle(ODD)
+    wrong = [
+        changed(group, place, value)
+        for group in full_groups()
+        for place in places(group)
+        if place != ("schema",)
+        for value in (..., HOSTILE, next(odd))
+    ]
+    lines = [json.dumps(line).replace(f'"{DEEP}"', "[" * 980 + "]" * 980) for line in (*wrong, full_groups()[0])]
+    (tmp_path / "groups.jsonl").write_text("\n".join(lines) + "\n")
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    statuses = Counter[int]()
+    try:
+        await asyncio.to_thread(index.refresh)
+        listed = sorted({row["number"] for row in index.rollouts(viewer.Filter(), 10_000).rows})
+        assert listed[-1] == len(wrong) and len(listed) <= len(lines) - index.unread
+        pages = ["", "rollouts", "rollouts?sort=outcome", f"run/{tmp_path.name}"]
+        for group in (f"{tmp_path.name}/{number}" for number in listed):
+            pages += [f"group/{group}", f"rollout/{group}/0", f"tokens/{group}/0/0"]
+        async with aiohttp.ClientSession() as session:
+            for page in pages:
+                async with session.get(f"{url}{page}") as answer:
+                    assert answer.status in (200, 422) or (answer.status == 404 and "no sample" in await answer.text())
+                    statuses[answer.status] += 1
+                    if answer.content_type == "text/html":
+                        assert not MARKUP.search(await answer.text()), page
+    finally:
+        await runner.cleanup()
+        index.close()
+    assert statuses[200] > statuses[422] > 0
 
 
 async def test_what_a_run_writes_is_told_to_the_pages_that_are_open(root: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.testing.export_suite import example_groups
 from lachesis.view.app import serve
 from lachesis.view.index import Index
 from tests.support.chromium import Page, needs_chromium, open_page
@@ -103,6 +104,42 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
             file.write(lines[3])
         await page.until(f"{points} === 4")
         await page.until("document.querySelector('#list tbody').textContent.includes('8')")
+        (root / "live/groups.jsonl").unlink()
+        await page.until("document.querySelector('#standing').textContent.includes('404')")
+        assert page.errors and all("404" in error for error in page.errors)
+        page.errors.clear()
+
+
+async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None:
+    root, name = tmp_path / "runs", HOSTILE + "W" * 3000
+    (root / "odd").mkdir(parents=True)
+    group = example_groups()[3]
+    group |= {**dict.fromkeys(("environment", "item", "model"), name), "item_key": "W" * 3000}
+    for rollout in group["rollouts"]:
+        rollout |= dict.fromkeys(("outcome", "unscored_kind", "skipped", "reason", "agent_fault", "traceback"), name)
+        rollout |= {"metrics": {name: 1.0, f"reward/{name}": 1.0}, "verifier": {name: name}}
+        rollout["reward_calls"] = [{"method": name, "arguments": [name], "seconds": 1.0, "output": name, "error": name}]
+    group["tools"][0]["function"] |= {"name": name, "description": name}
+    for message in group["messages"][0]:
+        message |= {"name": name, "content": name, "reasoning": name}
+        for call in message.get("tool_calls", ()):
+            call["function"] |= {"name": name, "arguments": name}
+    group["samples"][1]["weight"] = None
+    (root / "odd/groups.jsonl").write_text(json.dumps(group) + "\n")
+    (root / "odd/groups.run.json").write_text(json.dumps({"settings": {name: name}}))
+    async with browsed(root, tmp_path, width=390) as (page, url):
+        for path in ("", "rollouts", "run/odd", "group/odd/0", "rollout/odd/0/0"):
+            await page.open(f"{url}{path}")
+            if path == "run/odd":
+                await page.until("document.querySelector('#curves')?.dataset.drawn > 3")
+            await page.eval("document.querySelectorAll('details').forEach(each => each.open = true)")
+            assert await page.eval(OVERFLOWS) is False, path
+        for part in ("reward", "setup", "tokens"):
+            await page.eval(f"location.hash = {part!r}")
+            await page.until(f"!document.querySelector('#{part}').hidden")
+            assert await page.eval(OVERFLOWS) is False, part
+        await page.open(f"{url}rollout/odd/0/1#tokens")
+        await page.until("document.querySelector('.stage .bad')?.textContent.includes('cannot be read')")
 
 
 async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path, tmp_path: Path) -> None:

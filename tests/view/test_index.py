@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import orjson
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lachesis.errors import LachesisError
 from lachesis.evaluation import mean_over_items
@@ -131,6 +135,17 @@ def test_a_search_finds_words_in_all_messages_and_is_no_language(root: Path, que
         assert {number for number, _ in found(index, {"q": query})} == numbers
 
 
+def test_a_name_of_a_megabyte_is_cut_in_lists(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    group = json.loads(path.read_text().splitlines()[0])
+    for each in (group, group["rollouts"][0]):
+        each |= dict.fromkeys(("environment", "model", "outcome", "unscored_kind"), "x" * 10**6)
+    path.write_text(json.dumps(group) + "\n")
+    with indexed(root) as index:
+        assert index.rollouts(Filter(outcome="x" * 200, cause="x" * 200)).total == 1
+        assert len(repr(index.runs())) + len(repr(index.choices())) < 10**4
+
+
 def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root: Path) -> None:
     path = root / "mixed/groups.jsonl"
     *most, last = path.read_bytes().splitlines(keepends=True)
@@ -164,6 +179,190 @@ def test_a_file_that_was_cut_replaced_or_removed_is_read_anew(root: Path) -> Non
         assert {number for number, _ in found(index, {"q": "pear"})} == {0, 3}, "no text is found twice"
         shutil.rmtree(root / "mixed")
         assert index.refresh() and index.runs() == [] and index.rollouts(Filter()).total == 0
+
+
+def test_a_file_that_was_written_over_at_the_same_length_is_read_anew(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    lines = path.read_bytes().splitlines(keepends=True)
+    key = json.loads(lines[0])["item_key"].encode()
+    with indexed(root) as index:
+        before = path.stat()
+        with path.open("r+b") as file:  # neither its inode, its size, its ends nor its time of change differ
+            file.write(b"".join([lines[0], lines[1].replace(b'"reward": 0.0', b'"reward": 7.0', 1), *lines[2:]]))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert path.stat().st_size == before.st_size
+        assert index.refresh() and index.rollouts(Filter(min_reward=5.0)).total == 1
+        with path.open("r+b") as file:
+            file.write(lines[0].replace(key, b"x" * len(key)))
+        with pytest.raises(NoSuchGroup, match="load the page again"):
+            index.group("mixed", 0)  # another one is there now
+
+
+def test_what_failed_is_shown_again_where_the_score_that_replaced_it_is_gone(root: Path) -> None:
+    failed = json.loads((root / "mixed/groups.failed.jsonl").read_text())
+    path = root / "mixed/groups.jsonl"
+    before = path.read_bytes()
+    scored = json.loads(before.splitlines()[0])
+    with indexed(root) as index:
+        path.write_bytes(before + json.dumps({**scored, "item_key": failed["item_key"]}).encode() + b"\n")
+        index.refresh()
+        assert not found(index, {"scored": "no"})
+        path.write_bytes(before)
+        assert index.refresh() and found(index, {"scored": "no"})
+
+
+def test_two_files_of_one_name_show_each_group_once(root: Path) -> None:
+    source = (root / "mixed/groups.jsonl").read_bytes()
+    (root / "mixed/x").mkdir()
+    (root / "mixed/x/groups.jsonl").write_bytes(source)
+    (root / "mixed/x.jsonl").write_bytes(source)
+    with indexed(root) as index:
+        assert index.rollouts(Filter(runs=("mixed/x",))).total == 8
+        (root / "mixed/x.jsonl").unlink()
+        index.refresh()
+        for row in index.rollouts(Filter()).rows:
+            assert index.group(row["run"], row["number"])
+
+
+def test_a_file_that_grows_while_it_is_read_lets_others_have_their_turn(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    line = json.dumps({**json.loads(path.read_text().splitlines()[0]), "pad": "x" * BATCH}) + "\n"
+    looks = []
+
+    def changed() -> None:
+        looks.append(1)
+        with path.open("a") as file:
+            file.write(line)
+        if len(looks) == 5:
+            index.stop()
+
+    path.write_text(line * 2)
+    with closing(Index(root, root.parent / "runs.sqlite")) as index:
+        index.refresh(changed)
+    assert len(looks) < 5
+
+
+def files_after(draw: Any, root: Path, lines: Mapping[str, list[bytes]]) -> None:
+    """Change one of the files of `lines` in some way."""
+    name = draw(st.sampled_from(sorted(lines)))
+    path = root / name
+    text = b"".join(draw(st.lists(st.sampled_from([*lines[name], b"nonsense\n", b"\n"]), min_size=1, max_size=4)))
+    text = text[: draw(st.sampled_from([len(text), len(text), len(text) // 2]))]
+    match draw(st.sampled_from(["grow", "grow", "cut", "write over", "replace", "rename", "delete", "remove"])):
+        case "cut" if path.exists():
+            os.truncate(path, draw(st.integers(0, path.stat().st_size)))
+        case "replace":
+            path.with_suffix(".new").write_bytes(text)
+            path.with_suffix(".new").replace(path)
+        case "rename" if path.exists():
+            path.rename(path.with_name(f"other-{path.name}"))
+        case "delete":
+            path.unlink(missing_ok=True)
+        case "remove":
+            shutil.rmtree(path.parent)
+            path.parent.mkdir()
+        case how:
+            with path.open("wb" if how == "write over" else "ab") as file:
+                file.write(text)
+
+
+def all_of(index: Index) -> Any:
+    """All that pages show of a folder, but the names of environments and models."""
+    rows = [dict(row) for row in index.rollouts(Filter(sort="run"), 1000).rows]
+    runs = [{name: run[name] for name in run.keys() - {"environment", "model", "evaluation"}} for run in index.runs()]
+    runs.sort(key=lambda run: str(run["name"]))
+    groups = [index.group(row["run"], row["number"]) for row in rows]
+    found = sorted((row["run"], row["number"], row["n"]) for row in index.rollouts(Filter(q="pear"), 1000).rows)
+    return repr((rows, runs, groups, found, index.unread, curves(index, [run["name"] for run in runs], "step")))
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_happens_to_files_an_index_says_what_a_new_one_says(played: Path, data: st.DataObject) -> None:
+    scored = (played / "mixed/groups.jsonl").read_bytes().splitlines()
+    failed = (played / "mixed/groups.failed.jsonl").read_bytes().splitlines()
+    later = json.dumps({**json.loads(scored[0]), "item_key": json.loads(failed[0])["item_key"]}).encode()
+    steps = [json.dumps({"step": at, "timestamp": at, "train/loss": at}).encode() for at in (1, 2)]
+    names = ("a/groups.jsonl", "a/groups.failed.jsonl", "b/groups.jsonl", "b/metrics.jsonl")
+    # Of distinct lengths: what grows and is written over in its middle between two looks is taken for grown.
+    lines = {
+        name: [line + b" " * 50 * at + b"\n" for at, line in enumerate(found)]
+        for name, found in zip(names, ([*scored, later], failed, scored, steps), strict=True)
+    }
+    with TemporaryDirectory() as folder:
+        root = Path(folder, "runs")
+        for name in "ab":
+            (root / name).mkdir(parents=True)
+        with closing(Index(root, Path(folder, "index.sqlite"))) as index:
+            for at in range(data.draw(st.integers(1, 8))):
+                files_after(data.draw, root, lines)
+                index.refresh()
+                with closing(Index(root, Path(folder, f"new-{at}.sqlite"))) as new:
+                    new.refresh()
+                    assert all_of(index) == all_of(new)
+
+
+def test_an_index_that_is_deleted_or_damaged_is_made_anew(root: Path) -> None:
+    with indexed(root) as index:
+        path = index.path
+        for suffix in ("", "-wal", "-shm"):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        assert index.refresh() and index.rollouts(Filter()).total == 10
+    whole = path.read_bytes()
+    for damaged in (whole[:100], whole[:20_000], whole[:4096] + b"\xff" * (len(whole) - 4096)):
+        path.write_bytes(damaged)
+        with indexed(root) as index:
+            assert index.rollouts(Filter()).total == 10
+    path.write_bytes(whole[: 8 * 4096] + b"\xff" * (len(whole) - 8 * 4096))
+    with indexed(root) as index:
+        with pytest.raises(sqlite3.DatabaseError) as error:
+            index.runs()
+        index.report(error.value)
+        assert index.refresh() and index.rollouts(Filter(q="pear")).total == 4
+
+
+def test_an_index_of_another_folder_or_version_is_made_anew_unless_a_viewer_uses_it(root: Path) -> None:
+    other = root.parent / "other"
+    shutil.copytree(root / "mixed", other / "mine")
+    path = root.parent / "index.sqlite"
+    with closing(Index(root, path)) as index:
+        index.refresh()
+        with pytest.raises(LachesisError, match="another viewer uses it"):
+            Index(other, path)
+    with closing(Index(other, path)) as index:
+        assert index.runs() == [], "nothing of the other folder"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("PRAGMA user_version = 1; DROP TABLE rollouts; CREATE TABLE rollouts (other)")
+    with closing(Index(other, path)) as index:
+        assert index.refresh() and index.rollouts(Filter()).total == 10
+
+
+def test_a_database_of_something_else_is_left_alone(root: Path) -> None:
+    path = root.parent / "notes.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("CREATE TABLE notes (text); INSERT INTO notes VALUES ('precious')")
+    before = path.read_bytes()
+    with pytest.raises(LachesisError, match="it is no index of the viewer"):
+        Index(root, path)
+    assert path.read_bytes() == before
+
+
+def test_a_viewer_takes_over_where_the_one_that_followed_the_files_ended(root: Path) -> None:
+    path = root.parent / "index.sqlite"
+    first, second = Index(root, path), Index(root, path)
+    first.refresh()
+    second.refresh()
+    assert not second.refresh(), "the first one follows the files"
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{path}{suffix}").unlink(missing_ok=True)
+    second.refresh()
+    assert first.refresh() or second.refresh(), "one of them reads the files again"
+    assert first.runs()[0]["groups"] == second.runs()[0]["groups"] == 5
+    first.close()
+    with (root / "mixed/groups.jsonl").open("ab") as file:
+        file.write((root / "mixed/groups.jsonl").read_bytes().splitlines(keepends=True)[0])
+    assert second.refresh() and second.runs()[0]["groups"] == 6
+    second.close()
 
 
 def test_an_index_that_was_ended_in_the_middle_of_a_file_goes_on_there(root: Path) -> None:
@@ -205,7 +404,7 @@ def test_lines_that_are_no_groups_are_counted_and_keep_their_numbers(root: Path)
     odd: list[Any] = [b"{}\n", b"nonsense\n", b"[" * 100_000 + b"\n", b'{"rollouts": [{}]}\n', b"\n", surrogate]
     path.write_bytes(b"".join([first, *odd, second]))
     with indexed(root) as index:
-        assert index.unread() == 4
+        assert index.unread == 4
         assert index.group("mixed", 7) == json.loads(second)
         assert [number for number, n in found(index, {"min_reward": "-9"}) if n == 0] == [7, 6, 0]
 
@@ -229,7 +428,7 @@ def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_wha
     (root / "mixed/groups.run.json").write_text('{"settings": {"nan": NaN, "half": "\\ud83d"}}')
     with indexed(root) as index:
         listed = {(row["number"], row["n"]): row for row in index.rollouts(Filter(), 10_000).rows}
-        assert {(2, 0), (2, 1), (len(lines), 1)} <= listed.keys() and index.unread() > 100
+        assert {(2, 0), (2, 1), (len(lines), 1)} <= listed.keys() and index.unread > 100
         assert all((number, 0) in listed for number, _ in listed), "a line is shown whole, or not at all"
         (run,) = index.runs()
         assert run["rollouts"] == len(listed) and run["settings"]["half"] == "\ud83d"
@@ -247,7 +446,13 @@ def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_wha
             assert values and all(y is None or isinstance(y, int | float) for y in values)
 
 
-@pytest.mark.parametrize("manifest", [b"[]", b'{"settings": [1]}', b"[" * 100_000, b"7", b"\xff", b"{}"])
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        *(b"[]", b'{"settings": [1]}', b"[" * 100_000, b"7", b"\xff", b"{}"),
+        b'{"settings": {"deep": ' + b"[" * 1000 + b"]" * 1000 + b"}}",
+    ],
+)
 def test_a_manifest_that_is_none_hides_no_run(root: Path, manifest: bytes) -> None:
     (root / "mixed/groups.run.json").write_bytes(manifest)
     with indexed(root) as index:

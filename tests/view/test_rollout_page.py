@@ -112,6 +112,17 @@ def test_every_sampled_token_is_shown_with_its_logprob_and_trained_in_one_sample
         assert trained == rollout["completion_tokens"]
 
 
+def test_completions_that_are_not_in_the_tokens_are_no_page(group: dict[str, Any]) -> None:
+    (first, *others) = group["samples"]
+    n = [rollout["rollout_id"] for rollout in group["rollouts"]].index(first["rollout_id"])
+    (span, *spans) = first["spans"]
+    beyond = {"spans": [span, {**spans[0], "end": 10**6}]}
+    across = {"spans": [{**span, "end": spans[0]["end"] - 1}, *spans]}
+    for wrong in (beyond, across, {"logprobs": first["logprobs"][: spans[-1]["end"] - 1]}):
+        with pytest.raises(ValueError, match="not in the order of the tokens"):
+            sample_tokens({**group, "samples": [{**first, **wrong}, *others]}, n, 0, None)
+
+
 def test_a_token_that_another_sample_trains_says_so(group: dict[str, Any], vocabulary: Vocabulary) -> None:
     n = 1 - honest(group)
     shown = sample_tokens(group, n, 1, vocabulary)

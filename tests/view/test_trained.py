@@ -58,7 +58,7 @@ def index(root: Path, tmp_path: Path) -> Any:
 def test_the_rollouts_of_steps_are_listed_and_filtered_as_those_of_other_runs(index: Index) -> None:
     full, run = sorted(index.runs(), key=lambda each: str(each["name"]))
     assert (run["name"], run["steps"], run["groups"], run["rollouts"], run["model"]) == ("run", 3, 4, 8, "run:3")
-    assert (full["groups"], full["rollouts"], full["scored"], index.unread()) == (1, 2, 2, 0)
+    assert (full["groups"], full["rollouts"], full["scored"], index.unread) == (1, 2, 2, 0)
     rows = index.rollouts(Filter(runs=("run",), sort="reward")).rows
     assert [row["reward"] for row in rows] == [0, 0, 0, 0.5, 0.5, 1, 1, 1]
     assert {row["number"] for row in rows} == {0, LINES, LINES + 1, 2 * LINES}

@@ -44,7 +44,7 @@
     for (const link of all("[data-shows]")) link.setAttribute("aria-current", String(link.dataset.shows === name));
   }
   function follow() {
-    const hash = decodeURIComponent(location.hash.slice(1));
+    const hash = location.hash.slice(1);
     const token = hash.match(/^(?:sample-(\d+)\/)?token-(\d+)$/);
     const sample = hash.match(/^sample-(\d+)$/);
     const target = hash ? document.getElementById(hash) : null;
@@ -135,16 +135,17 @@
           const answer = await fetch(`${this.box.dataset.url}/${sample}`);
           if (!answer.ok) throw new Error(`${answer.status} ${answer.statusText}`);
           data = await answer.json();
+          if (turn !== this.wanted) return;
+          this.draw(data);
         } catch (error) {
           if (turn === this.wanted) {
             this.loading = false;
+            this.data = null;
             this.stage.replaceChildren(make("p", "bad", `The tokens cannot be read: ${error.message}`));
           }
           return;
         }
-        if (turn !== this.wanted) return;
         this.loading = false;
-        this.draw(data);
       }
       if (token !== null) this.select(token, true);
     }

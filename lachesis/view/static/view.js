@@ -60,6 +60,9 @@
   });
   if (location.hash === "#search") one("#filter input[type=search]")?.focus();
 
+  // A run that is gone: its last figures stay, and the page says so.
+  document.addEventListener("htmx:responseError", (event) => { one("#standing").textContent = `this page cannot be loaded again: ${event.detail.xhr.status}`; });
+
   // What is reloaded keeps the marked row and the chosen runs.
   let chosen = [];
   document.addEventListener("htmx:beforeSwap", () => { chosen = all("#list input:checked").map((each) => each.value); });
