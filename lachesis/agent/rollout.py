@@ -26,6 +26,7 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
@@ -127,6 +128,12 @@ class Rollout:
     def may_pass_later(self) -> bool:
         """Whether a run with the same settings may succeed. A server whose answers are none is of another kind."""
         return self.may_pass and not isinstance(self.error, BadResponse)
+
+    @property
+    def of_settings(self) -> bool:
+        """Whether other settings, and nothing else, are the remedy for what kept it from its reward."""
+        of_settings = isinstance(self.error, LachesisError) and self.error.exit_code == ExitCode.SETTINGS
+        return of_settings and self.traceback is None
 
     @property
     def left_to_agent(self) -> bool:

@@ -86,7 +86,7 @@ async def _run(command: str, env: Environment) -> int:
     if not isinstance(result, RunResult | ServeResult):
         return 0  # of an environment with an evaluate() that returns something else
     print_result(Console(), result)
-    return int(result.failed)
+    return result.exit_code
 
 
 def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.errors import ExitCode
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
 from lachesis.runs.failures import REPEATS
@@ -83,8 +84,14 @@ class RunResult:
 
     @property
     def failed(self) -> bool:
-        """Whether the exit code is 1."""
         return bool(self.failed_groups or self.exceptions)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if not self.failed:
+            return ExitCode.DONE
+        of_settings = self.figures.causes.of_settings and not self.exceptions
+        return ExitCode.SETTINGS if of_settings else ExitCode.FAILED
 
     def rows(self) -> Iterator[Row]:
         summary = self.summary
@@ -236,7 +243,7 @@ class ServeResult:
     exclusion: Exclusion = field(default_factory=Exclusion)
     """Of this start. Empty while it goes on."""
 
-    failed = False
+    exit_code = ExitCode.DONE
 
     @property
     def mean_age(self) -> float:
