@@ -531,6 +531,19 @@ async def test_a_model_name_that_a_server_does_not_list_is_a_warning_and_with_vl
         assert server.stats["completions"] == 0
 
 
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_wrong_model_name_is_answered_before_a_tokenizer_is_looked_for(kind: str, tmp_path: Path) -> None:
+    async with FakeServer(model_name="org/model-7b") as server:
+        one = ServerConfig(base_url=server.base_url, model_name=str(tmp_path / "modle"), server_type=kind)
+        env = SortWords(SortWords.env_config_cls(enabled_toolsets=["file"]), [one])
+        env.console = Console(file=(out := io.StringIO()), width=400)
+        with pytest.raises(ServerConfigError) as refused:
+            async with env.running():
+                pass
+    assert "is not in the list of" in (out.getvalue() or str(refused.value))
+    assert ("tokenizer" in str(refused.value)) == (kind == "sglang"), "a warning there: it accepts any name"
+
+
 async def test_the_tokenizer_is_shown_recorded_and_compared_with_the_server_before_the_first_rollout(
     tmp_path: Path,
 ) -> None:
