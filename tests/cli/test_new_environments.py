@@ -63,6 +63,11 @@ def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) ->
     assert "short.py has no Missing; it defines Short" in capsys.readouterr().err
     assert main(["process", "gsm8l"]) == 2
     assert "did you mean gsm8k?" in capsys.readouterr().err
+    for verb in ("eval", "process"):
+        with pytest.raises(SystemExit):
+            main([verb, "short.py", "--env.max_truns", "3"])
+        said = capsys.readouterr().err
+        assert f"lachesis {verb} short.py: error" in said and "did you mean --env.max_agent_turns?" in said
     assert main(["envs"]) == 0
     assert "reasoning_gym" in capsys.readouterr().out
 
