@@ -240,6 +240,7 @@ async def _into_files(
         short_of=wanted_items if evaluates or pipeline.exhausted else 0,
         declined=sink.declined,
         left_to_agents=sink.left_to_agents,
+        min_reward=config.trajectory_min_reward,
         evaluation=evaluates,
     )
 

@@ -286,7 +286,7 @@ async def test_a_run_shows_its_figures_links_its_files_and_says_what_to_do_next(
         assert text in figures, text
     said = shown(result)
     assert "the items ran out: get_next_item gave 2 of the 5 that env.total_steps asks for" in said
-    assert f"lachesis view {tmp_path}" in said and "lachesis export" in said and "--sft" in said
+    assert f"lachesis view {tmp_path}" in said and "lachesis export" in said and "lachesis train --sft" in said
     assert f"\ngroups        {result.files.groups}\n" in said, "a plain path where there is no terminal"
     linked = shown(result, force_terminal=True, color_system="standard")
     assert f";{result.files.report.as_uri()}\x1b\\" in linked and "\x1b]8;" in linked
