@@ -66,7 +66,10 @@ def report_error(error: Exception, console: Console | None = None) -> int:
     if not isinstance(error, LachesisError):
         said, _, rest = explained(error).partition("\n")
         if where := place(error):
-            said, rest = f"{where}: {said}", f"{rest}correct it and start again; what was finished is kept"
+            kept = (
+                "" if where.endswith(".py") else "; what was finished is kept"
+            )  # nothing began where an import failed
+            said, rest = f"{where}: {said}", f"{rest}correct it and start again{kept}"
         elif not isinstance(error, OSError):
             rest += "this is a mistake of Lachesis; please report it with the lines above"
     console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)

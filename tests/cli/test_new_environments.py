@@ -140,6 +140,14 @@ def test_a_policy_that_is_no_function_is_named() -> None:
         asyncio.run(check_environment(Wrong, items=1))
 
 
+def test_a_check_without_the_judge_names_its_setting_and_prints_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "judged", "--kind", "judge"])
+    capsys.readouterr()
+    assert main(["check", "judged.py", "-n", "1"]) == 2
+    said = capsys.readouterr()
+    assert "name it with --env.judge_server" in said.err and not said.out
+
+
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     main(["new", "checked"])
     assert main(["check", "checked.py", "-n", "2"]) == 0
