@@ -66,9 +66,8 @@ def report_error(error: Exception, console: Console | None = None) -> int:
     if not isinstance(error, LachesisError):
         said, _, rest = explained(error).partition("\n")
         if where := place(error):
-            kept = (
-                "" if where.endswith(".py") else "; what was finished is kept"
-            )  # nothing began where an import failed
+            imports = where.endswith(".py")  # nothing has begun
+            kept = "" if imports else "; what was finished is kept"
             said, rest = f"{where}: {said}", f"{rest}correct it and start again{kept}"
         elif not isinstance(error, OSError):
             rest += "this is a mistake of Lachesis; please report it with the lines above"

@@ -31,8 +31,9 @@ from lachesis.runs.server_settings import (
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.testing.reference_server import Policy, ReferenceServer
 
-SILENT_AFTER = 8.0
-"""Seconds without the first answer after which a server is named: with the pause of the watch, less than 10."""
+SILENT_AFTER = 7.0
+"""Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the
+watch and a start that takes two on a busy machine."""
 
 
 class SilenceWatch:
@@ -66,7 +67,7 @@ class SilenceWatch:
                 elif again and silence < SILENT_AFTER:
                     self._told[client] = 0.0
                     self._tell(f"the model server {client.base_url} answers")
-            await asyncio.sleep(min(1.0, SILENT_AFTER / 4))
+            await asyncio.sleep(min(0.5, SILENT_AFTER / 4))
 
     def _tell(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)

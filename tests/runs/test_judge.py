@@ -169,7 +169,7 @@ async def test_a_judge_without_a_server_is_an_error_that_names_the_setting(tmp_p
 
     asked: list[Any] = []
     for env_cls in (Judged, OfGroup):
-        with pytest.raises(UnusableSettings, match="name it with --env.judge_server") as stopped:
+        with pytest.raises(UnusableSettings, match=r"name it with --env\.judge_server") as stopped:
             await process(env_cls, tmp_path, lambda request: asked.append(request) or does_nothing(request))
         assert stopped.value.exit_code == 2 and len(asked) <= 4, "at the first group"
         asked.clear()
