@@ -18,6 +18,7 @@ from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
+from lachesis.run_folder import unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
@@ -449,15 +450,6 @@ def _reject_off_policy(env: Environment) -> None:
         facts = {HARMLESS_FIELDS: settings.harmless_fields, "sampling_mask": settings.sampling_mask}
         if problem := sampling_problem({**record, **facts}):
             raise ServerConfigError(f"serve: {problem}")
-
-
-def unused(folder: Path) -> Path:
-    """`folder`, or `folder-2` and so on: an existing one is of other weights, even for the same step."""
-    at, number = folder, 1
-    while at.exists():
-        number += 1
-        at = folder.with_name(f"{folder.name}-{number}")
-    return at
 
 
 def longest_group(config: HermesAgentEnvConfig) -> float:

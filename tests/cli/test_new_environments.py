@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -70,6 +72,21 @@ def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) ->
         assert f"lachesis {verb} short.py: error" in said and "did you mean --env.max_agent_turns?" in said
     assert main(["envs"]) == 0
     assert "reasoning_gym" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["eval", "process"])
+def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pasted(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["new", "again"])
+    command = [verb, "again.py", "-n", "1", "-m", "reference"]
+    assert main(command) == 0
+    for found in (r"elsewhere: (-o \S+) ", r" or (--env\.\S+ \S+)$"):
+        capsys.readouterr()
+        assert main([*command, "--max-turns", "3"]) == 2
+        said = capsys.readouterr().err
+        (flags,) = re.findall(found, said, re.MULTILINE)
+        assert "max_agent_turns: " in said and main([*command, "--max-turns", "3", *shlex.split(flags)]) == 0
 
 
 class Echo(HermesAgentBaseEnv):
