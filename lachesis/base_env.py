@@ -223,16 +223,19 @@ class HermesAgentBaseEnv(AtroposBase):
 
         Raises:
             JudgeFailed: it gave no such answer. This and any failed request leave the rollout unscored.
-            NotRunning: there is no `judge_server`, or no run.
+            SettingsError: there is no `judge_server`. From a reward it ends the run.
+            NotRunning: there is no run.
         """
         from lachesis.agent.blocking_calls import result_of
         from lachesis.agent.call_scope import current_scope
 
-        if self._judge is None:
-            raise NotRunning(
-                f"{self.run_name}: judge() asks a second model server, in a run; name it with --env.judge_server "
+        if self.config.judge_server is None:
+            raise SettingsError(
+                f"{self.run_name}: judge() asks a second model server; name it with --env.judge_server "
                 "'{base_url: URL, model_name: NAME}'"
             )
+        if self._judge is None:
+            raise NotRunning(f"{self.run_name}: judge() asks the server of env.judge_server, which is there in a run")
         return result_of("self.judge", partial(self._judge.ask, prompt, schema), self._judge.loop, current_scope())
 
     # The parts of a run.

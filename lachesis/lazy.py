@@ -1,4 +1,4 @@
-"""Packages whose names are imported when they are first used, and imports that log no warnings."""
+"""Names that are imported when they are first used, imports that log no warnings, and what is done after an import."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import ModuleType
 from typing import Any
 
 _quiet = threading.RLock()
@@ -48,3 +51,41 @@ def lazy_names(package: str, modules: Mapping[str, Sequence[str]]) -> Callable[[
         return value
 
     return __getattr__
+
+
+class _Loader(SourceFileLoader):
+    def __init__(self, loader: SourceFileLoader, act: Callable[[ModuleType], None]) -> None:
+        super().__init__(loader.name, loader.path)
+        self._act = act
+
+    def exec_module(self, module: ModuleType) -> None:
+        super().exec_module(module)
+        self._act(module)
+
+
+class _Finder(MetaPathFinder):
+    """Finds one module as usual, and has something done once it is loaded."""
+
+    def __init__(self, name: str, act: Callable[[ModuleType], None]) -> None:
+        self._name, self._act = name, act
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and type(spec.loader) is SourceFileLoader:
+            spec.loader = _Loader(spec.loader, self._act)
+        return spec
+
+
+def after_import(name: str, act: Callable[[ModuleType], None]) -> MetaPathFinder:
+    """Call `act` with a module of this name: now if it is loaded, else once a program imports it.
+
+    Returns:
+        The finder in `sys.meta_path` that waits for the import.
+    """
+    finder = _Finder(name, act)
+    sys.meta_path.insert(0, finder)
+    if name in sys.modules:
+        act(importlib.import_module(name))  # waits for a thread that is importing it
+    return finder

@@ -52,6 +52,15 @@ def settings_of(groups: Path) -> dict[str, Any]:
         ) from error
 
 
+def unused(folder: Path) -> Path:
+    """`folder`, or `folder-2` and so on where it exists."""
+    at, number = folder, 1
+    while at.exists():
+        number += 1
+        at = folder.with_name(f"{folder.name}-{number}")
+    return at
+
+
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """The differences between two sets of settings, in words; empty if there are none.
 

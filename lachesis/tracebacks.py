@@ -46,7 +46,10 @@ def explained(error: BaseException) -> str:
         for each in chain:
             _remove_ours(each, expected=expected)
     if len(chain) == 1 and not trace.stack:
-        return "\n".join([headline(error), *_text(error).splitlines()[1:]]) + "\n"
+        rest = _text(error).splitlines()[1:]
+        if isinstance(error, SyntaxError):  # its line, and the place there
+            rest = "".join(trace.format_exception_only()).splitlines()[:-1]
+        return "\n".join([headline(error), *rest]) + "\n"
     return f"{headline(error)}\n{''.join(trace.format())}"
 
 

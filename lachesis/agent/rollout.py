@@ -26,6 +26,7 @@ from lachesis.agent.reward import Reward, finite_number
 from lachesis.agent.scorer import Scored, Scorer, SetUpFailed
 from lachesis.agent.tool_calls import SessionCalls
 from lachesis.agent.tool_context import RewardCall, ToolContext
+from lachesis.errors import ExitCode, LachesisError
 from lachesis.inference import BadResponse, InferenceError, RequestRejected, Router, TokenServer
 from lachesis.inference.balancer import Split
 from lachesis.inference.chat_template import PromptError
@@ -96,7 +97,7 @@ class Rollout:
     metrics_traceback: str | None = None
     """Of an exception in `rollout_metrics`, which the reward survives."""
     error: Exception | None = None
-    """What broke the infrastructure."""
+    """What broke the infrastructure, or is wrong with the settings."""
     attempts: int = 1
     """Starts that it took; more than one when the infrastructure broke earlier ones."""
     retried_after: Sequence[str] = ()
@@ -127,6 +128,11 @@ class Rollout:
     def may_pass_later(self) -> bool:
         """Whether a run with the same settings may succeed. A server whose answers are none is of another kind."""
         return self.may_pass and not isinstance(self.error, BadResponse)
+
+    @property
+    def of_settings(self) -> bool:
+        """Whether other settings, and nothing else, are the remedy for what kept it from its reward."""
+        return isinstance(self.error, LachesisError) and self.error.exit_code == ExitCode.SETTINGS
 
     @property
     def left_to_agent(self) -> bool:
@@ -338,7 +344,7 @@ class RolloutPlayer:
             reward=None,
             result=result,
             traceback=scored.traceback,
-            error=error,
+            error=error or scored.wrong_setting,
             attempts=attempts,
             retried_after=tuple(retried_after),
             lost_completion_tokens=lost_completion_tokens,
@@ -411,7 +417,11 @@ class RolloutPlayer:
             else:
                 given = scored.value if scored.value is not None else [None] * len(group)
                 changed = [
-                    replace(rollout.rewarded(reward), traceback=scored.traceback or rollout.traceback)
+                    replace(
+                        rollout.rewarded(reward),
+                        traceback=scored.traceback or rollout.traceback,
+                        error=rollout.error or scored.wrong_setting,
+                    )
                     for (rollout, _), reward in zip(group, given, strict=True)
                 ]
         for at, rollout, context in zip(places, changed, contexts, strict=True):

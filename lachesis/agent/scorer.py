@@ -20,6 +20,7 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import Reward, RewardError, checked_group, checked_reward, finite_number
 from lachesis.agent.reward_threads import RewardThreads
 from lachesis.agent.tool_context import ToolContext
+from lachesis.errors import SettingsError
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.tasks import cancel_requests
 from lachesis.tools import ToolRegistry, ToolSession
@@ -43,6 +44,11 @@ class Scored(Generic[T_co]):
     @property
     def traceback(self) -> str | None:
         return None if self.error is None else explained(self.error)
+
+    @property
+    def wrong_setting(self) -> SettingsError | None:
+        """What the environment's code found wrong with the settings of the run."""
+        return self.error if isinstance(self.error, SettingsError) else None
 
 
 REWARD_THREADS = 64

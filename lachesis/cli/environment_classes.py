@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from lachesis.errors import SettingsError
+from lachesis.lazy import after_import
 from lachesis.runs.flags import close_names
 
 
@@ -56,7 +57,7 @@ def environment_class(target: str) -> Any:
     Raises:
         SettingsError: there is no such environment, or it is unclear which class is meant.
     """
-    if target in ENVIRONMENTS:  # without Atropos, which takes 5 seconds to import where torch is installed
+    if target in ENVIRONMENTS:
         module, _, name = ENVIRONMENTS[target].place.partition(":")
         return getattr(importlib.import_module(module), name)
     if ":" not in target and not target.endswith(".py"):
@@ -70,11 +71,23 @@ def environment_class(target: str) -> Any:
 
     if (env_cls := guest(target)) is not None:
         return env_cls
-    from lachesis.environments.atropos_player import player_for, prepare_imports
+    # Atropos takes two seconds to import, five where torch is installed: only for a file that imports it.
+    finder = after_import("atroposlib", _prepare_for_atropos)
+    try:
+        found = load_env(target)
+    finally:
+        sys.meta_path.remove(finder)
+    if issubclass(found, HermesAgentBaseEnv):
+        return found
+    from lachesis.environments.atropos_player import player_for
+
+    return player_for(found)
+
+
+def _prepare_for_atropos(_: ModuleType) -> None:
+    from lachesis.environments.atropos_player import prepare_imports
 
     prepare_imports()
-    found = load_env(target)
-    return found if issubclass(found, HermesAgentBaseEnv) else player_for(found)
 
 
 def load_env(target: str) -> Any:
@@ -105,9 +118,10 @@ def load_env(target: str) -> Any:
 
 
 def _is_of_atropos(cls: type) -> bool:
-    from lachesis.runs.atropos import BaseEnv
+    from lachesis.runs.atropos_base import MODULE
 
-    return issubclass(cls, BaseEnv)
+    base = sys.modules.get(MODULE)  # what has not imported it has no class of it
+    return base is not None and issubclass(cls, base.BaseEnv)
 
 
 def _module_of_file(path: Path) -> ModuleType:

@@ -1,4 +1,4 @@
-"""`launch_training.py`: train a model on the batches of a rollout API, and serve it."""
+"""`launch_training.py` and `lachesis train --sft`: train a model on the batches of a rollout API, and serve it."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ TOKEN: Final = "LACHESIS_POLICY_TOKEN"
 """Environment variable with the bearer token of the policy server."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, *, prog: str = "launch_training.py") -> int:
     """Run the trainer; the exit code."""
     console = Console(stderr=True)
-    parser = make_parser()
+    parser = make_parser(prog)
     given = vars(parser.parse_args(argv))
     try:
         config, resume = given.pop("config", None), given.pop("resume")
@@ -69,10 +69,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitCode.STOPPED
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(prog: str = "launch_training.py") -> argparse.ArgumentParser:
     """One flag a setting."""
     parser = Parser(
-        prog="launch_training.py",
+        prog=prog,
         description="Train a model on the batches of a rollout API, and serve it.",
         usage="%(prog)s [--config FILE] [--training.NAME VALUE ...] [--env.NAME VALUE ...]",
         allow_abbrev=False,

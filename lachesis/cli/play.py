@@ -33,4 +33,5 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not issubclass(env_cls, AtroposPlayer):
             raise SettingsError("--drift and --json are for environments of Atropos: leave them out")
         env_cls.drift = drift
-    return command_line.main(env_cls, [argument for argument in rest if argument not in ("--drift", "--json")])
+    rest = [argument for argument in rest if argument not in ("--drift", "--json")]
+    return command_line.main(env_cls, rest, prog=" ".join(["lachesis play", target, *rest[:1]]))

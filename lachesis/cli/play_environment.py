@@ -44,9 +44,9 @@ def main(verb: Verb, argv: Sequence[str] | None = None) -> int:
     from lachesis.cli.environment_classes import environment_class
     from lachesis.runs import command_line
 
-    env_cls, command = environment_class(target), _COMMANDS[verb]
+    env_cls, command, prog = environment_class(target), _COMMANDS[verb], f"lachesis {verb} {target}"
     if "--help-all" in rest:
-        return command_line.main(env_cls, [command, "--help"])
+        return command_line.main(env_cls, [command, "--help"], prog=prog)
     given, rest = parser.parse_known_args(rest)
     names = {text.partition("=")[0] for text in rest}
     flags = []
@@ -54,7 +54,7 @@ def main(verb: Verb, argv: Sequence[str] | None = None) -> int:
         if f"--{setting}" in names:
             raise SettingsError(f"--{setting} is given twice: it is {settings[setting]} here; keep one of the two")
         flags.append(f"--{setting}={value}")
-    return command_line.main(env_cls, [command, *rest, *flags])
+    return command_line.main(env_cls, [command, *rest, *flags], prog=prog)
 
 
 def _parser(verb: Verb) -> tuple[argparse.ArgumentParser, dict[str, str]]:

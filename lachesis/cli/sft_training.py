@@ -1,4 +1,4 @@
-"""`launch_training.py --sft FILE...`: train a model on what `process` wrote."""
+"""`lachesis train --sft FILE...`: train a model on what `process` wrote."""
 
 from __future__ import annotations
 

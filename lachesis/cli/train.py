@@ -1,10 +1,12 @@
 """`lachesis train`: rollout API, trainer and environment as one command.
 
     lachesis train --env gsm8k|terminal|tool_call|tool_result|path.py:Class [--config FILE] [--training.NAME VALUE ...]
+    lachesis train --sft FILE... [--config FILE] [--training.NAME VALUE ...] [--sft.NAME VALUE ...]
 
 It starts what otherwise takes three terminals: `lachesis api`, `launch_training.py` and `serve` of the environment. All
 three read the same file and flags. What dies is started again and goes on where it was; Ctrl-C ends all of them, and
 the same command continues. Everything is in the run's folder: logs/, checkpoints, metrics, report.html.
+With --sft it trains on files of `process`, without an environment.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ OF_BOTH: Final = ("model_name", "base_url")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train until the trainer has made its steps; the exit code."""
+    if "--sft" in {text.partition("=")[0] for text in argv or ()}:
+        return launch_training.main(argv, prog="lachesis train")
     given, flags = _parser().parse_known_args(argv)
     groups = _by_setting(flags)
     plan = Plan.of(given, groups)
@@ -236,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
-        epilog="Settings: `python launch_training.py --help` and `python environments/NAME_env.py serve --help`.",
+        epilog="Settings: `lachesis train --sft FILE --help` (trainer) and `lachesis serve ENV --help-all`.",
     )
     add = parser.add_argument
     add("--env", required=True, metavar="NAME", help="gsm8k, terminal, tool_call, tool_result, or path.py:Class")

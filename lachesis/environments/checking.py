@@ -19,7 +19,7 @@ from rich.console import Console
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.errors import SettingsError
 from lachesis.runs.command_line import read_settings
-from lachesis.runs.failures import RunStopped
+from lachesis.runs.failures import RunStopped, UnusableSettings
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.testing.reference_server import Policy
 from lachesis.tracebacks import in_one_line
@@ -81,6 +81,7 @@ async def check_environment(
 
     Raises:
         SettingsError: settings that cannot be used.
+        UnusableSettings: the run cannot go on with them: a judge is missing, or the key of its server is wrong.
         BackendError, InferenceError: the run could not begin.
     """
     report = CheckReport()
@@ -105,6 +106,8 @@ async def check_environment(
                 report.played.append(await _play(cls, name, flags, items, rollouts, Path(folder)))
         except NoReferencePolicy:
             report.findings.append("there is no reference_policy(): nothing shows that full marks can be had")
+        except UnusableSettings:
+            raise  # such as a judge that is not named: nothing was checked
         except RunStopped as stopped:
             # The rest says how to start the run again, and no other policy would be scored.
             report.findings.append(f"{name}: {str(stopped).splitlines()[0]}")

@@ -108,6 +108,8 @@ class NothingThere(RequestRejected):
 class FirstPromptTooLong(ContextExhausted):
     """The same before the model has said anything: the task and the tools do not fit the settings."""
 
+    exit_code = ExitCode.SETTINGS
+
     def __init__(self, refused: ContextExhausted) -> None:
         super().__init__(refused.server, refused.status, refused.body)
         self.next_step = (

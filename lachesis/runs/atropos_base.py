@@ -7,14 +7,10 @@ already, and by an import finder when `atroposlib.envs.base` is imported later.
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 import time
 from abc import ABC
 from collections.abc import Mapping, Sequence
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
@@ -22,6 +18,7 @@ from typing import Any, ClassVar
 from rich.console import Console
 from rich.table import Table
 
+from lachesis.lazy import after_import
 from lachesis.run_folder import RunFolderError
 from lachesis.runs.server_settings import ServerConfig, describe
 from lachesis.runs.settings import HermesAgentEnvConfig
@@ -172,28 +169,8 @@ for _name in INHERITED:
     setattr(AtroposBase, _name, _Inherited(_name))
 
 
-class _Loader(SourceFileLoader):
-    def exec_module(self, module: ModuleType) -> None:
-        super().exec_module(module)
-        _register(module)
-
-
-class _Finder(MetaPathFinder):
-    """Finds atroposlib's base module as usual, and registers our classes once it is loaded."""
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name != MODULE:
-            return None
-        spec = PathFinder.find_spec(name, path, target)
-        if spec is not None and type(spec.loader) is SourceFileLoader:
-            spec.loader = _Loader(spec.loader.name, spec.loader.path)
-        return spec
-
-
 def _register(module: ModuleType) -> None:
     module.BaseEnv.register(AtroposBase)
 
 
-sys.meta_path.insert(0, _Finder())
-if MODULE in sys.modules:
-    _register(importlib.import_module(MODULE))  # waits for a thread that is importing it
+after_import(MODULE, _register)

@@ -37,12 +37,12 @@ OF_TRAINER = ("training", "tinker", "sft")
 Model = TypeVar("Model", bound=BaseModel)
 
 
-def main(env_cls: type[Environment], argv: Sequence[str] | None = None) -> int:
-    """Run one command of an environment; the exit code."""
+def main(env_cls: type[Environment], argv: Sequence[str] | None = None, *, prog: str | None = None) -> int:
+    """Run one command of an environment; the exit code. `prog`: see `make_parser`."""
     console = Console(stderr=True)
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        command, settings = read_settings(env_cls, arguments)
+        command, settings = read_settings(env_cls, arguments, prog=prog)
         announce(env_cls.name or env_cls.__name__, command, settings["server_configs"], console)
         return run_alone(_run(command, env_cls(**settings)))
     except Exception as error:
@@ -66,7 +66,9 @@ def report_error(error: Exception, console: Console | None = None) -> int:
     if not isinstance(error, LachesisError):
         said, _, rest = explained(error).partition("\n")
         if where := place(error):
-            said, rest = f"{where}: {said}", f"{rest}correct it and start again; what was finished is kept"
+            imports = where.endswith(".py")  # nothing has begun
+            kept = "" if imports else "; what was finished is kept"
+            said, rest = f"{where}: {said}", f"{rest}correct it and start again{kept}"
         elif not isinstance(error, OSError):
             rest += "this is a mistake of Lachesis; please report it with the lines above"
     console.print(f"error: {said}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -86,11 +88,13 @@ async def _run(command: str, env: Environment) -> int:
     if not isinstance(result, RunResult | ServeResult):
         return 0  # of an environment with an evaluate() that returns something else
     print_result(Console(), result)
-    return int(result.failed)
+    return result.exit_code
 
 
-def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str, dict[str, Any]]:
-    """The command, and the arguments of the environment's constructor.
+def read_settings(
+    env_cls: type[Environment], argv: Sequence[str], *, prog: str | None = None
+) -> tuple[str, dict[str, Any]]:
+    """The command, and the arguments of the environment's constructor. `prog`: see `make_parser`.
 
     Raises:
         SettingsError: names the setting, what is wrong with it, and the next step.
@@ -109,7 +113,7 @@ def read_settings(env_cls: type[Environment], argv: Sequence[str]) -> tuple[str,
     default_config = as_env_config(default_config, env_cls.env_config_cls)
     default_servers = as_server_configs(in_code)
     server = default_servers[0] if len(default_servers) == 1 else None
-    given = vars(make_parser(env_cls.__doc__, default_config, server).parse_args(argv))
+    given = vars(make_parser(env_cls.__doc__, default_config, server, prog).parse_args(argv))
     command = given.pop("command")
     path = given.pop("config", None)
     del given["parser"]

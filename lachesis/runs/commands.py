@@ -18,6 +18,7 @@ from lachesis.errors import LachesisError
 from lachesis.inference import TokenServer
 from lachesis.inference.failed_requests import failed_requests
 from lachesis.inference.sampling import read_sampling
+from lachesis.run_folder import unused
 from lachesis.runs.decisions import Decision, Kept
 from lachesis.runs.environment import Environment
 from lachesis.runs.evaluations import EvaluatedItems
@@ -32,8 +33,15 @@ from lachesis.runs.pipeline import NextItem, Pipeline, PlayItem
 from lachesis.runs.results import RunFiles, RunResult, ServeResult
 from lachesis.runs.rollout_api_sink import RolloutApiSink
 from lachesis.runs.running_figures import RunningFigures
-from lachesis.runs.server_settings import Phase1CannotTrain, ServerConfig, ServerConfigError, describe, token_engine
-from lachesis.runs.settings import HermesAgentEnvConfig
+from lachesis.runs.server_settings import (
+    REFERENCE,
+    Phase1CannotTrain,
+    ServerConfig,
+    ServerConfigError,
+    describe,
+    token_engine,
+)
+from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.runs.summary import evaluation_metrics
 from lachesis.runs.training_decision import ANY_TRAINER, decide_for_training
 from lachesis.training.outbox import Outbox
@@ -118,15 +126,7 @@ async def evaluate(env: Environment) -> RunResult:
     items = list(await env.get_eval_items())[: config.eval_items]
     digests = await asyncio.to_thread(lambda: [item_digest(item) for item in items])
     samples = iter(items * config.eval_samples)
-    if config.eval_samples > 1 and not config.eval_temperature:
-        env.console.print(
-            f"note: eval_samples is {config.eval_samples} and eval_temperature 0, at which samples of an item are "
-            "mostly the same; set --env.eval_temperature",
-            style="yellow",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
-        )
+    _choose_temperature(env)
 
     async def next_item() -> Any:
         return next(samples, None)
@@ -156,6 +156,24 @@ async def evaluate(env: Environment) -> RunResult:
     )
     env.tracker.log(metrics, env.curr_step)
     return result
+
+
+def _choose_temperature(env: Environment) -> None:
+    """Several samples of an item differ: they have the temperature of the agent where none was chosen for them."""
+    config = env.config
+    samples_nothing = all(server.model_name == REFERENCE for server in env.server_configs)
+    if config.eval_samples == 1 or samples_nothing:
+        return
+    chosen = is_chosen(config, "eval_temperature")
+    if not chosen:
+        config.eval_temperature = config.agent_temperature
+    said = f"{config.eval_samples} samples of each item, at temperature {config.eval_temperature:g}"
+    if not config.eval_temperature:
+        line = f"note: {said}, at which they are mostly the same; --env.eval_temperature sets it"
+        env.console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
+    elif not chosen:
+        line = f"{said}, that of env.agent_temperature; --env.eval_temperature sets it"
+        env.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 async def _into_files(
@@ -223,6 +241,7 @@ async def _into_files(
         short_of=wanted_items if evaluates or pipeline.exhausted else 0,
         declined=sink.declined,
         left_to_agents=sink.left_to_agents,
+        min_reward=config.trajectory_min_reward,
         evaluation=evaluates,
     )
 
@@ -431,15 +450,6 @@ def _reject_off_policy(env: Environment) -> None:
         facts = {HARMLESS_FIELDS: settings.harmless_fields, "sampling_mask": settings.sampling_mask}
         if problem := sampling_problem({**record, **facts}):
             raise ServerConfigError(f"serve: {problem}")
-
-
-def unused(folder: Path) -> Path:
-    """`folder`, or `folder-2` and so on: an existing one is of other weights, even for the same step."""
-    at, number = folder, 1
-    while at.exists():
-        number += 1
-        at = folder.with_name(f"{folder.name}-{number}")
-    return at
 
 
 def longest_group(config: HermesAgentEnvConfig) -> float:

@@ -188,7 +188,8 @@ class FailureBrake:
             if decision.tracebacks:  # they are printed above
                 why = in_one_line(decision.tracebacks[-1])
             may_pass = isinstance(decision, LeftOut) and decision.again and not decision.tracebacks
-            raise RunStopped(
+            stopped = UnusableSettings if self._causes.of_settings else RunStopped
+            raise stopped(
                 "\n".join(
                     [
                         f"{self._in_a_row} groups in a row without a scored rollout; the last one: "

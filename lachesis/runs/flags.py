@@ -51,10 +51,10 @@ class Parser(argparse.ArgumentParser):
         unknown = next((text.partition("=")[0] for text in rest if text.startswith("-")), rest[0])
         if not unknown.startswith("-"):
             command.error(f"{unknown!r} belongs to no setting; write it after the --NAME that it is for")
-        by_name = {
-            flag.rpartition(".")[2].lstrip("-"): flag for action in command._actions for flag in action.option_strings
-        }
-        near = [by_name[name] for name in close_names(unknown.rpartition(".")[2].lstrip("-"), by_name)]
+        flags = [flag for action in command._actions for flag in action.option_strings]
+        section = unknown.rpartition(".")[0]
+        of_section = [flag for flag in flags if section and flag.rpartition(".")[0] == section]
+        near = _close_flags(unknown, of_section, cutoff=0.8) or _close_flags(unknown, flags)
         hint = f"did you mean {' or '.join(near)}?" if near else "--help lists all of them"
         command.error(f"unknown setting {unknown}; {hint}")
 
@@ -68,23 +68,38 @@ class _HelpWithBackend(argparse._HelpAction):
         super().__call__(parser, namespace, *_)
 
 
-def close_names(name: str, known: Iterable[str]) -> list[str]:
-    """The known names that somebody may have meant, nearest first."""
+def close_names(name: str, known: Iterable[str], *, cutoff: float = 0.7) -> list[str]:
+    """The known names that somebody may have meant, nearest first; also by another name that they have."""
     known = list(known)
-    if (meant := SHORT.get(name) or OTHER_NAMES.get(name)) in known:
-        return [str(meant)]
-    return get_close_matches(name, list(known), n=3, cutoff=0.7)
+    others = {other: meant for other, meant in (*SHORT.items(), *OTHER_NAMES.items()) if meant in known}
+    if name in others:
+        return [others[name]]
+    near = get_close_matches(name, {**others, **dict.fromkeys(known)}, n=3, cutoff=cutoff)
+    return list(dict.fromkeys(others.get(each, each) for each in near))
+
+
+def _close_flags(unknown: str, flags: Iterable[str], *, cutoff: float = 0.7) -> list[str]:
+    by_name = {_name_of(flag): flag for flag in reversed(list(flags))}
+    return [by_name[name] for name in close_names(_name_of(unknown), by_name, cutoff=cutoff)]
+
+
+def _name_of(flag: str) -> str:
+    return flag.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 def make_parser(
-    description: str | None, config: HermesAgentEnvConfig, server: ServerConfig | None
+    description: str | None, config: HermesAgentEnvConfig, server: ServerConfig | None, prog: str | None = None
 ) -> argparse.ArgumentParser:
-    """One flag a setting. The values of `config` and `server` are shown as defaults; pydantic checks what is given."""
+    """One flag a setting. The values of `config` and `server` are shown as defaults; pydantic checks what is given.
+
+    `prog` is how the command was written; default: the program and the name of the command.
+    """
     parser = Parser(description=description, allow_abbrev=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="{serve,process,evaluate}")
     for command, help_text in COMMANDS.items():
         sub = commands.add_parser(
             command,
+            prog=prog,
             help=help_text,
             description=f"{help_text[0].upper()}{help_text[1:]}.",
             usage="%(prog)s [--config FILE] [--env.NAME VALUE ...] [--openai.NAME VALUE ...]",

@@ -11,6 +11,7 @@ from lachesis.agent.result import AgentResult
 from lachesis.agent.reward import RewardError
 from lachesis.agent.rollout import Rollout, holding_sandboxes
 from lachesis.agent.sealing import HostDiskFull
+from lachesis.errors import SettingsError
 from lachesis.inference import RequestRejected, Unauthorized
 from lachesis.inference.errors import NothingThere
 from lachesis.runs.environment import Environment
@@ -104,7 +105,8 @@ async def play_group(
         finished: called with each rollout as soon as it has its score.
 
     Raises:
-        RunStopped: the server rejects the key, or knows no such model or route; this machine's disk is full.
+        RunStopped: the server rejects the key, or knows no such model or route; the environment finds a setting
+            missing; this machine's disk is full.
     """
     whole, first = whole_and_part(item_key)
     toolsets, tools = env.group_tools(whole)
@@ -142,11 +144,12 @@ def _metrics(env: Environment, item: Any, result: AgentResult, reward: float | N
 
 
 def stop_if_hopeless(rollouts: Sequence[Rollout]) -> None:
-    """Raises `RunStopped` for what would fail every rollout: the key, the name of the model, a full disk."""
+    """Raises `RunStopped` for what would fail every rollout: a key, the name of the model, a missing judge, a full
+    disk."""
     for rollout in rollouts:
         if isinstance(rollout.error, HostDiskFull):
             raise RunStopped(str(rollout.error)) from rollout.error
-        if _every_request_would_fail(rollout.error):
+        if isinstance(rollout.error, SettingsError) or _every_request_would_fail(rollout.error):
             raise UnusableSettings(str(rollout.error)) from rollout.error
 
 

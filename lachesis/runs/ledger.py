@@ -12,6 +12,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import shlex
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import IO, Any
 
 import orjson
 
-from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes
+from lachesis.run_folder import OtherSettings, RunFolderError, WrongFolder, changes, unused
 from lachesis.runs.item_keys import is_part
 from lachesis.trajectories import JsonlWriter, read_lines
 from lachesis.trajectories.entries import COMPLETED_FILE, FAILED_FILE
@@ -112,7 +113,7 @@ class Ledger:
             if changed := changes(manifest["settings"], self._settings):
                 raise OtherSettings(
                     f"{self.path} was begun with other settings ({changed}); "
-                    f"start with the same ones to continue it, or choose another folder ({_FLAGS})"
+                    f"start with the same ones to continue it, or write elsewhere: {self._elsewhere()}"
                 )
             self._check_items(manifest)
         else:
@@ -147,9 +148,19 @@ class Ledger:
         if (gone := before - now) and now - before:
             raise OtherSettings(
                 f"{self.path} was begun with other items: {gone.total()} of its {before.total()} are not among the "
-                f"{now.total()} that the environment gives now; evaluate the same ones to continue it, or choose "
-                "another folder"
+                f"{now.total()} that the environment gives now; evaluate the same ones to continue it, or write "
+                f"elsewhere: {self._elsewhere()}"
             )
+
+    def _elsewhere(self) -> str:
+        """Flags for a folder that is free."""
+        here = self.path.parent
+        folder = unused(here if here.name else Path("run"))
+        verb, setting, place = "process", "data_path_to_save_groups", folder / self.path.name
+        if self._settings.get("evaluation"):
+            verb, setting, place = "eval", "data_dir_to_save_evals", folder
+        short = f"-o {shlex.quote(str(folder))} (of `lachesis {verb}`)"
+        return f"{short} or --env.{setting} {shlex.quote(str(place))}"
 
     def _digests(self) -> dict[str, str]:
         """For comparing runs by eye; what is compared by us is written out beside them."""

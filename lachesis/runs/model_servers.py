@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,9 @@ from lachesis.runs.server_settings import (
 from lachesis.runs.settings import HermesAgentEnvConfig, is_chosen
 from lachesis.testing.reference_server import Policy, ReferenceServer
 
-SILENT_AFTER = 8.0
-"""Seconds without the first answer after which a server is named: with the pause of the watch, less than 10."""
+SILENT_AFTER = 7.0
+"""Seconds without the first answer after which a server is named: less than 10 after the command, with the pause of the
+watch and a start that takes two on a busy machine."""
 
 
 class SilenceWatch:
@@ -43,9 +44,8 @@ class SilenceWatch:
         self._told: dict[HttpClient, float] = {}
         """Seconds of silence after which each server is named again."""
 
-    def add(self, configs: Sequence[ServerConfig], server: Router | TokenServer) -> None:
-        """Watch these, without those that the run started."""
-        clients: Sequence[Any] = server.servers
+    def add(self, configs: Sequence[ServerConfig], clients: Sequence[Any]) -> None:
+        """Watch these servers, without those that the run started."""
         for config, client in zip(configs, clients, strict=False):
             if isinstance(client, HttpClient) and not needs_start(config):
                 self._told[client] = 0.0
@@ -67,7 +67,7 @@ class SilenceWatch:
                 elif again and silence < SILENT_AFTER:
                     self._told[client] = 0.0
                     self._tell(f"the model server {client.base_url} answers")
-            await asyncio.sleep(min(1.0, SILENT_AFTER / 4))
+            await asyncio.sleep(min(0.5, SILENT_AFTER / 4))
 
     def _tell(self, line: str) -> None:
         self._console.print(line, style="yellow", markup=False, highlight=False, soft_wrap=True)
@@ -120,9 +120,12 @@ async def start_servers(
     settings: HermesAgentEnvConfig,
     policy: Policy | None,
     stack: AsyncExitStack,
+    check: Callable[[Sequence[Any]], Awaitable[None]],
     training: bool = False,
 ) -> Router | TokenServer:
     """Start what has to be started and connect to all of them; `stack` ends both.
+
+    `check` gets their clients before a tokenizer is loaded, which takes a minute where a wrong name makes it fail.
 
     Raises:
         ServerConfigError: no server, servers of both phases, or a tokenizer, template or parser that cannot be used.
@@ -156,7 +159,9 @@ async def start_servers(
         servers = [
             server_of(config, base_url=url, tool_call_parser=parser) for config, url in zip(configs, urls, strict=True)
         ]
-        return await stack.enter_async_context(Router(servers))
+        router = await stack.enter_async_context(Router(servers))
+        await check(router.servers)
+        return router
     try:
         engines = [
             create_engine(str(kind), settings_of(config, base_url=url, tool_call_parser=None))
@@ -166,8 +171,11 @@ async def start_servers(
         raise
     except ValueError as error:
         raise ServerConfigError(str(error)) from error
-    server = await asyncio.to_thread(token_server, engines, _naming_tokenizer(configs), settings, files[0])
-    return await stack.enter_async_context(server)
+    for engine in engines:
+        stack.push_async_callback(engine.close)
+    naming = _naming_tokenizer(configs)
+    await check(engines)
+    return await asyncio.to_thread(token_server, engines, naming, settings, files[0])
 
 
 async def start_another(
@@ -194,9 +202,12 @@ async def start_another(
         raise ServerConfigError(
             f"env.{setting}: model {config.model_name!r} has no server; add base_url, or name the model {EMBEDDED}"
         )
-    server = await start_servers([config], settings=settings, policy=None, stack=stack)
+
+    async def watched(clients: Sequence[Any]) -> None:
+        watch.add([config], clients)
+
+    server = await start_servers([config], settings=settings, policy=None, stack=stack, check=watched)
     assert isinstance(server, Router)
-    watch.add([config], server)
     return server, config
 
 

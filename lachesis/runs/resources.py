@@ -91,15 +91,24 @@ async def run_resources(
         watch = SilenceWatch(env.console)
         watching = asyncio.create_task(watch.run())
         stack.callback(watching.cancel)
+
+        async def check(clients: Sequence[Any]) -> None:
+            watch.add(env.server_configs, clients)
+            if not env.testing:
+                _check_model_names(env, clients, await _models(env, clients, wait=training))
+
         if server is None:
             server = await start_servers(
-                env.server_configs, settings=config, policy=env.reference_policy(), stack=stack, training=training
+                env.server_configs,
+                settings=config,
+                policy=env.reference_policy(),
+                stack=stack,
+                check=check,
+                training=training,
             )
         else:
             stack.push_async_callback(server.close)
-        watch.add(env.server_configs, server)
-        if not env.testing:
-            _check_model_names(env, server, await _models(env, server, wait=training))
+            await check(server.servers)
         if isinstance(server, TokenServer):
             if not env.testing:
                 await _prove_tokenizer(env, server)
@@ -177,13 +186,12 @@ def _note_without_effect(env: Environment, *, training: bool) -> None:
         env.console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def _check_model_names(env: Environment, server: Router | TokenServer, listed: Sequence[Sequence[str]]) -> None:
+def _check_model_names(env: Environment, clients: Sequence[Any], listed: Sequence[Sequence[str]]) -> None:
     """Compare the models' names with those that the servers list.
 
     vLLM answers 404 for any name that it does not list, so there a missing name is an error. Elsewhere it is a warning:
     llama.cpp and SGLang accept any name, and hosted services accept aliases and adapters that they do not list.
     """
-    clients: Sequence[Any] = server.servers
     for config, client, names in zip(env.server_configs, clients, listed, strict=False):
         if needs_start(config) or not names or config.model_name in names:
             continue
@@ -253,12 +261,12 @@ def sandbox_lifetime(config: HermesAgentEnvConfig, limits: LoopLimits) -> float:
     return max(own, limits.max_seconds + 2 * (limits.max_waiting or 0.0) + others + 60.0)
 
 
-async def _models(env: Environment, server: Router | TokenServer, *, wait: bool) -> list[list[str]]:
+async def _models(env: Environment, clients: Sequence[Any], *, wait: bool) -> list[list[str]]:
     """The models of each server. `wait`: for servers that do not answer yet, as a trainer that loads its model."""
     said = False
     while True:
         try:
-            return await server.check()
+            return list(await asyncio.gather(*(client.check() for client in clients)))
         except ServerUnavailable as error:
             if not wait:
                 raise

@@ -15,6 +15,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from lachesis.errors import ExitCode
 from lachesis.runs.evaluations import figure_rows
 from lachesis.runs.exclusion import Exclusion
 from lachesis.runs.failures import REPEATS
@@ -80,11 +81,19 @@ class RunResult:
     """Then a group is one sample of an item."""
     short_of: int = 0
     """Items that were wanted, where the environment had fewer."""
+    min_reward: float | None = None
+    """What a rollout needs at least to be among the completed trajectories."""
 
     @property
     def failed(self) -> bool:
-        """Whether the exit code is 1."""
         return bool(self.failed_groups or self.exceptions)
+
+    @property
+    def exit_code(self) -> ExitCode:
+        if not self.failed:
+            return ExitCode.DONE
+        of_settings = self.figures.causes.of_settings and not self.exceptions
+        return ExitCode.SETTINGS if of_settings else ExitCode.FAILED
 
     def rows(self) -> Iterator[Row]:
         summary = self.summary
@@ -127,7 +136,10 @@ class RunResult:
 
     def paths(self) -> Iterator[tuple[str, Path]]:
         yield "groups", self.files.groups
-        for label, path in (("trajectories", self.files.samples), ("not completed", self.files.failed_samples)):
+        others = "not completed"
+        if self.min_reward is not None:
+            others += f", or reward below {self.min_reward:g}"
+        for label, path in (("trajectories", self.files.samples), (others, self.files.failed_samples)):
             if path.exists() and path.stat().st_size:
                 yield label, path
         yield "report", self.files.report
@@ -142,7 +154,10 @@ class RunResult:
         if best > 0 and not self.evaluation:
             yield f"lachesis export {files.groups} --format trl   (or openai, dpo, parquet, ...)"
             if files.samples.exists() and files.samples.stat().st_size:
-                yield f"python launch_training.py --sft {files.samples} --sft.min_reward {best:g}"
+                yield (
+                    f"lachesis train --sft {files.samples} --sft.min_reward {best:g} --training.base_model MODEL   "
+                    "(teach it what went well)"
+                )
             if equal:
                 yield (
                     f"every reward is {best:.2f}, and a trainer learns from differences: take harder items, a smaller "
@@ -236,7 +251,7 @@ class ServeResult:
     exclusion: Exclusion = field(default_factory=Exclusion)
     """Of this start. Empty while it goes on."""
 
-    failed = False
+    exit_code = ExitCode.DONE
 
     @property
     def mean_age(self) -> float:
@@ -346,7 +361,7 @@ def print_result(console: Console, result: Shown) -> None:
         table.add_row(*map(escape, row))
     console.print(table)
     for label, path in result.paths():  # outside of the table: a path that is wrapped cannot be copied
-        console.print(Text.assemble((f"{label:<14}", "bold"), path_link(path)), soft_wrap=True)
+        console.print(Text.assemble((f"{label:<13} ", "bold"), path_link(path)), soft_wrap=True)
     for step, line in enumerate(result.next_steps()):
         console.print(Text.assemble((f"{'' if step else 'next':<14}", "bold"), line), soft_wrap=True)
     for warning in result.warnings():

@@ -34,6 +34,8 @@ class Cause:
     example: str
     may_pass: bool
     """Whether another attempt may succeed."""
+    of_settings: bool = False
+    """Whether other settings are the remedy."""
     count: int = 0
 
     def __str__(self) -> str:
@@ -46,15 +48,20 @@ class Causes:
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Cause] = {}
 
-    def add(self, kind: str, why: str, *, may_pass: bool) -> None:
+    def add(self, kind: str, why: str, *, may_pass: bool, of_settings: bool = False) -> None:
         why = _cut(with_settings(_LABELS.sub("", why)), 2_000)
         key = kind, _VARYING.sub("#", why)[:300]
-        self._found.setdefault(key, Cause(kind, why, may_pass)).count += 1
+        self._found.setdefault(key, Cause(kind, why, may_pass, of_settings)).count += 1
 
     @property
     def may_pass(self) -> bool:
         """Whether another attempt may help in any case."""
         return any(cause.may_pass for cause in self._found.values())
+
+    @property
+    def of_settings(self) -> bool:
+        """Whether other settings are the remedy for all of it."""
+        return bool(self._found) and all(cause.of_settings for cause in self._found.values())
 
     def __len__(self) -> int:
         return len(self._found)
@@ -117,7 +124,8 @@ class RunningFigures:
         kind = self._kind(rollout.unscored_kind)
         if kind and not rollout.left_to_agent:
             # A reward may be None for one sample and a number for the next.
-            self.causes.add(kind, rollout.unscored_because, may_pass=rollout.may_pass_later or kind == "declined")
+            may_pass = rollout.may_pass_later or kind == "declined"
+            self.causes.add(kind, rollout.unscored_because, may_pass=may_pass, of_settings=rollout.of_settings)
 
     def add_record(self, record: Mapping[str, Any]) -> None:
         """A group of an earlier start, or one that was broken before it had rollouts."""

@@ -266,7 +266,10 @@ class HermesAgentEnvConfig(RemovedSettings):
         description="Field of an item, or of its metadata, by which `evaluate` breaks scores down.",
     )
     eval_temperature: Annotated[float, Facts(content="evaluation")] = Field(
-        default=0.0, ge=0, description="Sampling temperature of evaluation."
+        default=0.0,
+        ge=0,
+        description="Sampling temperature of evaluation; unless it is set, several samples of a problem have that of "
+        "agent_temperature.",
     )
     max_eval_workers: Annotated[int, HOW] = Field(default=16, description="Rollouts that `evaluate` plays at once.")
 

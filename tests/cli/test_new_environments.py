@@ -6,6 +6,8 @@ import asyncio
 import itertools
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -63,8 +65,28 @@ def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) ->
     assert "short.py has no Missing; it defines Short" in capsys.readouterr().err
     assert main(["process", "gsm8l"]) == 2
     assert "did you mean gsm8k?" in capsys.readouterr().err
+    for verb in ("eval", "process"):
+        with pytest.raises(SystemExit):
+            main([verb, "short.py", "--env.max_truns", "3"])
+        said = capsys.readouterr().err
+        assert f"lachesis {verb} short.py: error" in said and "did you mean --env.max_agent_turns?" in said
     assert main(["envs"]) == 0
     assert "reasoning_gym" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("verb", ["eval", "process"])
+def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pasted(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["new", "again"])
+    command = [verb, "again.py", "-n", "1", "-m", "reference"]
+    assert main(command) == 0
+    for found in (r"elsewhere: (-o \S+) ", r" or (--env\.\S+ \S+)$"):
+        capsys.readouterr()
+        assert main([*command, "--max-turns", "3"]) == 2
+        said = capsys.readouterr().err
+        (flags,) = re.findall(found, said, re.MULTILINE)
+        assert "max_agent_turns: " in said and main([*command, "--max-turns", "3", *shlex.split(flags)]) == 0
 
 
 class Echo(HermesAgentBaseEnv):
@@ -133,6 +155,14 @@ def test_a_policy_that_is_no_function_is_named() -> None:
 
     with pytest.raises(ServerConfigError, match="returned 'pear', which is no function"):
         asyncio.run(check_environment(Wrong, items=1))
+
+
+def test_a_check_without_the_judge_names_its_setting_and_prints_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "judged", "--kind", "judge"])
+    capsys.readouterr()
+    assert main(["check", "judged.py", "-n", "1"]) == 2
+    said = capsys.readouterr()
+    assert "name it with --env.judge_server" in said.err and not said.out
 
 
 def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -264,6 +264,9 @@ def test_a_file_that_is_not_there_or_not_yaml(tmp_path: Path) -> None:
         (["process", "--env.enabled_toolsets", "[a"], "is not YAML"),
         (["process", "--env.toolsets", "[a]"], "did you mean --env.enabled_toolsets?"),
         (["process", "--env.temperature", "1"], "did you mean --env.agent_temperature?"),
+        (["process", "--env.max_truns", "3"], "did you mean --env.max_agent_turns?"),
+        (["process", "--env.modle_name", "x"], "did you mean --openai.model_name"),
+        (["process", "--max-agent-turn", "3"], "did you mean --env.max_agent_turns"),
         (["process", "--env.group_size"], "expected one argument"),
         (["proces"], "invalid choice"),
         ([], "required"),
@@ -529,6 +532,19 @@ async def test_a_model_name_that_a_server_does_not_list_is_a_warning_and_with_vl
         ):
             await started("org/modle-7b", server_type="vllm")
         assert server.stats["completions"] == 0
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_wrong_model_name_is_answered_before_a_tokenizer_is_looked_for(kind: str, tmp_path: Path) -> None:
+    async with FakeServer(model_name="org/model-7b") as server:
+        one = ServerConfig(base_url=server.base_url, model_name=str(tmp_path / "modle"), server_type=kind)
+        env = SortWords(SortWords.env_config_cls(enabled_toolsets=["file"]), [one])
+        env.console = Console(file=(out := io.StringIO()), width=400)
+        with pytest.raises(ServerConfigError) as refused:
+            async with env.running():
+                pass
+    assert "is not in the list of" in (out.getvalue() or str(refused.value))
+    assert ("tokenizer" in str(refused.value)) == (kind == "sglang"), "a warning there: it accepts any name"
 
 
 async def test_the_tokenizer_is_shown_recorded_and_compared_with_the_server_before_the_first_rollout(

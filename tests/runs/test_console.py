@@ -153,6 +153,20 @@ async def test_a_first_prompt_that_does_not_fit_is_a_settings_fault_and_no_zero(
     assert REPEATS in shown(result)
 
 
+@pytest.mark.parametrize(
+    ("groups", "answers", "code"), [(1, [], 2), (4, [], 2), (4, [sorts], 2), (4, [lambda _: 503], 1)]
+)
+def test_a_run_in_which_nothing_but_a_setting_was_wrong_ends_with_2(
+    groups: int, answers: list[Any], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`answers` are those of the first requests; all others do not fit the context."""
+    with served(lambda request: answers.pop()(request) if answers else of_context(request)) as server:
+        named = ["--openai.base_url", server.base_url, "--openai.model_name", "scripted", "--openai.max_retries=0"]
+        few = ["--env.group_size=1", "--env.max_infra_retries=0", f"--env.total_steps={groups}"]
+        assert cli.main(SortWords, flags(tmp_path, *named, *few)) == code
+    assert "--openai.context" in "".join(capsys.readouterr())
+
+
 async def test_a_server_that_hangs_is_named_and_again_as_it_goes_on_and_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,7 +286,7 @@ async def test_a_run_shows_its_figures_links_its_files_and_says_what_to_do_next(
         assert text in figures, text
     said = shown(result)
     assert "the items ran out: get_next_item gave 2 of the 5 that env.total_steps asks for" in said
-    assert f"lachesis view {tmp_path}" in said and "lachesis export" in said and "--sft" in said
+    assert f"lachesis view {tmp_path}" in said and "lachesis export" in said and "lachesis train --sft" in said
     assert f"\ngroups        {result.files.groups}\n" in said, "a plain path where there is no terminal"
     linked = shown(result, force_terminal=True, color_system="standard")
     assert f";{result.files.report.as_uri()}\x1b\\" in linked and "\x1b]8;" in linked

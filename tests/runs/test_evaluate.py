@@ -304,7 +304,27 @@ async def test_the_figures_are_shown_while_it_plays(tmp_path: Path) -> None:
         await env._run_evaluate()
     assert "samples 10/10" in out.getvalue()
     assert f"{reward.mean:.3f}" in out.getvalue().split("samples 10/10")[0], "a table over the bar"
-    assert "eval_temperature 0, at which samples of an item are mostly the same" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("settings", "temperature", "said"),
+    [
+        ({}, 0.0, ""),
+        ({"eval_samples": 2}, 1.0, "2 samples of each item, at temperature 1, that of env.agent_temperature"),
+        ({"eval_samples": 2, "agent_temperature": 0.5}, 0.5, "at temperature 0.5, that of env.agent_temperature"),
+        ({"eval_samples": 2, "eval_temperature": 0.7}, 0.7, ""),
+        ({"eval_samples": 2, "eval_temperature": 0.0}, 0.0, "at temperature 0, at which they are mostly the same"),
+    ],
+)
+async def test_several_samples_of_an_item_are_sampled_at_the_agents_temperature_unless_one_is_set(
+    settings: dict[str, Any], temperature: float, said: str, tmp_path: Path
+) -> None:
+    _, server = await evaluate(tmp_path, does_nothing, Guesses, enabled_toolsets=[], eval_items=1, **settings)
+    assert {request["temperature"] for request in server.requests} == {temperature}
+    about = json.loads(next((tmp_path / "eval").glob("*.run.json")).read_text())
+    assert about["settings"]["eval_temperature"] == temperature
+    console = (tmp_path / "console.txt").read_text()
+    assert said in console and bool(said) == ("--env.eval_temperature sets it" in console)
 
 
 KILLS = int(os.environ.get("LACHESIS_KILLS", "3"))

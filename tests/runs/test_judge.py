@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from lachesis import reward
 from lachesis.base_env import NotRunning
+from lachesis.runs.failures import UnusableSettings
 from lachesis.runs.judge import _form
 from lachesis.runs.server_settings import ServerConfigError
 from lachesis.runs.settings import HermesAgentEnvConfig
@@ -162,9 +163,16 @@ async def test_a_wrong_key_stops_the_run_before_its_first_rollout(tmp_path: Path
 
 
 async def test_a_judge_without_a_server_is_an_error_that_names_the_setting(tmp_path: Path) -> None:
-    result = await process(Judged, tmp_path, does_nothing, total_steps=1, group_size=1)
-    (rollout,) = rollouts(result.files.failures)
-    assert rollout["unscored_kind"] == "environment" and "--env.judge_server" in rollout["traceback"]
+    class OfGroup(SortWords):
+        async def compute_group_reward(self, item: Any, results: Any, ctxs: Any) -> Any:  # type: ignore[override]
+            return [await self.judge(ASKED, bool) for _ in results]
+
+    asked: list[Any] = []
+    for env_cls in (Judged, OfGroup):
+        with pytest.raises(UnusableSettings, match=r"name it with --env\.judge_server") as stopped:
+            await process(env_cls, tmp_path, lambda request: asked.append(request) or does_nothing(request))
+        assert stopped.value.exit_code == 2 and len(asked) <= 4, "at the first group"
+        asked.clear()
     async with ScriptedServer(does_nothing) as server:
         with pytest.raises(NotRunning, match="judge_server"):
             make(Judged, server, tmp_path, **judge_at(server)).judge("Outside of a run?", bool)

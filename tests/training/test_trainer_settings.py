@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lachesis.cli import main as lachesis
 from lachesis.cli import train
 from lachesis.cli.launch_training import Tokenizer, main, make_parser, read_settings
 from lachesis.errors import SettingsError
@@ -69,6 +70,16 @@ def test_flags_win_over_the_file(read) -> None:
 def test_a_mistake_is_named_with_what_was_meant(read, text: str, says: str) -> None:
     with pytest.raises(SettingsError, match=says):
         read(text)
+
+
+def test_an_installed_command_trains_on_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert lachesis(["train", "--sft", "samples.jsonl", "--sft.min_reward", "1"]) == 2
+    assert "no model to train: set --training.base_model" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        lachesis(["train", "--sft=samples.jsonl", "--sft.min_rewrd", "1"])
+    assert "lachesis train: error: unknown setting --sft.min_rewrd; did you mean --sft.min_reward?" in (
+        capsys.readouterr().err
+    )
 
 
 def test_the_command_ends_with_2_for_settings_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:

@@ -227,6 +227,8 @@ def test_messages_have_a_role_and_content_and_are_sent_by_all_rollouts_or_none()
     body = built(four()).to_atropos()
     assert [message["content"] for message in body["messages"][0]] == ["go", ""]
     assert MESSAGES[1]["content"] is None
+    split = built(four(), split_rollouts=ALL).to_atropos()
+    assert len(split["messages"]) == len(split["tokens"]) == 5 and split["messages"][0] == split["messages"][1]
     assert built([rollout("a", 1), rollout("b", 0, messages=None)]).to_atropos()["messages"] is None
     found = rejected([rollout("a", 1), rollout("b", 0, messages=[{"content": "hello"}])])
     assert found.reason is RejectReason.MALFORMED_MESSAGES
