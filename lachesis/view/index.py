@@ -397,13 +397,12 @@ class Index:
                 "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0", (run, key)
             ).fetchone():
                 return  # a later start has finished it
-        else:
-            for table in ("rollouts", "groups"):
-                self._database.execute(
-                    f"DELETE FROM {table} WHERE run = ? AND number IN "
-                    "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
-                    (run, run, key),
-                )
+        for table in ("rollouts", "groups"):  # what an earlier start made of it counts no more
+            self._database.execute(
+                f"DELETE FROM {table} WHERE run = ? AND number IN "
+                "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
+                (run, run, key),
+            )
         # Two files may have the name of one run: the one that was read last counts.
         self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
         insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 15)})"

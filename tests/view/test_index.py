@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -24,7 +25,8 @@ from lachesis.evaluation import mean_over_items
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
 from lachesis.view.index import BATCH, Index, NoSuchGroup
-from tests.support.viewed_runs import Mixed, mixed_run
+from tests.support.small_envs import process
+from tests.support.viewed_runs import Mixed, mixed, mixed_run
 
 
 @contextmanager
@@ -468,6 +470,20 @@ def test_a_group_that_was_scored_at_last_replaces_its_failure(root: Path) -> Non
             file.write(json.dumps({**scored, "item_key": failed["item_key"]}) + "\n")
         index.refresh()
         assert not found(index, {"scored": "no"}) and index.runs()[0]["groups"] == 5
+
+
+def test_an_item_that_failed_at_every_start_is_one_group_as_its_last_start_left_it(root: Path) -> None:
+    settings = {"total_steps": 5, "max_num_workers": 1, "enabled_toolsets": ["todo"]}
+    with indexed(root) as index:
+        result = asyncio.run(process(Mixed, root / "mixed", mixed, **settings))
+        first, last = map(json.loads, (root / "mixed/groups.failed.jsonl").read_text().splitlines())
+        assert first["item_key"] == last["item_key"] and index.refresh()
+        (run,) = index.runs()
+        summary = result.summary
+        assert (run["groups"], run["rollouts"], run["scored"]) == (summary.groups, summary.rollouts, summary.scored)
+        assert found(index, {"scored": "no"}) == [(-2, 0), (-2, 1)] and index.group("mixed", -2) == last
+        with pytest.raises(NoSuchGroup):
+            index.group("mixed", -1)
 
 
 def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(root: Path) -> None:
