@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def templates(folder: Path) -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["pretty"] = pretty
+    environment.filters |= {"pretty": pretty, "figure": figure}
     return environment
 
 
@@ -48,6 +49,15 @@ def pretty(value: Any) -> str:
         with suppress(RecursionError):
             return str(value)
         return "(nested too deeply to be shown)"
+
+
+def figure(value: Any) -> str:
+    """A number for people: its whole digits, and at least four. What is none is shown as it is, if short."""
+    if not isinstance(value, int | float):
+        return "–" if value is None else str(value)[:100]
+    if abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value)):
+        return str(round(value))
+    return f"{value if isinstance(value, float) else Decimal(value):.4g}"  # JSON has numbers that no float holds
 
 
 def _indented(content: Any) -> str:

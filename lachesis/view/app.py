@@ -214,6 +214,7 @@ class Viewer:
             "runs": found,
             "differences": [row for row in rows if len(set(row[1])) > 1],
             "settings": rows,
+            "metrics": await asyncio.to_thread(self.index.metrics, chosen),
             "over": request.query.get("over", ""),
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }

@@ -7,9 +7,12 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from lachesis.evaluation import mean_over_items
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.view.index import Index
+from lachesis.view.metrics import SHOWN, mean
 
 POINTS, GROUPS = 60, 10
 """Points of a curve, at most; and groups of a point, if there are enough for ten points: a mean of few says little."""
@@ -25,20 +28,19 @@ STEP_CHARTS = {
     "loss on validation data": ("eval/loss",),
 }
 """By title: the name of the figure, and of the ends of its interval."""
+SHARES = ("outcomes, share", "causes, share", "tool calls that succeed, share")
 
 
 def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
     """Charts over `groups`, `time` (seconds since 1970) or `step`: a title, and lines with the run they are of, a
     label, x, y, and where there is an interval its ends. The y of a `share` is 0 to 1."""
     charts: dict[str, list[dict[str, Any]]] = {}
+    names = [] if over == "step" else [name for name, _ in index.metrics(runs)[:SHOWN]]
     for run in runs:
-        lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over)
+        lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over, names)
         for title, line in lines:
             charts.setdefault(title, []).append({"run": run, **line})
-    return [
-        {"title": title, "over": over, "share": title.endswith("share"), "lines": lines}
-        for title, lines in charts.items()
-    ]
+    return [{"title": title, "over": over, "share": title in SHARES, "lines": lines} for title, lines in charts.items()]
 
 
 def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -55,7 +57,7 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[st
         yield "outcomes", {"label": name.removeprefix("train/outcome/"), "x": x, "y": y}
 
 
-def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_groups(rows: Sequence[sqlite3.Row], over: str, metrics: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Means over ranges of groups that ended one after the other."""
     numbers = list(dict.fromkeys(row["number"] for row in rows))
     if not numbers:
@@ -83,13 +85,18 @@ def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, di
     for name, title in (("outcome", "outcomes, share"), ("cause", "causes, share")):
         for value in sorted({row[name] for row in rows} - {""}):
             yield title, {"label": value, "x": x, "y": [_share(each, name, value) for each in bins]}
-    yield "turns", {"label": "", "x": x, "y": [_mean(each, "turns") for each in bins]}
+    yield "turns", {"label": "", "x": x, "y": [mean(row["turns"] for row in each) for each in bins]}
     if any(row["tokens"] for row in rows):
-        yield "tokens sampled", {"label": "", "x": x, "y": [_mean(each, "tokens") for each in bins]}
+        yield "tokens sampled", {"label": "", "x": x, "y": [mean(row["tokens"] for row in each) for each in bins]}
     if any(row["calls"] and row["errors"] is not None for row in rows):
         yield "tool calls that succeed, share", {"label": "", "x": x, "y": [_success(each) for each in bins]}
     if any(row["seconds"] is not None for row in rows):
-        yield "seconds", {"label": "", "x": x, "y": [_mean(each, "seconds") for each in bins]}
+        yield "seconds", {"label": "", "x": x, "y": [mean(row["seconds"] for row in each) for each in bins]}
+    known = [[orjson.loads(row["metrics"]) for row in each if row["metrics"] is not None] for each in bins]
+    for name in metrics:
+        y = [mean(of_rollout.get(name) for of_rollout in each) for each in known]
+        if any(value is not None for value in y):
+            yield name, {"label": "", "x": x, "y": y}
 
 
 def _reward(rows: Sequence[sqlite3.Row]) -> tuple[float | None, float | None, float | None]:
@@ -107,11 +114,6 @@ def _finite(value: Any) -> float | None:
 
 def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:
     return sum(1 for row in rows if row[name] == value) / len(rows)
-
-
-def _mean(rows: Sequence[sqlite3.Row], name: str) -> float | None:
-    known = [row[name] for row in rows if row[name] is not None]
-    return math.fsum(known) / len(known) if known else None
 
 
 def _success(rows: Sequence[sqlite3.Row]) -> float | None:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,9 +31,10 @@ from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import BOUNDED, Filter
+from lachesis.view.metrics import mean, metric_name, most_frequent
 from lachesis.view.trained import LINES, as_group
 
-VERSION = 4
+VERSION = 5
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
@@ -40,6 +42,8 @@ TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
 TITLE_LENGTH = 110
 NAME_LENGTH = 200
+METRICS = 50
+"""Components and metrics of a rollout that are kept."""
 BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
 MARK = 4096
@@ -67,7 +71,7 @@ CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
 CREATE INDEX IF NOT EXISTS groups_of_item ON groups (run, key);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, run TEXT, number INTEGER,
   n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
-  tokens INTEGER, seconds REAL, time REAL);
+  tokens INTEGER, seconds REAL, metrics TEXT, time REAL);
 CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
 CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
 CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (time);
@@ -77,7 +81,7 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize=
 """
 _MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading a line of another shape raises."""
-_COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, time"
+_COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time"
 
 
 class NoSuchGroup(LachesisError):
@@ -392,11 +396,9 @@ class Index:
             (file, run, number, n, item, *_rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
         ]
         texts = [_text(content, rollout) for rollout in rollouts]
-        if kind == "failed":
-            if self._database.execute(
-                "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0", (run, key)
-            ).fetchone():
-                return  # a later start has finished it
+        finished = "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0"
+        if kind == "failed" and self._database.execute(finished, (run, key)).fetchone():
+            return  # by a later start
         for table in ("rollouts", "groups"):  # what an earlier start made of it counts no more
             self._database.execute(
                 f"DELETE FROM {table} WHERE run = ? AND number IN "
@@ -405,7 +407,7 @@ class Index:
             )
         # Two files may have the name of one run: the one that was read last counts.
         self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
-        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 15)})"
+        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 16)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
             self._database.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))
@@ -542,11 +544,25 @@ class Index:
             for name in ("run", "outcome", "cause")
         }
 
+    def metrics(self, runs: Sequence[str]) -> list[tuple[str, list[tuple[float | None, int]]]]:
+        """Components of rewards and metrics of environments, those that most rollouts have first: the name; for each run
+        the mean over the rollouts that have it, and how many these are."""
+        found: dict[str, list[list[float]]] = {}
+        for place, run in enumerate(runs):
+            query = "SELECT metrics FROM rollouts WHERE run = ? AND metrics IS NOT NULL"
+            for (metrics,) in self._database.execute(query, (run,)):
+                for name, value in orjson.loads(metrics).items():
+                    if name not in found:
+                        found[name] = [[] for _ in runs]
+                    found[name][place].append(value)
+        names = most_frequent({name: sum(map(len, of_runs)) for name, of_runs in found.items()})
+        return [(name, [(mean(values), len(values)) for values in found[name]]) for name in names]
+
     def history(self, run: str) -> list[sqlite3.Row]:
         """What curves are made of: every rollout of a run, in the order of its groups' ends."""
         query = (
-            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, time FROM rollouts "
-            "WHERE run = ? ORDER BY time, number, n"
+            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time "
+            "FROM rollouts WHERE run = ? ORDER BY time, number, n"
         )
         return self._database.execute(query, (run,)).fetchall()
 
@@ -647,7 +663,7 @@ def _parsed(line: bytes | str) -> dict[str, Any]:
 
 
 def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
-    """From `title` to `seconds`."""
+    """From `title` to `metrics`."""
     verifier = rollout.get("verifier") or {}
     causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
@@ -660,7 +676,20 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
         None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
         _count(rollout.get("completion_tokens", 0)),
         None if rollout["seconds"] is None else _number(rollout["seconds"]),
+        _metrics(rollout.get("metrics")),
     )
+
+
+def _metrics(metrics: Any) -> str | None:
+    """JSON of the components and metrics that are numbers a mean can take; None where there is none."""
+    if not metrics or not isinstance(metrics, dict):
+        return None
+    known = {
+        _name(metric_name(name)): float(value)
+        for name, value in islice(metrics.items(), METRICS)
+        if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
+    }
+    return orjson.dumps(known).decode() if known else None
 
 
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -20,6 +20,7 @@ pytestmark = needs_chromium
 OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 ROWS = "document.querySelectorAll('#list tbody tr')"
 LABELS = "document.querySelector('#curves .u-legend').querySelectorAll('tr:not([hidden]) .u-label')"
+MEANS = "document.querySelector('#metrics').textContent.trim()"
 TOTAL = "Number(document.querySelector('#total').textContent)"
 
 
@@ -29,6 +30,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = mixed_run(tmp_path_factory.mktemp("runs"))
     for path in (root / "mixed").glob("groups*.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for rollout in (rollout for line in lines for rollout in line["rollouts"]):
+            rollout["metrics"] = {f"reward/{HOSTILE}": -1e100, "seen": 5000002}
         path.write_text("".join(json.dumps({**line, "model": HOSTILE}) + "\n" for line in lines))
     return root
 
@@ -98,12 +101,16 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         await page.until(f"{TOTAL} === 6")
         await page.until(f"document.querySelector('tr.current')?.id === {mark!r}")
         await page.open(f"{url}run/live")
+        assert (await page.eval(MEANS)).endswith("metric/seen50000026")
         points = "document.querySelector('#curves .card')?.plot?.data[0].length"
         await page.until(f"{points} === 3")
         with (root / "live/groups.jsonl").open("a") as file:
             file.write(lines[3])
         await page.until(f"{points} === 4")
         await page.until("document.querySelector('#list tbody').textContent.includes('8')")
+        await page.until(f"{MEANS}.endsWith('metric/seen50000028')")
+        titles = await page.eval("[...document.querySelectorAll('#curves h2')].map(title => title.textContent)")
+        assert titles[-2].startswith("reward/</script>") and titles[-1] == "metric/seen"
         (root / "live/groups.jsonl").unlink()
         await page.until("document.querySelector('#standing').textContent.includes('404')")
         assert page.errors and all("404" in error for error in page.errors)

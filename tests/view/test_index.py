@@ -448,6 +448,34 @@ def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_wha
             assert values and all(y is None or isinstance(y, int | float) for y in values)
 
 
+def test_components_and_metrics_have_means_and_curves_whatever_their_names_and_values_are(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    groups = [json.loads(line) for line in path.read_text().splitlines()]
+    odd = {"nan": float("nan"), "text": "1", "none": None, "vast": 10**400, "over": 1e101}
+    odd |= {"half \ud83d\0": 0.5, "": True}
+    for at, group in enumerate(groups):
+        for rollout in group["rollouts"]:
+            rollout["metrics"] = {"reward/right": at, "turns": 3e99, "outcomes, share": 2.0, **(odd if at else {})}
+    groups[-1]["rollouts"][0]["metrics"] = [1]
+    groups[-1]["rollouts"][1]["metrics"] = {f"{name}{'x' * 999}": 1 for name in range(200)}
+    shutil.copytree(root / "mixed", root / "other")
+    path.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    with indexed(root) as index:
+        assert index.unread == 0
+        means = dict(index.metrics(["mixed", "other"]))
+        assert [*means][:3] == ["reward/right", "metric/outcomes, share", "metric/turns"], "most frequent first"
+        assert means["reward/right"] == [(1.0, 6), (None, 0)] and means["metric/turns"] == [(3e99, 6), (None, 0)]
+        assert means["metric/half ? "] == [(0.5, 4), (None, 0)] and means["metric/"] == [(1.0, 4), (None, 0)]
+        assert not means.keys() & {f"metric/{name}" for name in ("nan", "text", "none", "vast", "over")}
+        assert len(means) == 5 + 50 and max(map(len, means)) == 200
+        charts = {chart["title"]: chart for chart in curves(index, ["mixed", "other"], "groups")}
+        assert sorted(charts["reward/right"]["lines"][0]["y"], key=str) == [0, 1, 2, None, None]
+        assert [line["run"] for line in charts["reward/right"]["lines"]] == ["mixed"], "the other run has none"
+        assert charts["turns"]["lines"][0]["y"] != charts["metric/turns"]["lines"][0]["y"]
+        assert not charts["metric/outcomes, share"]["share"] and charts["outcomes, share"]["share"]
+        assert sum(title.startswith(("reward/", "metric/")) for title in charts) == 12
+
+
 @pytest.mark.parametrize(
     "manifest",
     [
