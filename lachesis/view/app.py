@@ -26,6 +26,7 @@ from lachesis.view.group_page import group_context
 from lachesis.view.index import Index, NoSuchGroup
 from lachesis.view.rollout_page import rollout_context, sample_tokens
 from lachesis.view.token_text import Vocabulary, vocabulary_of
+from lachesis.view.trained import group_name
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Viewer:
         self.failure = ""
         """Why the files are not followed any more."""
         self.environment = templates(HERE / "templates")
-        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value)}
+        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -249,7 +250,8 @@ class Viewer:
         )
         if n >= len(group["rollouts"]):
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
-        frame = {"run": run, "number": number, "n": n, "before": before, "after": after, "filter": filter}
+        name = group_name(number, "step" in group)
+        frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
         settings = await asyncio.to_thread(self.index.settings, run)
 
         def make() -> web.Response:
@@ -300,7 +302,8 @@ class Viewer:
         run, number = request.match_info["run"], int(request.match_info["group"])
         only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
         group = await asyncio.to_thread(self.index.group, run, number)
-        frame = {"run": run, "number": number, "filter": Filter.of(request.query)}
+        name = group_name(number, "step" in group)
+        frame = {"run": run, "number": number, "name": name, "filter": Filter.of(request.query)}
 
         def make() -> web.Response:
             context = group_context(group, self._vocabulary_of(run), only)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -28,7 +29,11 @@ STEP_CHARTS = {
     "loss on validation data": ("eval/loss",),
 }
 """By title: the name of the figure, and of the ends of its interval."""
-SHARES = ("outcomes, share", "causes, share", "tool calls that succeed, share")
+OUTCOMES, CALLS = "outcomes, share", "tool calls that succeed, share"
+UNSCORED, SCORED, NOT_TRAINED = (
+    f"{of}, share" for of in ("why unscored", "causes of scored rollouts", "why not trained")
+)
+SHARES = (OUTCOMES, CALLS, UNSCORED, SCORED, NOT_TRAINED)
 
 
 def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
@@ -82,14 +87,15 @@ def _of_groups(rows: Sequence[sqlite3.Row], over: str, metrics: Sequence[str]) -
             "high": [m[2] for m in means],
         },
     )
-    for name, title in (("outcome", "outcomes, share"), ("cause", "causes, share")):
-        for value in sorted({row[name] for row in rows} - {""}):
-            yield title, {"label": value, "x": x, "y": [_share(each, name, value) for each in bins]}
+    for outcome, share in _shares(bins, lambda row: row["outcome"]):
+        yield OUTCOMES, {"label": outcome, "x": x, "y": share}
+    for (title, cause), share in _shares(bins, _cause):
+        yield title, {"label": cause, "x": x, "y": share}
     yield "turns", {"label": "", "x": x, "y": [mean(row["turns"] for row in each) for each in bins]}
     if any(row["tokens"] for row in rows):
         yield "tokens sampled", {"label": "", "x": x, "y": [mean(row["tokens"] for row in each) for each in bins]}
     if any(row["calls"] and row["errors"] is not None for row in rows):
-        yield "tool calls that succeed, share", {"label": "", "x": x, "y": [_success(each) for each in bins]}
+        yield CALLS, {"label": "", "x": x, "y": [_success(each) for each in bins]}
     if any(row["seconds"] is not None for row in rows):
         yield "seconds", {"label": "", "x": x, "y": [mean(row["seconds"] for row in each) for each in bins]}
     known = [[orjson.loads(row["metrics"]) for row in each if row["metrics"] is not None] for each in bins]
@@ -112,8 +118,18 @@ def _finite(value: Any) -> float | None:
     return value if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD else None
 
 
-def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:
-    return sum(1 for row in rows if row[name] == value) / len(rows)
+def _shares(bins: Sequence[Sequence[sqlite3.Row]], of: Callable[[sqlite3.Row], Any]) -> list[tuple[Any, list[float]]]:
+    """Of the most frequent values of the rows, None left out: their shares in each bin."""
+    counts = [Counter(map(of, rows)) for rows in bins]
+    known = [value for value, _ in sum(counts, Counter()).most_common(SHOWN + 1) if value is not None]
+    shares = ((value, [count[value] / count.total() for count in counts]) for value in known[:SHOWN])
+    return sorted(shares)
+
+
+def _cause(row: sqlite3.Row) -> tuple[str, str] | None:
+    """The cause of a row, after the title of what it is about."""
+    about = NOT_TRAINED if row["kind"] == "trained" else UNSCORED if row["reward"] is None else SCORED
+    return (about, row["cause"]) if row["cause"] else None
 
 
 def _success(rows: Sequence[sqlite3.Row]) -> float | None:

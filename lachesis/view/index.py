@@ -515,7 +515,8 @@ class Index:
         where, values = _where(filter)
         total = self._database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchone()[0]
         rows = self._database.execute(
-            f"SELECT {_COLUMNS} FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
+            f"SELECT {_COLUMNS}, (SELECT kind FROM files WHERE files.id = file) AS kind "
+            f"FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
             (*values, page_size, page_size * (filter.page - 1)),
         )
         return Page([dict(row) for row in rows], total)
@@ -545,7 +546,7 @@ class Index:
         }
 
     def metrics(self, runs: Sequence[str]) -> list[tuple[str, list[tuple[float | None, int]]]]:
-        """Components of rewards and metrics of environments, those that most rollouts have first: the name; for each run
+        """Components of rewards and metrics of environments, the most frequent first: the name; for each run
         the mean over the rollouts that have it, and how many these are."""
         found: dict[str, list[list[float]]] = {}
         for place, run in enumerate(runs):
@@ -561,8 +562,8 @@ class Index:
     def history(self, run: str) -> list[sqlite3.Row]:
         """What curves are made of: every rollout of a run, in the order of its groups' ends."""
         query = (
-            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time "
-            "FROM rollouts WHERE run = ? ORDER BY time, number, n"
+            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time, kind "
+            "FROM rollouts JOIN files ON files.id = file WHERE rollouts.run = ? ORDER BY time, number, n"
         )
         return self._database.execute(query, (run,)).fetchall()
 

@@ -103,7 +103,10 @@ def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> Non
             at for at in turns if turns[at] > 1
         }
         assert set(found(index, {"max_turns": "1", "min_tokens": "0"})) == {at for at in turns if turns[at] == 1}
-        assert found(index, {"min_tokens": "1e9"}) == [] and "max_turns=1" in Filter.of({"max_turns": "1"}).to_query()
+        assert found(index, {"min_tokens": "1e9"}) == [] and Filter.of({"max_turns": "1"}).to_query() == "max_turns=1"
+        assert (
+            Filter.of({"min_reward": "1e300", "max_reward": "0.5"}).to_query() == "min_reward=1e%2B300&max_reward=0.5"
+        )
         assert set(found(index, {"scored": "no"})) == {(-1, 0), (-1, 1)}
         assert set(found(index, {"tool_error": "yes"})) == {(number, n) for number in (-1, 1, 3) for n in (0, 1)}
         assert found(index, {"outcome": "no such"}) == [] and found(index, {"run": "other"}) == []
@@ -539,6 +542,10 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         over = {chart["title"]: chart["lines"] for chart in curves(index, ["mixed"], "groups")}
         (reward,) = over["reward"]
         assert sorted(y for y in reward["y"] if y is not None) == [0.0, 0.0, 1.0, 1.0] and len(reward["x"]) == 5
+        causes = {
+            title: [line["label"] for line in over[title]] for title in over if "cause" in title or "why" in title
+        }
+        assert causes == {"why unscored, share": ["declined"]}
         shares = [line["y"] for line in over["outcomes, share"]]
         assert [sum(column) for column in zip(*shares, strict=True)] == [1.0] * 5
 

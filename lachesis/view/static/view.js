@@ -94,7 +94,7 @@
     const series = [{ label: { groups: "group", time: "time", step: "step" }[chart.over] }], bands = [], tables = [], ends = new Set();
     chart.lines.forEach((line, at) => {
       const stroke = colours[at % colours.length], label = name(line) || chart.title, table = [line.x, line.y];
-      series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : String(+value.toPrecision(4)) });
+      series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : String(Number.isInteger(value) ? value : +value.toPrecision(4)) });
       if (line.low) {
         const first = series.length;
         for (const end of [line.high, line.low]) { table.push(end); ends.add(series.length); series.push({ stroke: "transparent", points: { show: false } }); }
