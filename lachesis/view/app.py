@@ -239,7 +239,11 @@ class Viewer:
             "choices": choices,
             "page_size": PAGE_SIZE,
         }
-        return self._page("rollouts.html.jinja", context)
+        response = self._page("rollouts.html.jinja", context)
+        if request.headers.get("HX-Trigger") == "filter":  # its form sends empty fields too
+            query = filter.to_query()
+            response.headers["HX-Push-Url"] = f"/rollouts{query and '?'}{query}"
+        return response
 
     async def _rollout(self, request: web.Request) -> web.Response:
         filter = Filter.of(request.query)

@@ -58,13 +58,13 @@ async def test_rollouts_are_filtered_walked_by_keys_opened_and_followed(played: 
         await page.press("/")
         for key in "evil":
             await page.press(key)
-        await page.until(f"{TOTAL} === 6 && location.search.includes('q=evil')")
+        await page.until(f"{TOTAL} === 6 && location.search === '?q=evil'")
         await page.eval(
             "for (const [name, value] of [['tool_error', 'yes'], ['scored', 'yes']]) "
             "{ const field = document.forms.filter.elements[name]; field.value = value; "
             "field.dispatchEvent(new Event('input', {bubbles: true})); }"
         )
-        await page.until(f"{TOTAL} === 4")
+        await page.until(f"{TOTAL} === 4 && location.search === '?tool_error=yes&scored=yes&q=evil'")
         await page.eval("document.activeElement.blur()")
         for key, place in (("j", 0), ("j", 1), ("k", 0), ("j", 1)):
             await page.press(key)
