@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from lachesis.evaluation import mean_over_items
+from lachesis.html import visible
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.view.index import Index
 from lachesis.view.metrics import SHOWN, mean
@@ -44,7 +45,8 @@ def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]
     for run in runs:
         lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over, names)
         for title, line in lines:
-            charts.setdefault(title, []).append({"run": run, **line})
+            line["label"] = visible(line["label"])
+            charts.setdefault(visible(title), []).append({"run": run, **line})
     return [{"title": title, "over": over, "share": title in SHARES, "lines": lines} for title, lines in charts.items()]
 
 
