@@ -68,7 +68,6 @@ def _rollout(
     if "shortened" in line:
         size = f"{line['shortened']:,} bytes were too many for its step: texts and tokens were not kept"
         reason = f"{reason}; {size}" if reason else size
-    facts = {name: training[name] for name in ("advantage", "staleness")}
     return {
         "rollout_id": rollout_id,
         "place": None,
@@ -78,7 +77,7 @@ def _rollout(
         "reward": float(score) if isinstance(score, int | float) else None,
         "advantage": None if training["skipped"] else training["advantage"],
         "skipped": training["skipped"],
-        "metrics": {name: value for name, value in facts.items() if value is not None},
+        "metrics": {} if training["staleness"] is None else {"staleness": training["staleness"]},
         "messages": messages,
         "message_turns": _turns(messages, samples),
         "turns": sum(message["role"] == "assistant" for message in messages),
