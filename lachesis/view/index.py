@@ -131,7 +131,7 @@ class Index:
         self._seen: tuple[Any, ...] = ()
         self._opened: tuple[int, int] | None = None
         self._connections: list[sqlite3.Connection] = []
-        self._others: dict[Path, tuple[int, int, int]] = {}
+        self._others: dict[str, tuple[int, int, int]] = {}
         self._lock: BinaryIO | None = None
         try:
             try:
@@ -267,23 +267,27 @@ class Index:
 
     def _files(self, known: Mapping[str, sqlite3.Row]) -> Iterator[tuple[str, str, os.stat_result]]:
         """The files of groups and of steps below the folder: relative path, kind, status."""
-        for folder, folders, names in os.walk(self.root):
+        root = str(self.root)
+        for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            below = folder.removeprefix(root).removeprefix("/")
             for name in sorted(names):
-                path = Path(folder) / name
-                relative = path.relative_to(self.root).as_posix()
+                relative = f"{below}/{name}" if below else name
                 if name.endswith(".jsonl") and not name.startswith(".") and relative.isprintable():
                     with suppress(OSError):
-                        status = path.stat()
+                        status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # pathlib takes twice as long
                         state = _state(status)
-                        if self._others.get(path) == state:
+                        if self._others.get(relative) == state:
                             continue
                         row = known.get(relative)
-                        kind = row["kind"] if row is not None and _known_state(row) == state else _kind(path)
+                        if row is not None and _known_state(row) == state:
+                            kind = row["kind"]
+                        else:
+                            kind = _kind(self.root / relative)
                         if kind:
                             yield relative, kind, status
                         else:
-                            self._others[path] = state
+                            self._others[relative] = state
 
     def _follow(self, name: str, kind: str, known: dict[str, sqlite3.Row], changed: Callable[[], None]) -> bool:
         path, row = self.root / name, known.get(name)

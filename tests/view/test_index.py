@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -165,6 +166,26 @@ def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root
     with indexed(root) as again, sqlite3.connect(again.path) as database:
         assert again.runs()[0]["rollouts"] == 10
         assert database.execute("SELECT max(id) FROM rollouts").fetchone() == (10,), "nothing was read twice"
+
+
+def test_files_that_have_not_changed_are_not_opened_again(root: Path) -> None:
+    (root / "mixed/metrics.jsonl").write_text('{"step": 0}\n')
+    (root / "mixed/other.jsonl").write_text("{}\n")
+    opened: list[str] | None = None
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and opened is not None and str(arguments[0]).endswith(".jsonl"):
+            opened.append(Path(arguments[0]).name)
+
+    sys.addaudithook(watch)  # stays, and has nothing to do after this test
+    with indexed(root) as index:
+        opened = []
+        assert not index.refresh() and opened == []
+        with (root / "mixed/metrics.jsonl").open("a") as file:
+            file.write('{"step": 1}\n')
+        opened = []
+        assert index.refresh() and set(opened) == {"metrics.jsonl"}
+        opened = None
 
 
 def test_a_file_that_was_cut_replaced_or_removed_is_read_anew(root: Path) -> None:
