@@ -120,7 +120,7 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
 async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None:
     root, name = tmp_path / "runs", HOSTILE + "W" * 3000
     (root / "odd").mkdir(parents=True)
-    group = example_groups()[3]
+    group = json.loads(json.dumps(example_groups()[3]))
     group |= {**dict.fromkeys(("environment", "item", "model"), name), "item_key": "W" * 3000}
     for rollout in group["rollouts"]:
         rollout |= dict.fromkeys(("outcome", "unscored_kind", "skipped", "reason", "agent_fault", "traceback"), name)
