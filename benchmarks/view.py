@@ -29,6 +29,7 @@ import orjson
 
 from benchmarks.fake_process import ToolScript
 from benchmarks.machine import disturbance
+from lachesis import Reward
 from lachesis.base_env import HermesAgentBaseEnv
 from lachesis.runs.server_settings import ServerConfig
 from lachesis.testing.fake_server import FakeServer
@@ -40,7 +41,7 @@ INDEX_MB, A_PAGE = 20.0, 1.0
 
 
 class Tasks(HermesAgentBaseEnv):
-    """Tasks whose rewards are drawn."""
+    """Tasks whose rewards are drawn, with components."""
 
     name = "viewed"
 
@@ -54,8 +55,9 @@ class Tasks(HermesAgentBaseEnv):
     def format_prompt(self, item: Any) -> str:
         return str(item)
 
-    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
-        return float(self.draw.random() < 0.4)
+    async def compute_reward(self, item: Any, result: Any, ctx: Any) -> Reward:
+        right = float(self.draw.random() < 0.4)
+        return Reward(right, {"right": right, "brief": self.draw.random(), "polite": self.draw.random()})
 
 
 async def play(folder: Path, groups: int) -> list[dict[str, Any]]:

@@ -110,13 +110,14 @@ def _groups_file(run: Path) -> Path:
 
 
 def _with_failures(groups: Path) -> Iterator[dict[str, Any]]:
-    """The groups of a run, and those without a scored rollout that no later start has played."""
+    """The groups of a run, and those that no start has scored: of each, what its last start made of it."""
     done = set()
     for group in read_groups(groups):
         done.add(group["item_key"])
         yield group
     if (failed := groups.with_suffix(".failed.jsonl")).is_file():
-        yield from (group for group in read_groups(failed) if group["item_key"] not in done)
+        last = {group["item_key"]: group for group in read_groups(failed) if group["item_key"] not in done}
+        yield from last.values()
 
 
 def _job_writer(groups: Path, options: dict[str, Any]) -> Callable[[Iterable[GroupRecord], Path], ExportTotals]:

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import orjson
 
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+
 
 def templates(folder: Path) -> jinja2.Environment:
-    """The templates of a folder, which can include those beside this module. All values are escaped."""
+    """The templates of a folder, which can include those beside this module. All values are escaped, and `visible`.
+
+    What a form sends back must be as it was: `value="{{ name | e }}"` is escaped only.
+    """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        finalize=visible,
     )
-    environment.filters["pretty"] = pretty
+    environment.filters |= {"pretty": pretty, "figure": figure}
     return environment
 
 
@@ -48,6 +56,26 @@ def pretty(value: Any) -> str:
         with suppress(RecursionError):
             return str(value)
         return "(nested too deeply to be shown)"
+
+
+def visible(value: Any) -> Any:
+    """A text with escapes, as `\\u{202e}`, for control characters and those that reverse the text around them.
+
+    Line ends and tabs stay, and what joins characters, as in emoji and Persian. What is no text, or markup that is made
+    already, is returned as it is.
+    """
+    if type(value) is not str or not _HIDDEN.search(value):
+        return value
+    return _HIDDEN.sub(lambda found: f"\\u{{{ord(found[0]):x}}}", value.replace("\r\n", "\n"))
+
+
+def figure(value: Any) -> str:
+    """A number for people: its whole digits, and at least four. What is none is shown as it is, if short."""
+    if not isinstance(value, int | float):
+        return "–" if value is None else str(value)[:100]
+    if abs(value) < 1e15 and (abs(value) >= 1000 or value == int(value)):
+        return str(round(value))
+    return f"{value if isinstance(value, float) else Decimal(value):.4g}"  # JSON has numbers that no float holds
 
 
 def _indented(content: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from lachesis.html import pretty
+from lachesis.html import figure, pretty
 from lachesis.html.message_graph import Branch, branches_of, drawing, rows_of
 from lachesis.trajectories.exports import stored_messages
 
@@ -31,7 +31,7 @@ def rollout_view(group: Mapping[str, Any], rollout: Mapping[str, Any], prefix: s
     branches = branches_of(rollout, stored_messages(group, rollout))
     shown = [_branch_view(branch, rollout, prefix) for branch in branches]
     rows = list(rows_of(branches[0])) if len(branches) > 1 else []
-    figures = {name: _figure(value) for name, value in (rollout.get("metrics") or {}).items()}
+    figures = {name: figure(value) for name, value in (rollout.get("metrics") or {}).items()}
     return {
         "rollout": rollout,
         "line": " · ".join(f"{name} {value}" for name, value in figures.items()),
@@ -120,10 +120,6 @@ def _call_view(call: Any) -> dict[str, Any]:
         "took": "",
         "failed": False,
     }
-
-
-def _figure(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, int | float) else str(value)
 
 
 def _timed(record: Mapping[str, Any]) -> dict[str, Any]:

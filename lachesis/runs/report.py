@@ -22,7 +22,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 from lachesis.evaluation import Difference, Mean, bounds, ks, mean_over_items, pass_at_k, pass_hat_k
-from lachesis.html import pretty, templates, write_page
+from lachesis.html import pretty, templates, visible, write_page
 from lachesis.html.parts import Parts, pack, to_json
 from lachesis.html.rollout import message_view, rollout_view, tool_views
 from lachesis.runs.exclusion import item_of
@@ -191,7 +191,7 @@ def render_page(parts: Parts, *, runs: Sequence[Run], **figures: Any) -> str:
     for key, sides in items.items():
         shown = next(item for item in sides if item is not None)
         fields = {name: shown.fields[name] for name, _ in categories if name in shown.fields}
-        rows.append([key, shown.title, fields, [item and [item.places, item.rollouts] for item in sides]])
+        rows.append([key, visible(shown.title), fields, [item and [item.places, item.rollouts] for item in sides]])
     rollouts = [rollout for run in runs for item in run.items for rollout in item.rollouts]
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -26,6 +26,7 @@ from lachesis.view.group_page import group_context
 from lachesis.view.index import Index, NoSuchGroup
 from lachesis.view.rollout_page import rollout_context, sample_tokens
 from lachesis.view.token_text import Vocabulary, vocabulary_of
+from lachesis.view.trained import group_name
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class Viewer:
         self.failure = ""
         """Why the files are not followed any more."""
         self.environment = templates(HERE / "templates")
-        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value)}
+        self.environment.filters |= {"path": _path, "pair": lambda value: (value, value), "group_name": group_name}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -214,6 +215,7 @@ class Viewer:
             "runs": found,
             "differences": [row for row in rows if len(set(row[1])) > 1],
             "settings": rows,
+            "metrics": await asyncio.to_thread(self.index.metrics, chosen),
             "over": request.query.get("over", ""),
             "curves": "/curves?" + urlencode([("runs", name) for name in chosen]),
         }
@@ -237,7 +239,11 @@ class Viewer:
             "choices": choices,
             "page_size": PAGE_SIZE,
         }
-        return self._page("rollouts.html.jinja", context)
+        response = self._page("rollouts.html.jinja", context)
+        if request.headers.get("HX-Trigger") == "filter":  # its form sends empty fields too
+            query = filter.to_query()
+            response.headers["HX-Push-Url"] = f"/rollouts{query and '?'}{query}"
+        return response
 
     async def _rollout(self, request: web.Request) -> web.Response:
         filter = Filter.of(request.query)
@@ -248,7 +254,8 @@ class Viewer:
         )
         if n >= len(group["rollouts"]):
             raise NoSuchGroup(f"{run}, group {number}: there is no rollout {n}")
-        frame = {"run": run, "number": number, "n": n, "before": before, "after": after, "filter": filter}
+        name = group_name(number, "step" in group)
+        frame = {"run": run, "number": number, "name": name, "n": n, "before": before, "after": after, "filter": filter}
         settings = await asyncio.to_thread(self.index.settings, run)
 
         def make() -> web.Response:
@@ -299,7 +306,8 @@ class Viewer:
         run, number = request.match_info["run"], int(request.match_info["group"])
         only = [int(n) for n in request.query.get("only", "").split(",") if n.isdecimal() and len(n) < 10]
         group = await asyncio.to_thread(self.index.group, run, number)
-        frame = {"run": run, "number": number, "filter": Filter.of(request.query)}
+        name = group_name(number, "step" in group)
+        frame = {"run": run, "number": number, "name": name, "filter": Filter.of(request.query)}
 
         def make() -> web.Response:
             context = group_context(group, self._vocabulary_of(run), only)

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import math
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from lachesis.evaluation import mean_over_items
+from lachesis.html import visible
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.view.index import Index
+from lachesis.view.metrics import SHOWN, mean
 
 POINTS, GROUPS = 60, 10
 """Points of a curve, at most; and groups of a point, if there are enough for ten points: a mean of few says little."""
@@ -25,20 +30,24 @@ STEP_CHARTS = {
     "loss on validation data": ("eval/loss",),
 }
 """By title: the name of the figure, and of the ends of its interval."""
+OUTCOMES, CALLS = "outcomes, share", "tool calls that succeed, share"
+UNSCORED, SCORED, NOT_TRAINED = (
+    f"{of}, share" for of in ("why unscored", "causes of scored rollouts", "why not trained")
+)
+SHARES = (OUTCOMES, CALLS, UNSCORED, SCORED, NOT_TRAINED)
 
 
 def curves(index: Index, runs: Sequence[str], over: str) -> list[dict[str, Any]]:
     """Charts over `groups`, `time` (seconds since 1970) or `step`: a title, and lines with the run they are of, a
     label, x, y, and where there is an interval its ends. The y of a `share` is 0 to 1."""
     charts: dict[str, list[dict[str, Any]]] = {}
+    names = [] if over == "step" else [name for name, _ in index.metrics(runs)[:SHOWN]]
     for run in runs:
-        lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over)
+        lines = _of_steps(index.steps(run)) if over == "step" else _of_groups(index.history(run), over, names)
         for title, line in lines:
-            charts.setdefault(title, []).append({"run": run, **line})
-    return [
-        {"title": title, "over": over, "share": title.endswith("share"), "lines": lines}
-        for title, lines in charts.items()
-    ]
+            line["label"] = visible(line["label"])
+            charts.setdefault(visible(title), []).append({"run": run, **line})
+    return [{"title": title, "over": over, "share": title in SHARES, "lines": lines} for title, lines in charts.items()]
 
 
 def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -55,7 +64,7 @@ def _of_steps(steps: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, dict[st
         yield "outcomes", {"label": name.removeprefix("train/outcome/"), "x": x, "y": y}
 
 
-def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _of_groups(rows: Sequence[sqlite3.Row], over: str, metrics: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Means over ranges of groups that ended one after the other."""
     numbers = list(dict.fromkeys(row["number"] for row in rows))
     if not numbers:
@@ -80,16 +89,22 @@ def _of_groups(rows: Sequence[sqlite3.Row], over: str) -> Iterator[tuple[str, di
             "high": [m[2] for m in means],
         },
     )
-    for name, title in (("outcome", "outcomes, share"), ("cause", "causes, share")):
-        for value in sorted({row[name] for row in rows} - {""}):
-            yield title, {"label": value, "x": x, "y": [_share(each, name, value) for each in bins]}
-    yield "turns", {"label": "", "x": x, "y": [_mean(each, "turns") for each in bins]}
+    for outcome, share in _shares(bins, lambda row: row["outcome"]):
+        yield OUTCOMES, {"label": outcome, "x": x, "y": share}
+    for (title, cause), share in _shares(bins, _cause):
+        yield title, {"label": cause, "x": x, "y": share}
+    yield "turns", {"label": "", "x": x, "y": [mean(row["turns"] for row in each) for each in bins]}
     if any(row["tokens"] for row in rows):
-        yield "tokens sampled", {"label": "", "x": x, "y": [_mean(each, "tokens") for each in bins]}
+        yield "tokens sampled", {"label": "", "x": x, "y": [mean(row["tokens"] for row in each) for each in bins]}
     if any(row["calls"] and row["errors"] is not None for row in rows):
-        yield "tool calls that succeed, share", {"label": "", "x": x, "y": [_success(each) for each in bins]}
+        yield CALLS, {"label": "", "x": x, "y": [_success(each) for each in bins]}
     if any(row["seconds"] is not None for row in rows):
-        yield "seconds", {"label": "", "x": x, "y": [_mean(each, "seconds") for each in bins]}
+        yield "seconds", {"label": "", "x": x, "y": [mean(row["seconds"] for row in each) for each in bins]}
+    known = [[orjson.loads(row["metrics"]) for row in each if row["metrics"] is not None] for each in bins]
+    for name in metrics:
+        y = [mean(of_rollout.get(name) for of_rollout in each) for each in known]
+        if any(value is not None for value in y):
+            yield name, {"label": "", "x": x, "y": y}
 
 
 def _reward(rows: Sequence[sqlite3.Row]) -> tuple[float | None, float | None, float | None]:
@@ -105,13 +120,18 @@ def _finite(value: Any) -> float | None:
     return value if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD else None
 
 
-def _share(rows: Sequence[sqlite3.Row], name: str, value: str) -> float:
-    return sum(1 for row in rows if row[name] == value) / len(rows)
+def _shares(bins: Sequence[Sequence[sqlite3.Row]], of: Callable[[sqlite3.Row], Any]) -> list[tuple[Any, list[float]]]:
+    """Of the most frequent values of the rows, None left out: their shares in each bin."""
+    counts = [Counter(map(of, rows)) for rows in bins]
+    known = [value for value, _ in sum(counts, Counter()).most_common(SHOWN + 1) if value is not None]
+    shares = ((value, [count[value] / count.total() for count in counts]) for value in known[:SHOWN])
+    return sorted(shares)
 
 
-def _mean(rows: Sequence[sqlite3.Row], name: str) -> float | None:
-    known = [row[name] for row in rows if row[name] is not None]
-    return math.fsum(known) / len(known) if known else None
+def _cause(row: sqlite3.Row) -> tuple[str, str] | None:
+    """The cause of a row, after the title of what it is about."""
+    about = NOT_TRAINED if row["kind"] == "trained" else UNSCORED if row["reward"] is None else SCORED
+    return (about, row["cause"]) if row["cause"] else None
 
 
 def _success(rows: Sequence[sqlite3.Row]) -> float | None:

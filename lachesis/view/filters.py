@@ -96,7 +96,9 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    return value if math.isfinite(value) else None
+    if not math.isfinite(value):
+        return None
+    return int(value) if abs(value) < 1e15 and value.is_integer() else value
 
 
 def _flag(text: str) -> bool | None:

@@ -11,6 +11,7 @@ from typing import Any
 from lachesis.html import pretty
 from lachesis.html.rollout import message_view
 from lachesis.trajectories.exports import stored_messages
+from lachesis.view.metrics import of_siblings
 from lachesis.view.rollout_page import advantages, common_prefix
 from lachesis.view.token_text import Vocabulary
 
@@ -52,6 +53,7 @@ def group_context(
             }
             for n in chosen
         ],
+        "metrics": of_siblings(rollouts[n] for n in chosen),
         "rewards": ["–" if each["reward"] is None else f"{each['reward']:.2f}" for each in rollouts],
         "signs": ["good" if (gain or 0) > 0 else "bad" if (gain or 0) < 0 else "" for gain in gains],
         "pair": None if best is None else [best, worst],

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,9 +31,10 @@ from lachesis.training.curves.rollouts import SCHEMA
 from lachesis.trajectories.advantages import LARGEST_REWARD
 from lachesis.trajectories.exports import stored_messages
 from lachesis.view.filters import BOUNDED, Filter
+from lachesis.view.metrics import mean, metric_name, most_frequent
 from lachesis.view.trained import LINES, as_group
 
-VERSION = 4
+VERSION = 5
 """Of the tables."""
 APPLICATION = 0x4C616368
 """In the header of an SQLite file: it is an index of the viewer, and may be made anew."""
@@ -40,6 +42,8 @@ TEXT_LIMIT = 100_000
 """Characters of a rollout that can be searched for: half from its beginning, half from its end."""
 TITLE_LENGTH = 110
 NAME_LENGTH = 200
+METRICS = 50
+"""Components and metrics of a rollout that are kept."""
 BATCH = 4 << 20
 """Bytes of a file after which what was read of it becomes visible."""
 MARK = 4096
@@ -67,7 +71,7 @@ CREATE INDEX IF NOT EXISTS groups_of_file ON groups (file);
 CREATE INDEX IF NOT EXISTS groups_of_item ON groups (run, key);
 CREATE TABLE IF NOT EXISTS rollouts (id INTEGER PRIMARY KEY AUTOINCREMENT, file INTEGER, run TEXT, number INTEGER,
   n INTEGER, item TEXT, title TEXT, reward REAL, outcome TEXT, cause TEXT, turns INTEGER, calls INTEGER, errors INTEGER,
-  tokens INTEGER, seconds REAL, time REAL);
+  tokens INTEGER, seconds REAL, metrics TEXT, time REAL);
 CREATE INDEX IF NOT EXISTS rollouts_of_run ON rollouts (run, number, n);
 CREATE INDEX IF NOT EXISTS rollouts_of_file ON rollouts (file);
 CREATE INDEX IF NOT EXISTS rollouts_by_time ON rollouts (time);
@@ -77,7 +81,7 @@ CREATE VIRTUAL TABLE IF NOT EXISTS texts USING fts5 (body, content='', tokenize=
 """
 _MISSHAPEN = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading a line of another shape raises."""
-_COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, time"
+_COLUMNS = "run, number, n, item, title, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time"
 
 
 class NoSuchGroup(LachesisError):
@@ -127,7 +131,7 @@ class Index:
         self._seen: tuple[Any, ...] = ()
         self._opened: tuple[int, int] | None = None
         self._connections: list[sqlite3.Connection] = []
-        self._others: dict[Path, tuple[int, int, int]] = {}
+        self._others: dict[str, tuple[int, int, int]] = {}
         self._lock: BinaryIO | None = None
         try:
             try:
@@ -263,23 +267,27 @@ class Index:
 
     def _files(self, known: Mapping[str, sqlite3.Row]) -> Iterator[tuple[str, str, os.stat_result]]:
         """The files of groups and of steps below the folder: relative path, kind, status."""
-        for folder, folders, names in os.walk(self.root):
+        root = str(self.root)
+        for folder, folders, names in os.walk(root):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            below = folder.removeprefix(root).removeprefix("/")
             for name in sorted(names):
-                path = Path(folder) / name
-                relative = path.relative_to(self.root).as_posix()
+                relative = f"{below}/{name}" if below else name
                 if name.endswith(".jsonl") and not name.startswith(".") and relative.isprintable():
                     with suppress(OSError):
-                        status = path.stat()
+                        status = os.stat(f"{folder}/{name}")  # noqa: PTH116  # pathlib takes twice as long
                         state = _state(status)
-                        if self._others.get(path) == state:
+                        if self._others.get(relative) == state:
                             continue
                         row = known.get(relative)
-                        kind = row["kind"] if row is not None and _known_state(row) == state else _kind(path)
+                        if row is not None and _known_state(row) == state:
+                            kind = row["kind"]
+                        else:
+                            kind = _kind(self.root / relative)
                         if kind:
                             yield relative, kind, status
                         else:
-                            self._others[path] = state
+                            self._others[relative] = state
 
     def _follow(self, name: str, kind: str, known: dict[str, sqlite3.Row], changed: Callable[[], None]) -> bool:
         path, row = self.root / name, known.get(name)
@@ -392,21 +400,18 @@ class Index:
             (file, run, number, n, item, *_rollout_row(content, rollout), time) for n, rollout in enumerate(rollouts)
         ]
         texts = [_text(content, rollout) for rollout in rollouts]
-        if kind == "failed":
-            if self._database.execute(
-                "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0", (run, key)
-            ).fetchone():
-                return  # a later start has finished it
-        else:
-            for table in ("rollouts", "groups"):
-                self._database.execute(
-                    f"DELETE FROM {table} WHERE run = ? AND number IN "
-                    "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
-                    (run, run, key),
-                )
+        finished = "SELECT 1 FROM groups WHERE run = ? AND key = ? AND number >= 0"
+        if kind == "failed" and self._database.execute(finished, (run, key)).fetchone():
+            return  # by a later start
+        for table in ("rollouts", "groups"):  # what an earlier start made of it counts no more
+            self._database.execute(
+                f"DELETE FROM {table} WHERE run = ? AND number IN "
+                "(SELECT number FROM groups WHERE run = ? AND key = ? AND number < 0)",
+                (run, run, key),
+            )
         # Two files may have the name of one run: the one that was read last counts.
         self._database.execute("DELETE FROM rollouts WHERE run = ? AND number = ?", (run, number))
-        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 15)})"
+        insert = f"INSERT INTO rollouts (file, {_COLUMNS}) VALUES ({', '.join('?' * 16)})"
         for row, text in zip(rows, texts, strict=True):
             cursor = self._database.execute(insert, row)
             self._database.execute("INSERT INTO texts (rowid, body) VALUES (?, ?)", (cursor.lastrowid, text))
@@ -514,7 +519,8 @@ class Index:
         where, values = _where(filter)
         total = self._database.execute(f"SELECT count(*) FROM rollouts WHERE {where}", values).fetchone()[0]
         rows = self._database.execute(
-            f"SELECT {_COLUMNS} FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
+            f"SELECT {_COLUMNS}, (SELECT kind FROM files WHERE files.id = file) AS kind "
+            f"FROM rollouts WHERE {where} ORDER BY {filter.order} LIMIT ? OFFSET ?",
             (*values, page_size, page_size * (filter.page - 1)),
         )
         return Page([dict(row) for row in rows], total)
@@ -543,11 +549,25 @@ class Index:
             for name in ("run", "outcome", "cause")
         }
 
+    def metrics(self, runs: Sequence[str]) -> list[tuple[str, list[tuple[float | None, int]]]]:
+        """Components of rewards and metrics of environments, the most frequent first: the name; for each run
+        the mean over the rollouts that have it, and how many these are."""
+        found: dict[str, list[list[float]]] = {}
+        for place, run in enumerate(runs):
+            query = "SELECT metrics FROM rollouts WHERE run = ? AND metrics IS NOT NULL"
+            for (metrics,) in self._database.execute(query, (run,)):
+                for name, value in orjson.loads(metrics).items():
+                    if name not in found:
+                        found[name] = [[] for _ in runs]
+                    found[name][place].append(value)
+        names = most_frequent({name: sum(map(len, of_runs)) for name, of_runs in found.items()})
+        return [(name, [(mean(values), len(values)) for values in found[name]]) for name in names]
+
     def history(self, run: str) -> list[sqlite3.Row]:
         """What curves are made of: every rollout of a run, in the order of its groups' ends."""
         query = (
-            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, time FROM rollouts "
-            "WHERE run = ? ORDER BY time, number, n"
+            "SELECT number, item, reward, outcome, cause, turns, calls, errors, tokens, seconds, metrics, time, kind "
+            "FROM rollouts JOIN files ON files.id = file WHERE rollouts.run = ? ORDER BY time, number, n"
         )
         return self._database.execute(query, (run,)).fetchall()
 
@@ -648,7 +668,7 @@ def _parsed(line: bytes | str) -> dict[str, Any]:
 
 
 def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[Any, ...]:
-    """From `title` to `seconds`."""
+    """From `title` to `metrics`."""
     verifier = rollout.get("verifier") or {}
     causes = (rollout.get("unscored_kind"), verifier.get("cause"), rollout.get("agent_fault"), rollout.get("skipped"))
     return (
@@ -661,7 +681,20 @@ def _rollout_row(group: Mapping[str, Any], rollout: Mapping[str, Any]) -> tuple[
         None if (counts := rollout["tool_stats"]) is None else sum(_count(each["failure"]) for each in counts.values()),
         _count(rollout.get("completion_tokens", 0)),
         None if rollout["seconds"] is None else _number(rollout["seconds"]),
+        _metrics(rollout.get("metrics")),
     )
+
+
+def _metrics(metrics: Any) -> str | None:
+    """JSON of the components and metrics that are numbers a mean can take; None where there is none."""
+    if not metrics or not isinstance(metrics, dict):
+        return None
+    known = {
+        _name(metric_name(name)): float(value)
+        for name, value in islice(metrics.items(), METRICS)
+        if isinstance(value, int | float) and abs(value) <= LARGEST_REWARD
+    }
+    return orjson.dumps(known).decode() if known else None
 
 
 def _title(messages: Sequence[Mapping[str, Any]]) -> str:

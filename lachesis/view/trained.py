@@ -12,11 +12,19 @@ LINES = 1_000_000
 """The number of a group is LINES times its step, and its line from 0."""
 
 
+def group_name(number: int, trained: bool) -> str:
+    """A group for people: the number of a `trained` one is made of two, and those without a score count downwards."""
+    if trained:
+        step, line = divmod(number, LINES)
+        return f"step {step}, group {line}"
+    return f"unscored group {-number}" if number < 0 else f"group {number}"
+
+
 def as_group(line: Mapping[str, Any]) -> dict[str, Any]:
     """The group of a line. What a trainer does not know is None, where a run's own record has it.
 
-    A rollout has the `advantage` that the trainer gave it, and the reason if it `skipped` it; a sample the same under
-    `training`, with staleness and the trainer's logprobs.
+    The group has its `step`; a rollout has the `advantage` that the trainer gave it, and the reason if it `skipped` it;
+    a sample the same under `training`, with staleness and the trainer's logprobs.
     """
     training = line["training"]
     ids = [each["rollout_id"] or str(at) for at, each in enumerate(training)]
@@ -36,6 +44,7 @@ def as_group(line: Mapping[str, Any]) -> dict[str, Any]:
         )
     return {
         "environment": "training",
+        "step": line["step"],
         "model": line["version"],
         "item_key": f"step {line['step']}" + (f" · {line['group_id']}" if line["group_id"] else ""),
         "rollouts": rollouts,
@@ -59,7 +68,6 @@ def _rollout(
     if "shortened" in line:
         size = f"{line['shortened']:,} bytes were too many for its step: texts and tokens were not kept"
         reason = f"{reason}; {size}" if reason else size
-    facts = {name: training[name] for name in ("advantage", "staleness")}
     return {
         "rollout_id": rollout_id,
         "place": None,
@@ -69,7 +77,7 @@ def _rollout(
         "reward": float(score) if isinstance(score, int | float) else None,
         "advantage": None if training["skipped"] else training["advantage"],
         "skipped": training["skipped"],
-        "metrics": {name: value for name, value in facts.items() if value is not None},
+        "metrics": {} if training["staleness"] is None else {"staleness": training["staleness"]},
         "messages": messages,
         "message_turns": _turns(messages, samples),
         "turns": sum(message["role"] == "assistant" for message in messages),

@@ -20,6 +20,7 @@ from lachesis.trajectories.builtin_exports import token_samples
 from lachesis.trajectories.exports import EXPORTS, ExportLine
 from lachesis.trajectories.parquet import read_rows
 from lachesis.trajectories.validation import validate_entry
+from tests.support.eval_logs import read_samples
 from tests.support.scripted_server import say
 from tests.support.small_envs import SortWords, asked_words, process, sorts
 
@@ -332,3 +333,20 @@ def test_a_rollout_id_is_in_a_group_once(groups: Path, tmp_path: Path, capsys: p
             writer.write({**group, "rollouts": rollouts})
         assert export(twice, "--format", "dataset", "--out", tmp_path / "out.jsonl") == 1
         assert said in capsys.readouterr().err
+
+
+async def test_an_item_that_failed_at_several_starts_is_once_in_a_log_of_inspect(tmp_path: Path) -> None:
+    class Raises(SortWords):
+        async def compute_reward(self, item: Any, result: Any, ctx: Any) -> float:
+            raise ValueError("a mistake")
+
+    for _ in range(2):
+        result = await process(Raises, tmp_path, lambda request: say("No."), total_steps=1)
+    failed = lines(result.files.failures)
+    assert [group["item_key"] for group in failed] == [failed[0]["item_key"]] * 2
+    assert export(result.files.groups, "--format", "inspect", "--out", tmp_path / "log.eval") == 0
+    samples = read_samples(tmp_path / "log.eval")
+    assert len(samples) == result.summary.rollouts == 2
+    assert {sample["metadata"]["rollout_id"] for sample in samples} == {
+        rollout["rollout_id"] for rollout in failed[-1]["rollouts"]
+    }

@@ -23,7 +23,7 @@ from lachesis.runs.comparison import compare, write_comparison
 from lachesis.runs.report import render_report, reward_histogram, write_report
 from lachesis.testing.fake_server import Lengths, RandomWords
 from tests.support.chromium import Page, needs_chromium, open_page
-from tests.support.hostile_groups import HOSTILE, MARKS, hostile_group
+from tests.support.hostile_groups import HOSTILE, MARKS, SHOWN, hostile_group
 from tests.support.report_pages import everything, groups, index, read, rollouts
 from tests.support.scripted_server import call, say
 from tests.support.small_envs import ManyWords, SortWords, process
@@ -83,7 +83,7 @@ async def test_everything_is_in_it_and_nothing_of_it_is_markup(tmp_path: Path) -
         check_harmless(markup)
     text = everything(page)
     for mark in ("PROMPT ", "ANSWER ", "THOUGHT ", "JUDGE "):
-        assert f"{mark}{HOSTILE}" in text
+        assert f"{mark}{SHOWN}" in text
     assert "ARGUMENT </pre>" in text
     assert "attempt arguments are not JSON" in rollouts(page)[0]
     assert '{"ROLLED": "BACK <script>' in text
@@ -246,10 +246,10 @@ async def test_a_browser_shows_it_and_runs_nothing_that_a_model_wrote(tmp_path: 
             await page.until("document.body.textContent.includes('NAMED ')")
             text = check_harmless(await page.eval("document.querySelector('main').outerHTML"))
             for mark in MARKS:
-                assert text.count(f"{mark} {HOSTILE}") >= 2 * runs, mark
+                assert text.count(f"{mark} {SHOWN}") >= 2 * runs, mark
             for mark in ("NAMED", "SAYS"):
-                assert f"{mark} {HOSTILE}" in text
-            assert f"GIVEN {HOSTILE}, -l" in text
+                assert f"{mark} {SHOWN}" in text
+            assert f"GIVEN {SHOWN}, -l" in text
             shown = await page.eval("[...document.querySelectorAll('.message.failed, .call.failed')].length")
             assert shown == 3 * 2 * runs, "the call, its result, and the call of the reward that raised"
             ids: list[str] = await page.eval("[...document.querySelectorAll('[id]')].map((each) => each.id)")
@@ -318,7 +318,7 @@ def test_records_of_older_versions_are_shown_as_far_as_they_go(tmp_path: Path) -
     del group["tools"], group["samples"]
     page, _ = render_report("old", [group])
     for shown in rollouts(page):
-        assert f"DROPPED {HOSTILE}" in shown and "Failed calls: TOOL " in shown
+        assert f"DROPPED {SHOWN}" in shown and "Failed calls: TOOL " in shown
 
 
 def _named(call: dict[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from tests.support.pictures import image, text
 HOSTILE = (
     "</pre><script>alert('x')</script>\"'><img src=http://evil.example/x onerror=alert(1)> {{ 7*7 }} ünï 😀 \u202e"
 )
+SHOWN = HOSTILE.replace("\u202e", "\\u{202e}")
 MARKS = (
     *("ROLE", "SYSTEM", "PROMPT", "ANSWER", "THOUGHT", "TOOL", "ARGUMENT", "RESULT", "INNER", "REASON", "DROPPED"),
     *("METHOD", "GIVEN", "OUTPUT", "RAISED", "JUDGE", "FAULT", "PART", "METRIC", "EDIT", "PROGRAM", "STDOUT", "+DIFF"),

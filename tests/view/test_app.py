@@ -76,6 +76,7 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                     assert "unsafe" not in policy and answer.headers["X-Content-Type-Options"] == "nosniff"
                     if answer.content_type == "text/html":
                         assert "<img" not in text and " style=" not in text and "<style" not in text, page
+                        assert "\u202e" not in text, page
                         assert text.count("<script") == text.count("<script defer src="), page
             async with session.get(f"{url}rollouts?q=evil") as answer:
                 assert '<b id="total">6</b>' in await answer.text()
@@ -83,6 +84,31 @@ async def test_every_page_answers_and_lets_a_browser_run_and_load_our_own_files_
                 assert answer.status == 405
     finally:
         await runner.cleanup()
+
+
+async def test_characters_that_control_or_reverse_a_text_are_shown_and_searched_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    group = json.dumps(example_groups()[0]).replace(
+        "Sort the words", "\\u2067Sort\\u001b[31m\\tthe\\r\\nwords \\u200d\\u202e"
+    )
+    (tmp_path / "runs/groups.jsonl").write_text(group + "\n")
+    index = Index(tmp_path / "runs", tmp_path / "index.sqlite")
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        await asyncio.to_thread(index.refresh)
+        async with aiohttp.ClientSession() as session:
+            for page in ("group/runs/0", "rollout/runs/0/0"):
+                async with session.get(f"{url}{page}") as answer:
+                    text = await answer.text()
+                assert "\\u{2067}Sort\\u{1b}[31m\tthe\nwords \u200d\\u{202e}" in text, page
+                assert not set(text) & {"\x1b", "\u2067", "\u202e"}, page
+            async with session.get(f"{url}rollouts", params={"q": "\u2067Sort", "item": "\u202e"}) as answer:
+                text = await answer.text()
+                assert 'name="q" value="\u2067Sort"' in text and 'name="item" value="\u202e"' in text
+                assert "of item \\u{202e}" in text
+    finally:
+        await runner.cleanup()
+        index.close()
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ pytestmark = needs_chromium
 OVERFLOWS = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
 ROWS = "document.querySelectorAll('#list tbody tr')"
 LABELS = "document.querySelector('#curves .u-legend').querySelectorAll('tr:not([hidden]) .u-label')"
+MEANS = "document.querySelector('#metrics').textContent.trim()"
 TOTAL = "Number(document.querySelector('#total').textContent)"
 
 
@@ -29,6 +30,8 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = mixed_run(tmp_path_factory.mktemp("runs"))
     for path in (root / "mixed").glob("groups*.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for rollout in (rollout for line in lines for rollout in line["rollouts"]):
+            rollout["metrics"] = {f"reward/{HOSTILE}": -1e100, "seen": 5000002}
         path.write_text("".join(json.dumps({**line, "model": HOSTILE}) + "\n" for line in lines))
     return root
 
@@ -55,13 +58,13 @@ async def test_rollouts_are_filtered_walked_by_keys_opened_and_followed(played: 
         await page.press("/")
         for key in "evil":
             await page.press(key)
-        await page.until(f"{TOTAL} === 6 && location.search.includes('q=evil')")
+        await page.until(f"{TOTAL} === 6 && location.search === '?q=evil'")
         await page.eval(
             "for (const [name, value] of [['tool_error', 'yes'], ['scored', 'yes']]) "
             "{ const field = document.forms.filter.elements[name]; field.value = value; "
             "field.dispatchEvent(new Event('input', {bubbles: true})); }"
         )
-        await page.until(f"{TOTAL} === 4")
+        await page.until(f"{TOTAL} === 4 && location.search === '?tool_error=yes&scored=yes&q=evil'")
         await page.eval("document.activeElement.blur()")
         for key, place in (("j", 0), ("j", 1), ("k", 0), ("j", 1)):
             await page.press(key)
@@ -98,12 +101,16 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
         await page.until(f"{TOTAL} === 6")
         await page.until(f"document.querySelector('tr.current')?.id === {mark!r}")
         await page.open(f"{url}run/live")
+        assert (await page.eval(MEANS)).endswith("metric/seen50000026")
         points = "document.querySelector('#curves .card')?.plot?.data[0].length"
         await page.until(f"{points} === 3")
         with (root / "live/groups.jsonl").open("a") as file:
             file.write(lines[3])
         await page.until(f"{points} === 4")
         await page.until("document.querySelector('#list tbody').textContent.includes('8')")
+        await page.until(f"{MEANS}.endsWith('metric/seen50000028')")
+        titles = await page.eval("[...document.querySelectorAll('#curves h2')].map(title => title.textContent)")
+        assert titles[-2].startswith("reward/</script>") and "\u202e" not in titles[-2] and titles[-1] == "metric/seen"
         (root / "live/groups.jsonl").unlink()
         await page.until("document.querySelector('#standing').textContent.includes('404')")
         assert page.errors and all("404" in error for error in page.errors)
@@ -113,7 +120,7 @@ async def test_a_growing_run_grows_on_the_open_page_which_keeps_its_mark(played:
 async def test_names_of_any_length_and_shape_fit_a_phone(tmp_path: Path) -> None:
     root, name = tmp_path / "runs", HOSTILE + "W" * 3000
     (root / "odd").mkdir(parents=True)
-    group = example_groups()[3]
+    group = json.loads(json.dumps(example_groups()[3]))
     group |= {**dict.fromkeys(("environment", "item", "model"), name), "item_key": "W" * 3000}
     for rollout in group["rollouts"]:
         rollout |= dict.fromkeys(("outcome", "unscored_kind", "skipped", "reason", "agent_fault", "traceback"), name)
@@ -156,7 +163,8 @@ async def test_runs_are_compared_and_pages_fit_a_phone_in_the_dark(played: Path,
             assert await page.eval(OVERFLOWS) is False, path
             assert await page.eval("getComputedStyle(document.body).backgroundColor") == "rgb(20, 24, 30)"
         await page.open(url)
-        assert HOSTILE in await page.eval("document.querySelector('#list').textContent")
+        shown = HOSTILE.replace("\u202e", "\\u{202e}")
+        assert shown in await page.eval("document.querySelector('#list').textContent")
         await page.eval("document.querySelectorAll('#list input').forEach(box => box.click())")
         await page.eval("document.querySelector('#compare button').click()")
         await page.until("document.querySelector('#curves')?.dataset.drawn > 3")

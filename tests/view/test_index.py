@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sqlite3
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +26,8 @@ from lachesis.evaluation import mean_over_items
 from lachesis.view.curves import curves
 from lachesis.view.filters import Filter
 from lachesis.view.index import BATCH, Index, NoSuchGroup
-from tests.support.viewed_runs import Mixed, mixed_run
+from tests.support.small_envs import process
+from tests.support.viewed_runs import Mixed, mixed, mixed_run
 
 
 @contextmanager
@@ -101,7 +104,10 @@ def test_rollouts_are_filtered_and_sorted_by_what_a_row_shows(root: Path) -> Non
             at for at in turns if turns[at] > 1
         }
         assert set(found(index, {"max_turns": "1", "min_tokens": "0"})) == {at for at in turns if turns[at] == 1}
-        assert found(index, {"min_tokens": "1e9"}) == [] and "max_turns=1" in Filter.of({"max_turns": "1"}).to_query()
+        assert found(index, {"min_tokens": "1e9"}) == [] and Filter.of({"max_turns": "1"}).to_query() == "max_turns=1"
+        assert (
+            Filter.of({"min_reward": "1e300", "max_reward": "0.5"}).to_query() == "min_reward=1e%2B300&max_reward=0.5"
+        )
         assert set(found(index, {"scored": "no"})) == {(-1, 0), (-1, 1)}
         assert set(found(index, {"tool_error": "yes"})) == {(number, n) for number in (-1, 1, 3) for n in (0, 1)}
         assert found(index, {"outcome": "no such"}) == [] and found(index, {"run": "other"}) == []
@@ -160,6 +166,26 @@ def test_what_is_appended_is_read_and_a_half_written_line_is_left_for_later(root
     with indexed(root) as again, sqlite3.connect(again.path) as database:
         assert again.runs()[0]["rollouts"] == 10
         assert database.execute("SELECT max(id) FROM rollouts").fetchone() == (10,), "nothing was read twice"
+
+
+def test_files_that_have_not_changed_are_not_opened_again(root: Path) -> None:
+    (root / "mixed/metrics.jsonl").write_text('{"step": 0}\n')
+    (root / "mixed/other.jsonl").write_text("{}\n")
+    opened: list[str] | None = None
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and opened is not None and str(arguments[0]).endswith(".jsonl"):
+            opened.append(Path(arguments[0]).name)
+
+    sys.addaudithook(watch)  # stays, and has nothing to do after this test
+    with indexed(root) as index:
+        opened = []
+        assert not index.refresh() and opened == []
+        with (root / "mixed/metrics.jsonl").open("a") as file:
+            file.write('{"step": 1}\n')
+        opened = []
+        assert index.refresh() and set(opened) == {"metrics.jsonl"}
+        opened = None
 
 
 def test_a_file_that_was_cut_replaced_or_removed_is_read_anew(root: Path) -> None:
@@ -446,6 +472,34 @@ def test_lines_of_a_wrong_type_hide_nothing_else_and_the_first_line_says_not_wha
             assert values and all(y is None or isinstance(y, int | float) for y in values)
 
 
+def test_components_and_metrics_have_means_and_curves_whatever_their_names_and_values_are(root: Path) -> None:
+    path = root / "mixed/groups.jsonl"
+    groups = [json.loads(line) for line in path.read_text().splitlines()]
+    odd = {"nan": float("nan"), "text": "1", "none": None, "vast": 10**400, "over": 1e101}
+    odd |= {"half \ud83d\0": 0.5, "": True}
+    for at, group in enumerate(groups):
+        for rollout in group["rollouts"]:
+            rollout["metrics"] = {"reward/right": at, "turns": 3e99, "outcomes, share": 2.0, **(odd if at else {})}
+    groups[-1]["rollouts"][0]["metrics"] = [1]
+    groups[-1]["rollouts"][1]["metrics"] = {f"{name}{'x' * 999}": 1 for name in range(200)}
+    shutil.copytree(root / "mixed", root / "other")
+    path.write_text("".join(json.dumps(group) + "\n" for group in groups))
+    with indexed(root) as index:
+        assert index.unread == 0
+        means = dict(index.metrics(["mixed", "other"]))
+        assert [*means][:3] == ["reward/right", "metric/outcomes, share", "metric/turns"], "most frequent first"
+        assert means["reward/right"] == [(1.0, 6), (None, 0)] and means["metric/turns"] == [(3e99, 6), (None, 0)]
+        assert means["metric/half ? "] == [(0.5, 4), (None, 0)] and means["metric/"] == [(1.0, 4), (None, 0)]
+        assert not means.keys() & {f"metric/{name}" for name in ("nan", "text", "none", "vast", "over")}
+        assert len(means) == 5 + 50 and max(map(len, means)) == 200
+        charts = {chart["title"]: chart for chart in curves(index, ["mixed", "other"], "groups")}
+        assert sorted(charts["reward/right"]["lines"][0]["y"], key=str) == [0, 1, 2, None, None]
+        assert [line["run"] for line in charts["reward/right"]["lines"]] == ["mixed"], "the other run has none"
+        assert charts["turns"]["lines"][0]["y"] != charts["metric/turns"]["lines"][0]["y"]
+        assert not charts["metric/outcomes, share"]["share"] and charts["outcomes, share"]["share"]
+        assert sum(title.startswith(("reward/", "metric/")) for title in charts) == 12
+
+
 @pytest.mark.parametrize(
     "manifest",
     [
@@ -468,6 +522,20 @@ def test_a_group_that_was_scored_at_last_replaces_its_failure(root: Path) -> Non
             file.write(json.dumps({**scored, "item_key": failed["item_key"]}) + "\n")
         index.refresh()
         assert not found(index, {"scored": "no"}) and index.runs()[0]["groups"] == 5
+
+
+def test_an_item_that_failed_at_every_start_is_one_group_as_its_last_start_left_it(root: Path) -> None:
+    settings = {"total_steps": 5, "max_num_workers": 1, "enabled_toolsets": ["todo"]}
+    with indexed(root) as index:
+        result = asyncio.run(process(Mixed, root / "mixed", mixed, **settings))
+        first, last = map(json.loads, (root / "mixed/groups.failed.jsonl").read_text().splitlines())
+        assert first["item_key"] == last["item_key"] and index.refresh()
+        (run,) = index.runs()
+        summary = result.summary
+        assert (run["groups"], run["rollouts"], run["scored"]) == (summary.groups, summary.rollouts, summary.scored)
+        assert found(index, {"scored": "no"}) == [(-2, 0), (-2, 1)] and index.group("mixed", -2) == last
+        with pytest.raises(NoSuchGroup):
+            index.group("mixed", -1)
 
 
 def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(root: Path) -> None:
@@ -495,6 +563,10 @@ def test_runs_have_the_names_of_their_folders_and_a_second_one_that_of_its_file(
         over = {chart["title"]: chart["lines"] for chart in curves(index, ["mixed"], "groups")}
         (reward,) = over["reward"]
         assert sorted(y for y in reward["y"] if y is not None) == [0.0, 0.0, 1.0, 1.0] and len(reward["x"]) == 5
+        causes = {
+            title: [line["label"] for line in over[title]] for title in over if "cause" in title or "why" in title
+        }
+        assert causes == {"why unscored, share": ["declined"]}
         shares = [line["y"] for line in over["outcomes, share"]]
         assert [sum(column) for column in zip(*shares, strict=True)] == [1.0] * 5
 

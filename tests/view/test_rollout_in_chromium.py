@@ -107,6 +107,26 @@ async def test_tokens_show_what_was_sampled_and_say_all_about_each(folder: Path)
         await page.until("!document.querySelector('#conversation').hidden")
 
 
+async def test_the_colour_of_tokens_is_in_the_address(folder: Path) -> None:
+    async with browsed(folder) as (page, url, (honest, _)):
+        await page.open(f"{url.format('rollout')}/{honest}?sort=turns#token-3")
+        await page.until("document.querySelector('.t.selected')")
+        await page.eval("document.querySelector('input[value=advantage]').click()")
+        assert await page.eval("location.search + location.hash") == "?sort=turns&colour=advantage#token-3"
+        await page.press("ArrowRight")
+        address = await page.eval("location.href")
+        assert address.endswith("?sort=turns&colour=advantage#token-4")
+        await page.open(address)
+        await page.until("document.querySelector('.stage.by-advantage .t.selected')?.i === 4")
+        assert await page.eval("document.querySelector('input[value=advantage]').checked")
+        await page.eval("document.querySelector('input[value=logprob]').click()")
+        assert await page.eval("location.search + location.hash") == "?sort=turns#token-4"
+        await page.open("about:blank")
+        await page.send("Page.navigate", url=address.replace("advantage", "choices"))
+        await page.until("document.querySelector('.stage.by-logprob .t.selected')")
+        assert await page.eval("location.search + location.hash") == "?sort=turns#token-4", "it has no choices"
+
+
 async def test_a_link_leads_to_one_of_32_000_tokens_and_all_of_them_are_there(folder: Path) -> None:
     async with browsed(folder) as (page, url, _):
         group = json.loads((folder / "long" / "groups.jsonl").read_text())

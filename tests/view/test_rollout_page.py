@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,23 @@ def test_siblings_part_at_the_token_where_they_part(group: dict[str, Any], vocab
     assert [(side["members"], side["id"]) for side in fork["sides"]] == [([n], sequences[n][first]) for n in (0, 1)]
     alone = group_context(group, vocabulary, only={honest(group)})
     assert len(alone["columns"]) == 1 and alone["tokens"] is None
+
+
+def test_a_group_shows_the_components_of_every_sibling_in_the_same_order(group: dict[str, Any], tmp_path: Path) -> None:
+    rewards = [rollout["reward"] for rollout in group["rollouts"]]
+    assert group_context(group)["metrics"] == [("reward/honest", rewards), ("reward/short", [0.5, 0.5])]
+    metrics: list[Any] = [{**dict.fromkeys(range(20), 5000002.0), HOSTILE: float("nan")}, {HOSTILE: 10**400}]
+    rollouts = [{**rollout, "metrics": metrics[n]} for n, rollout in enumerate(group["rollouts"])]
+    line = json.dumps({**group, "rollouts": rollouts})
+    context = group_context(json.loads(line))
+    assert len(context["metrics"]) == 12 and context["metrics"][0][0] == f"metric/{HOSTILE}"
+    index = Index(tmp_path, tmp_path / "index.sqlite")
+    more = {"left": 0, "unread": 0, "failure": "", "frame": {"run": "r", "number": 0, "filter": Filter()}}
+    html = Viewer(index).environment.get_template("group.html.jinja").render(**context, **more)
+    index.close()
+    shown = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
+    assert [value for _, value in shown[:2]] == ["nan", "5000002"] and shown[12][1] == "1.000e+400"
+    assert shown[13] == ("metric/0", "–") and "<img" not in html
 
 
 def completion(prompt: TokenPrefix, text: str, *calls: ToolCall) -> ChatResponse:

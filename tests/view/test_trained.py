@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,27 @@ def test_the_rollouts_of_steps_are_listed_and_filtered_as_those_of_other_runs(in
     }
     assert index.rollouts(Filter(cause="stale")).total == 1 and index.rollouts(Filter(q="1 and")).total == 6
     assert not index.rollouts(Filter(tool_error=False)).total, "what a trainer does not know is not none"
-    charts = {chart["title"] for chart in curves(index, ["run"], "groups")}
-    assert "reward" in charts and not charts & {"seconds", "tool calls that succeed, share"}
+    charts = {chart["title"]: chart["lines"] for chart in curves(index, ["run"], "groups")}
+    assert "reward" in charts and not charts.keys() & {"seconds", "tool calls that succeed, share"}
+
+
+async def test_why_a_rollout_was_not_trained_is_no_cause_of_its_outcome(
+    root: Path, index: Index, tmp_path: Path
+) -> None:
+    charts = {chart["title"]: chart for chart in curves(index, ["run"], "groups")}
+    lines = {line["label"]: line["y"] for line in charts["why not trained, share"]["lines"]}
+    assert lines == {"same_scores": [0, 0, 1, 0], "stale": [0, 0, 0, 0.5]} and charts["why not trained, share"]["share"]
+    assert not charts.keys() & {"why unscored, share", "causes of scored rollouts, share"}
+    runner, url = await viewer.serve(index, "127.0.0.1", 0)
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{url}rollouts?run=run&min_reward=0.50") as answer:
+            text = await answer.text()
+        assert "not trained: same_scores" in text and 'value="0.5"' in text
+        assert ">run · step 1, group 1, rollout 0</a>" in text and str(LINES) not in re.sub("<[^>]*>", "", text)
+        async with aiohttp.ClientSession() as session, session.get(f"{url}group/run/{LINES + 1}?min_turns=1") as answer:
+            assert ">step 1, group 1</a>" in await answer.text()
+    finally:
+        await runner.cleanup()
 
 
 def test_a_step_that_is_trained_again_replaces_what_it_showed(root: Path, tmp_path: Path) -> None:

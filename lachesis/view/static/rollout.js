@@ -108,7 +108,14 @@
         if (i !== undefined) this.select(i);
       });
       for (const input of all("input[name=colour]", box)) {
-        input.addEventListener("change", () => this.colour(input.value));
+        input.addEventListener("change", () => {
+          const address = new URL(location);
+          if (input.defaultChecked) address.searchParams.delete("colour");
+          else address.searchParams.set("colour", input.value);
+          history.replaceState(null, "", address);
+          this.colour(input.value);
+        });
+        if (input.value === new URLSearchParams(location.search).get("colour")) input.checked = true;
       }
       for (const tab of all("[data-sample]", box)) {
         tab.addEventListener("click", () => (location.hash = `sample-${tab.dataset.sample}`));

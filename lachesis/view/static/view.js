@@ -79,6 +79,8 @@
   const colours = ["#2f7fb0", "#d2762b", "#2f9d5f", "#b5485f", "#8060c0", "#a08a1c", "#30a0a0", "#c060a0", "#707c8c", "#6a8f2a", "#4a60c8", "#b04a2a"];
   const plots = new Map();
   const several = new Set();
+  // Counts with all their digits. uPlot's own texts have three decimals, and 300 digits where a number has them.
+  const short = (value) => Math.abs(value) < 1e9 ? String(Number.isInteger(value) ? value : +value.toPrecision(4)) : value.toExponential(2);
   const name = (line) => [several.size > 1 ? line.run : "", line.label].filter(Boolean).join(" · ");
   function add(chart) {
     if (plots.has(chart.title)) return;
@@ -93,8 +95,8 @@
     const style = getComputedStyle(document.body), ink = style.getPropertyValue("--dim"), grid = style.getPropertyValue("--line");
     const series = [{ label: { groups: "group", time: "time", step: "step" }[chart.over] }], bands = [], tables = [], ends = new Set();
     chart.lines.forEach((line, at) => {
-      const stroke = colours[at % colours.length], label = name(line) || chart.title, table = [line.x, line.y];
-      series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : String(+value.toPrecision(4)) });
+      const stroke = colours[at % colours.length], label = (name(line) || chart.title).slice(0, 60), table = [line.x, line.y];
+      series.push({ label, stroke, width: 2, points: { show: line.x.length < 40, size: 5 }, value: (_, value) => value == null ? "–" : short(value) });
       if (line.low) {
         const first = series.length;
         for (const end of [line.high, line.low]) { table.push(end); ends.add(series.length); series.push({ stroke: "transparent", points: { show: false } }); }
@@ -105,7 +107,7 @@
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
     card.plot?.destroy();
     card.plot = new uPlot({
-      width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [{ ...axis }, { ...axis, size: 56 }],
+      width: Math.max(200, card.clientWidth - 30), height: 210, series, bands, axes: [{ ...axis }, { ...axis, size: 64, values: (_, values) => values.map(short) }],
       scales: { x: { time: chart.over === "time" }, ...(chart.share ? { y: { range: [0, 1.05] } } : {}) }, cursor: { drag: { x: true, y: false } },
       legend: { live: true, show: true },
     }, tables.length > 1 ? uPlot.join(tables) : tables[0], card);
