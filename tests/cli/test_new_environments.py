@@ -48,6 +48,28 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
     assert "no name of an environment" in capsys.readouterr().err
 
 
+def test_one_environment_is_measured_and_played_again_with_other_settings_in_a_folder_of_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def folders(pattern: str) -> dict[str, int]:
+        return {str(path.parent): len(lines(path)) for path in Path("data").rglob(pattern)}
+
+    main(["new", "short"])
+    for flags in (["-n", "1"], ["-n", "1", "--max-turns", "5"], ["-n", "2"], ["-n", "2", "--max-turns", "5"]):
+        assert main(["eval", "short.py", "-m", "reference", *flags]) == 0
+    assert folders("samples.jsonl") == {"data/short/eval": 2, "data/short/eval-2": 2}
+    assert {str(path.parent) for path in Path("data").rglob("metrics.json")} == {"data/short/eval", "data/short/eval-2"}
+    said = " ".join(capsys.readouterr().err.split())
+    assert "(max_agent_turns: 8 then, 5 now), so this run has the folder data/short/eval-2" in said
+    assert "continuing data/short/eval-2/samples.jsonl: 1 samples are done" in said
+    for rollouts in ("1", "2"):
+        assert main(["process", "short.py", "-m", "reference", "-n", "1", "-r", rollouts]) == 0
+    assert folders("groups.jsonl") == {"data/short": 1, "data/short-2": 1}
+    capsys.readouterr()
+    assert main(["eval", "short.py", "-m", "reference", "-n", "1", "--max-turns", "4", "-o", "data/short/eval"]) == 2
+    assert "write elsewhere: -o " in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_short_flags_are_the_settings(capsys: pytest.CaptureFixture[str]) -> None:
     main(["new", "short"])
     assert main(["eval", "short.py", "-n", "2", "-r", "2", "-m", "reference", "-T", "0.5", "-o", "measured"]) == 0
@@ -80,10 +102,10 @@ def test_a_second_run_with_other_settings_is_answered_with_flags_that_can_be_pas
 ) -> None:
     main(["new", "again"])
     command = [verb, "again.py", "-n", "1", "-m", "reference"]
-    assert main(command) == 0
+    assert main([*command, "-o", "first"]) == 0
     for found in (r"elsewhere: (-o \S+) ", r" or (--env\.\S+ \S+)$"):
         capsys.readouterr()
-        assert main([*command, "--max-turns", "3"]) == 2
+        assert main([*command, "--max-turns", "3", "-o", "first"]) == 2
         said = capsys.readouterr().err
         (flags,) = re.findall(found, said, re.MULTILINE)
         assert "max_agent_turns: " in said and main([*command, "--max-turns", "3", *shlex.split(flags)]) == 0
