@@ -16,8 +16,8 @@ from types import TracebackType
 
 _PACKAGES = ("lachesis", "backends", "tool_call_parsers")
 _ROOT, _LIBRARY = Path(__file__).parents[1], Path(os.__file__).parent
-_ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote, but what checks them
-_CHECKING = f"{_ENVIRONMENTS}checking.py"
+_ENVIRONMENTS = f"{_ROOT}/lachesis/environments/"  # which authors wrote
+_AROUND = tuple(f"{_ENVIRONMENTS}{name}.py" for name in ("checking", "atropos_player"))  # which play them
 _BETWEEN = (
     *(f"{_ROOT}/{name}/" for name in _PACKAGES),
     *(f"{_LIBRARY}/{name}" for name in ("asyncio/", "concurrent/", "contextlib.py", "importlib/", "threading.py")),
@@ -170,7 +170,7 @@ def _remove_ours(trace: traceback.TracebackException, *, expected: bool) -> None
 
 
 def _leads_there(file: str) -> bool:
-    return file.startswith(_BETWEEN) and (file == _CHECKING or not file.startswith(_ENVIRONMENTS))
+    return file.startswith(_BETWEEN) and (file.startswith(_AROUND) or not file.startswith(_ENVIRONMENTS))
 
 
 def _is_of_an_author(file: str) -> bool:

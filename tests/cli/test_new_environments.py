@@ -167,7 +167,48 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
         check_environment(type("Echo", (Echo,), {"__module__": __name__, "earns": staticmethod(fails)}))
     )
     (finding,) = report.findings
-    assert "the rubric is missing (test_new_environments.py, line" in finding and "\n" not in finding
+    assert "rollouts have no score: ValueError: the rubric is missing (test_new_environments.py, line" in finding
+    (trace,) = report.tracebacks
+    assert 'raise ValueError("the rubric is missing")' in trace and trace in str(report)
+
+
+@pytest.mark.parametrize(
+    ("line", "broken", "said"),
+    [
+        ("self.items = itertools", "self.items = open('items.json')", "Checked.setup: FileNotFoundError"),
+        ("return next(self.items)", "return next(self.items)['id']", "Checked.get_next_item: KeyError"),
+        ("written = await", "written = item['sorted']", "KeyError: 'sorted'; item has the fields words"),
+    ],
+)
+def test_an_exception_of_the_author_is_shown_with_its_traceback_and_no_frame_of_the_check(
+    line: str, broken: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["new", "checked"])
+    path = Path("checked.py")
+    path.write_text("".join(f"        {broken}\n" if line in each else each for each in path.open()))
+    assert main(["check", "checked.py", "-n", "1"]) == 1
+    shown = "".join(capsys.readouterr())
+    assert said in shown and broken in shown and shown.count("Traceback") == 1
+    assert "checking.py" not in shown and "is kept" not in shown
+
+
+def test_an_environment_without_a_reference_policy_has_that_one_finding() -> None:
+    report = asyncio.run(
+        check_environment(type("Echo", (Echo,), {"__module__": __name__, "reference_policy": no_policy}))
+    )
+    assert report.findings == ["there is no reference_policy(): nothing shows that full marks can be had"]
+
+
+def no_policy(_: Any) -> None:
+    """What an environment has that does not write one."""
+
+
+def test_a_file_with_the_name_of_another_module_is_not_taken_for_that(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["new", "short"])
+    Path("json.py").write_text(Path("short.py").read_text())
+    assert main(["check", "json.py"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "json.py has the name of another module, " in said and "rename the file" in said
 
 
 def test_a_policy_that_is_no_function_is_named() -> None:
