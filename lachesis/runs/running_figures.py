@@ -163,7 +163,7 @@ class RunningFigures:
             yield "because", _cut(str(cause), 160)
         if self.rollouts:
             counts, seconds = self._counts, max(now - self._began, 1e-9)
-            rate = f"{counts['tokens'] / seconds:.0f}/s, {counts['tokens']} in all"
+            rate = f"{counts['tokens']} in finished rollouts, {counts['tokens'] / seconds:.0f}/s"
             yield "tokens", "not counted by the server" if counts["uncounted"] else rate
             yield "tool calls", f"{counts['calls']}, {counts['failed']} failed"
             yield "last", self._last

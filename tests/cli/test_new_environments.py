@@ -39,6 +39,8 @@ def test_what_new_writes_passes_its_own_test(capsys: pytest.CaptureFixture[str])
     for kind in KINDS:
         assert main(["new", f"my-{kind}", "--kind", kind]) == 0
     said = capsys.readouterr().out
+    of_judge = [line for line in said.splitlines() if "lachesis" in line and "my_judge.py" in line]
+    assert len(of_judge) == 4 and all("--env.judge_server '{base_url: URL" in line for line in of_judge)
     assert "pytest test_my_swe.py" in said and "lachesis eval my_terminal.py -n 2 -m reference" in said
     ran = subprocess.run([sys.executable, "-m", "pytest", "-q"], capture_output=True, text=True)
     assert f"{len(KINDS)} passed" in ran.stdout, ran.stdout
