@@ -283,7 +283,8 @@ def test_a_flag_that_cannot_be_used_is_named(
     with pytest.raises(SystemExit) as ended:
         cli.main(Tuned, arguments)
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
