@@ -18,6 +18,7 @@ from lachesis.inference.engines import TokenEngine, create_engine
 from lachesis.inference.http_client import HttpClient
 from lachesis.inference.prompts import PromptBuilder
 from lachesis.inference.token_server import SettingsDiffer
+from lachesis.lazy import quiet_imports
 from lachesis.runs.server_settings import (
     EMBEDDED,
     REFERENCE,
@@ -286,7 +287,8 @@ def load_tokenizer(
         name, source = settings.tokenizer_name, "env.tokenizer_name"
     else:
         name, source = config.model_name, "openai.model_name"
-    from transformers import AutoTokenizer
+    with quiet_imports():
+        from transformers import AutoTokenizer
 
     from lachesis.training.engine.folders import tokenizer_of
 
