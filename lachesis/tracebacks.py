@@ -65,6 +65,7 @@ def in_one_line(trace: str) -> str:
     """What `explained` gave, shortened: the headline, and the line of the author's code that failed."""
     said, _, rest = trace.partition("\n")
     found = re.findall(r'^  File "([^"]+)", line (\d+)', rest, re.MULTILINE)
+    found = [each for each in found if _is_of_an_author(each[0]) and "-packages/" not in each[0]] or found
     return f"{said} ({Path(found[-1][0]).name}, line {found[-1][1]})" if found else said
 
 

@@ -180,6 +180,7 @@ def test_an_environment_that_scores_nothing_is_one_finding() -> None:
         ("self.items = itertools", "self.items = open('items.json')", "Checked.setup: FileNotFoundError"),
         ("return next(self.items)", "return next(self.items)['id']", "Checked.get_next_item: KeyError"),
         ("written = await", "written = item['sorted']", "KeyError: 'sorted'; item has the fields words"),
+        ("written = await", "written = json.loads('?')", "column 1 (char 0) (checked.py, line "),
     ],
 )
 def test_an_exception_of_the_author_is_shown_with_its_traceback_and_no_frame_of_the_check(
